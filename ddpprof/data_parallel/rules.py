@@ -68,7 +68,7 @@ def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[
     )
 
 
-def own_reduction(own: OwnReduction, o: Observed) -> Iterator[Finding]:
+def own_reduction(own: OwnReduction, _o: Observed) -> Iterator[Finding]:
     """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = (
@@ -80,7 +80,7 @@ def own_reduction(own: OwnReduction, o: Observed) -> Iterator[Finding]:
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
         f"computation does not hide {in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)}{flat}",
         "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): buckets in the order in which "
-        "gradients come, no flattening and no copies back. ddpprof trace then shows buckets by parameter, late "
+        "gradients come, and no copies back. ddpprof trace then shows buckets by parameter, late "
         "gradients and DDP's own work.",
-        own.flatten_ns if o.worth(own.flatten_ns) else None,
+        None,
     )

@@ -248,7 +248,7 @@ def code_of(candidate: Candidate) -> str:
     if candidate.comm_hook is None:
         return line
     return (
-        f"ddp = {line}; ddp.register_comm_hook(None, default_hooks.{candidate.comm_hook}), "
+        f"ddp = {line}; ddp.register_comm_hook(ddp.process_group, default_hooks.{candidate.comm_hook}), "
         "from torch.distributed.algorithms.ddp_comm_hooks"
     )
 

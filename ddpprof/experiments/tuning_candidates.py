@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DdpModule
 from ddpprof.model.comm_hooks import Compression
@@ -44,19 +42,17 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
 
 
 def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
-    """Return the options to try; a static graph only if DDP found that it is one, and if that avoids a search."""
+    """Return the options to try.
+
+    A static graph is one of them only if DDP found that it is one, if that avoids a search, and if no gradients
+    accumulate: with it, torch fails if the first backward pass does not reduce them.
+    """
     settings = module.settings
     searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
     return Knobs(
         view=not settings.get("gradient_as_bucket_view"),
-        static_graph=searches and module.graph_is_static is True,
+        static_graph=searches and module.graph_is_static is True and job.num_micro_steps == 1,
         compression=Compression.by_half(job.backend) if allow_lossy and module.comm_hook is None else None,
-        lists=_takes_lists(job.torch),
+        accepted=job.accepted_caps,
         drops_list=bool(settings.get("has_bucket_cap_mb_list")),
     )
-
-
-def _takes_lists(torch: str | None) -> bool:
-    """Return whether DDP has ``bucket_cap_mb_list``, as from torch 2.13 on."""
-    version = re.match(r"(\d+)\.(\d+)", torch or "")
-    return version is not None and tuple(map(int, version.groups())) >= (2, 13)

@@ -22,14 +22,15 @@ def reduces_every_pass(o: Observed) -> Iterator[Finding]:
         known = [module.bucket_bytes(index) for index in range(len(module.buckets))]
         sizes = [num_bytes for num_bytes in known if num_bytes is not None]
         sent = f"{size(sum(sizes))} in " if len(sizes) == len(known) else ""
+        is_static = bool(module.settings.get("static_graph"))
         exposed = "" if o.exposed_ns is None else f"; {in_ms(o.exposed_ns)} of communication per step are exposed"
         yield Finding(
             "reduces-every-pass",
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
             f"each pass sends {sent}{_buckets(len(module.buckets))}, but the optimizer uses only the "
             f"result of the last pass, in {one.num_steps} recorded steps{exposed}",
-            f"{reduce_once(o.framework)} Code that reads gradients between the passes, such as clipping, then sees "
-            "each rank's own gradients.",
+            f"{reduce_once(o.framework, is_static)} Code that reads gradients between the passes, such as clipping, "
+            "then sees each rank's own gradients.",
             gain_ns,
             predicted=predicted,
         )

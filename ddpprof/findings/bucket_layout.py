@@ -35,11 +35,10 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return how to get those buckets from DDP, as part of a sentence."""
+    """Return how to get those buckets from DDP, as the end of a sentence."""
     if new.is_default:
-        return f"{without_ddp_argument(framework, 'bucket_cap_mb')},"
-    since = since_torch(new.argument)
-    return f"{ddp_argument(framework, new.argument)}{f'{since},' if since else ''}"
+        return without_ddp_argument(framework, "bucket_cap_mb")
+    return f"{ddp_argument(framework, new.argument)}{since_torch(new.argument)}"
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:

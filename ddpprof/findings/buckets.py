@@ -11,6 +11,7 @@ from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, is_rebuilt
+from ddpprof.model.comm_hooks import Compression
 
 _CUT = 0.8
 """largest useful cut: a smaller cap that leaves more of a bucket does not help, as one parameter makes up the bucket"""
@@ -65,8 +66,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         elif len(buckets) > 1 and is_cut:
             title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
             evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
-            smaller = call_for(o.framework, new)
-            advice = f"Make the last bucket smaller: {smaller} reduces it to {size(left * bytes_of(last))}."
+            smaller = size(left * bytes_of(last))
+            advice = f"Make the last bucket smaller, which then has {smaller}: {call_for(o.framework, new)}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
         elif not is_cut and bytes_of(late) >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
@@ -130,12 +131,18 @@ def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]
     if o.num_micro_steps > 1:
         accumulate = f"accumulate more than the present {o.num_micro_steps} batches per step"
     else:
-        accumulate = accumulation(o.framework)
+        accumulate = accumulation(o.framework, bool(module.settings.get("static_graph")))
     compress = compression(o.framework, o.backend)
-    if module.comm_hook is not None or compress is None or (predicted is not None and not o.worth(None, predicted)):
+    can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
+    if not can_halve or compress is None or (predicted is not None and not o.worth(None, predicted)):
         return f"Send fewer bytes: {accumulate}.", None
-    advice = f"Send fewer bytes: {compress} halves 32-bit gradients (it rounds them); or {accumulate}."
-    return advice, predicted
+    is_fp16 = Compression.by_half(o.backend) is Compression.FP16
+    limit = "; in fp16, those above 65504 overflow, as a scaled loss may make them" if is_fp16 else ""
+    return f"Send fewer bytes: {compress} halves 32-bit gradients (it rounds them{limit}); or {accumulate}.", predicted
+
+
+_HALVED = ("float32", "float64", None)
+"""types of gradients that a hook sends in fewer bytes; ``None`` is unknown"""
 
 
 def buckets_too_large(o: Observed) -> Iterator[Finding]:

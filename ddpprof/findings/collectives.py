@@ -79,8 +79,20 @@ def metrics_every_step(o: Observed) -> Iterator[Finding]:
         + ("; the trace lacks their sizes, which --record-shapes adds" if unsized else "")
         + "; in each, every rank waits for the last one",
         f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N steps "
-        f"or once per epoch, several in one tensor.{_gradients_by_hand(unsized)}",
+        "or once per epoch, several in one tensor. Keep those on whose result the step depends: a loss's "
+        "normalisation, a norm for clipping, a decision that all ranks must take."
+        f"{_gradients_by_hand(unsized)}{_of_trainer(o)}",
         _exposed(calls),
+    )
+
+
+def _of_trainer(o: Observed) -> str:
+    """Say which reduction of its own transformers' Trainer has."""
+    if o.framework != "transformers":
+        return ""
+    return (
+        " With gradient accumulation the Trainer counts the tokens of all ranks: average_tokens_across_devices=False "
+        "leaves that out, and weights each rank's tokens by itself."
     )
 
 

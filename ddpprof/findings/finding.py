@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.findings.predictions import Predicted, Predictions
@@ -116,8 +116,8 @@ class Observed:
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
     """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
-    own_ns: Mapping[int, int] = field(default_factory=dict)
-    """rank → time per step that it needed by itself, the median of the whole run"""
+    own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """rank → median time per step that it needed by itself, in each of about ten stretches of the whole run"""
     watched_ns: int = 0
     """length of the whole run, of which `own_ns` tells"""
     watched_steps: int = 0

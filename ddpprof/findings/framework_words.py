@@ -45,17 +45,23 @@ def without_ddp_argument(framework: str | None, name: str) -> str:
     if framework == "accelerate":
         return f"DistributedDataParallelKwargs without {name}"
     if framework in ("lightning", "fabric"):
-        return f'{_OF_LIGHTNING[framework]}(strategy="ddp"), without {name}'
+        return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy(…)) without {name}"
     return f"DistributedDataParallel(model), without {name}"
 
 
-def accumulation(framework: str | None) -> str:
-    """Return how to average gradients less often."""
-    return _ACCUMULATION.get(framework, _ACCUMULATION[None])
+def accumulation(framework: str | None, static_graph: bool) -> str:
+    """Return how to average gradients less often. `static_graph`: whether DDP has ``static_graph=True``."""
+    return f"{_ACCUMULATION.get(framework, _ACCUMULATION[None])}{_with_static_graph(framework) if static_graph else ''}"
+
+
+def _with_static_graph(framework: str | None) -> str:
+    """Return what else accumulation needs: with a static graph, torch fails if the first pass does not reduce."""
+    return " from the second step on (static_graph=True)" if framework is None else ", and drop static_graph=True"
 
 
 _ACCUMULATION = {
-    None: "accumulate gradients over several batches under ddp.no_sync()",
+    None: "accumulate gradients over several batches: run forward and backward of all but the last under "
+    "`with ddp.no_sync():`, and divide each loss by the number of batches",
     "transformers": "accumulate gradients over several batches: TrainingArguments(gradient_accumulation_steps=…)",
     "accelerate": "accumulate gradients over several batches: Accelerator(gradient_accumulation_steps=…), and "
     "`with accelerator.accumulate(model):` around each of them",
@@ -65,9 +71,14 @@ _ACCUMULATION = {
 }
 
 
-def reduce_once(framework: str | None) -> str:
-    """Return how to reduce gradients only in the last backward pass of a step."""
-    return _REDUCE_ONCE.get(framework, _REDUCE_ONCE[None])
+def reduce_once(framework: str | None, static_graph: bool) -> str:
+    """Return how to reduce gradients only in the last backward pass of a step, as sentences."""
+    limit = ""
+    if static_graph and framework is None:
+        limit = " With static_graph=True, let every pass of the first step reduce: torch fails there otherwise."
+    elif static_graph:
+        limit = " Drop static_graph=True, with which torch fails if the first pass does not reduce."
+    return f"{_REDUCE_ONCE.get(framework, _REDUCE_ONCE[None])}{limit}"
 
 
 _REDUCE_ONCE = {
@@ -90,7 +101,7 @@ def compression(framework: str | None, backend: str | None) -> str | None:
     hook = f"default_hooks.{halving.hook}"
     where = ", from torch.distributed.algorithms.ddp_comm_hooks,"
     if framework is None:
-        return f"ddp.register_comm_hook(None, {hook}){where}"
+        return f"ddp.register_comm_hook(ddp.process_group, {hook}){where}"
     if framework == "accelerate":
         kind = f"DDPCommunicationHookType.{halving.name}"
         return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook={kind})])"
@@ -99,14 +110,39 @@ def compression(framework: str | None, backend: str | None) -> str | None:
     return None
 
 
+def timeout_argument(framework: str | None) -> str:
+    """Return how to set the time after which a process group gives a collective up."""
+    return _TIMEOUT.get(framework, _TIMEOUT[None])
+
+
+_TIMEOUT = {
+    None: "init_process_group(timeout=timedelta(minutes=…))",
+    "transformers": "TrainingArguments(ddp_timeout=…), in seconds",
+    "accelerate": "Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=…))])",
+    "lightning": "Trainer(strategy=DDPStrategy(timeout=timedelta(minutes=…)))",
+    "fabric": "Fabric(strategy=DDPStrategy(timeout=timedelta(minutes=…)))",
+}
+
+
+def or_join(framework: str | None) -> str:
+    """Return how else to train on different numbers of batches, if the framework has a way."""
+    if framework == "accelerate":
+        return "; or train within `with accelerator.join_uneven_inputs([model]):`"
+    return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"
+
+
+TRAIN_WITHIN_JOIN = "train within `with model.join():`, if the loop has no collectives of its own and no SyncBatchNorm"
+
+
 def divide_data(framework: str | None, loader: Loader) -> str:
     """Return how to give each rank its own part of the data."""
     if framework in _DIVISION:
         return _DIVISION[framework]
     if loader.is_iterable:
         return (
-            "Let the IterableDataset yield each rank its own part, such as every dist.get_world_size()-th sample from "
-            "dist.get_rank() on; or use split_dataset_by_node of Hugging Face datasets, or split_by_node of WebDataset."
+            "Let the IterableDataset yield each rank its own part: give it rank and world size when you make it, and "
+            "divide the rank's part further among its workers (torch.utils.data.get_worker_info()); or use "
+            "split_dataset_by_node of Hugging Face datasets, or split_by_node of WebDataset."
         )
     shuffle = "shuffle=True" if loader.shuffles else "shuffle=False"
     return (
@@ -140,7 +176,7 @@ def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
     on_cpu = "cpu" in generators
     seed = "torch.manual_seed" if on_cpu else f"torch.{generators[0]}.manual_seed"
     if framework == "transformers":
-        order = ", with TrainingArguments(data_seed=…) and without group_by_length" if on_cpu else ""
+        order = ", with TrainingArguments(data_seed=…) and without grouping by length" if on_cpu else ""
         return (
             "Give each rank its own seed in on_train_begin of a TrainerCallback: "
             f"{seed}(args.seed + args.process_index){order}."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from ddpprof.findings.finding import Finding, Observed
+from ddpprof.findings.framework_words import or_join, timeout_argument
 
 _LONG_S = 2 * 3600.0
 """timeout after which a hang counts as long; torch's own are 10 minutes for NCCL and 30 for all others"""
@@ -29,9 +30,8 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
     differs_if_used = len({ceil(number / per_step) for number in lengths}) > 1
     if not (differs_if_left or differs_if_used):
         return
-    hangs, rest = "will hang", ""
+    rest = ""
     if not (differs_if_left and differs_if_used):
-        hangs = "may hang"
         rest = (
             f". A step accumulates {per_step} of them, so it depends on whether the script takes a step with those "
             "that are left at the end"
@@ -39,11 +39,12 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
     fewest, most = min(lengths), max(lengths)
     yield Finding(
         "unequal-batches",
-        f"The ranks have different numbers of batches: the job {hangs} at the end of the epoch",
+        "The ranks have different numbers of batches: they drift into different epochs, and the job may hang",
         f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
-        f"gets {most:,}{rest}",
-        "Give every rank the same number: DistributedSampler(…, drop_last=True) divides a dataset evenly; or train "
-        "within `with model.join():`.",
+        f"gets {most:,}{rest}; where all ranks must meet, as in an evaluation or at the end of the training, those "
+        "with more batches wait for ever",
+        f"Give every rank the same number: let a DistributedSampler divide the dataset, or end each epoch at the "
+        f"smallest len(loader) of all ranks{or_join(o.framework)}.",
         None,
         is_correctness=True,
     )
@@ -58,7 +59,8 @@ def collective_of_some_ranks(o: Observed) -> Iterator[Finding]:
             "collective-of-some-ranks",
             f"Only some ranks call {call.name}: the job may hang there",
             f"the script calls it only at {call.place}, inside `if {call.condition}:`",
-            "Move it out of the condition: every rank of the group has to call a collective.",
+            "Move it out of the condition, unless the other ranks call it elsewhere: every rank of the group has to "
+            "call a collective.",
             None,
             is_correctness=True,
         )
@@ -72,7 +74,7 @@ def long_timeout(o: Observed) -> Iterator[Finding]:
         "long-timeout",
         f"A job that hangs would hang for {o.timeout_s / 3600:.3g} hours",
         f"the process group gives a collective up after {o.timeout_s / 3600:.3g} h",
-        "Pass a shorter timeout to init_process_group, a little above your longest pause; or let "
+        f"Set a shorter one, a little above your longest pause: {timeout_argument(o.framework)}; or let "
         "`ddpprof watch --kill-after 60` end a job that hangs.",
         None,
     )

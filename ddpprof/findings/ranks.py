@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from math import sqrt
+from statistics import fmean, median, stdev
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, in_ms
 from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.ranks.stragglers import OwnTimePart
+from ddpprof.measures.statistics.paired_ratio import student_quantile
 from ddpprof.words import ranks_in_words
 
 
@@ -66,9 +68,9 @@ def slow_rank(o: Observed) -> Iterator[Finding]:
     long_enough = o.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and o.watched_steps >= _STEPS_OF_WHOLE_RUN
     if o.stragglers or o.steps_tell_stragglers or not long_enough or len(o.own_ns) < 2:
         return
-    next_slowest, slowest = sorted(o.own_ns, key=lambda rank: o.own_ns[rank])[-2:]
-    late_ns = o.own_ns[slowest] - o.own_ns[next_slowest]
-    if late_ns >= _LATE_IN_WHOLE_RUN * o.own_ns[slowest]:
+    next_slowest, slowest = sorted(o.own_ns, key=lambda rank: fmean(o.own_ns[rank]))[-2:]
+    late_ns = round(fmean(o.own_ns[slowest]) - fmean(o.own_ns[next_slowest]))
+    if late_ns >= _LATE_IN_WHOLE_RUN * fmean(o.own_ns[slowest]) and _is_slower_throughout(o, slowest, next_slowest):
         others = "the other rank" if len(o.own_ns) == 2 else "any other rank"
         yield Finding(
             "slow-rank",
@@ -80,10 +82,22 @@ def slow_rank(o: Observed) -> Iterator[Finding]:
         )
 
 
+def _is_slower_throughout(o: Observed, slowest: int, next_slowest: int) -> bool:
+    """Return whether chance would make a rank that much slower in less than 1 % of runs, by Student's test."""
+    slow_ns, other_ns = o.own_ns[slowest], o.own_ns[next_slowest]
+    if len(slow_ns) != len(other_ns) or len(slow_ns) < _FEW_STRETCHES:
+        return False
+    late_ns = [slow - other for slow, other in zip(slow_ns, other_ns, strict=True)]
+    quantile = student_quantile(_CHANCE / len(o.own_ns), len(late_ns) - 1)
+    return bool(fmean(late_ns) > quantile * stdev(late_ns) / sqrt(len(late_ns)))
+
+
+_CHANCE = 0.01
+_FEW_STRETCHES = 5
 _LATE_IN_WHOLE_RUN = 0.05
-"""least share of a rank's own time by which it exceeds all others', if only medians of the whole run tell"""
+"""least share of a rank's own time by which it exceeds all others', if only the whole run tells"""
 _STEPS_OF_WHOLE_RUN = 10
-"""least number of steps for such a median"""
+"""least number of steps of such a run"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
 """time, ns, below which a rank may be late in every step by chance, since other work comes and goes"""
 _BY_OTHER_WORK = 5
@@ -106,10 +120,10 @@ def _at_most_what_it_is_late(predicted: Predicted | None, late_ns: int) -> Predi
 def _late_all_along_ns(o: Observed) -> int:
     """Return by how much longer than others the rank took in most steps of the whole run; 0 if it was not so late."""
     slowest = o.stragglers[0]
-    others_ns = [own_ns for rank, own_ns in o.own_ns.items() if rank != slowest.rank]
+    others_ns = [median(own_ns) for rank, own_ns in o.own_ns.items() if rank != slowest.rank]
     if slowest.rank not in o.own_ns or not others_ns:
         return 0
-    late_ns = o.own_ns[slowest.rank] - round(median(others_ns))
+    late_ns = round(median(o.own_ns[slowest.rank]) - median(others_ns))
     return late_ns if late_ns >= slowest.late_ns / 2 else 0
 
 
@@ -143,7 +157,7 @@ _ADVICE = {
     OwnTimePart.OTHER: "Look for what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
 }
 _ON_ACCELERATOR = (
-    "Look at its device: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes on it, its CPU cores, "
-    "and whether its batches are larger."
+    "Look at its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
+    "it, its CPU cores, and whether its batches are larger."
 )
 _ON_CPU = "Look at its CPU cores: other processes on them, how fast they run, and whether its batches are larger."

@@ -42,7 +42,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
             sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced for nothing"
             is_one = len(module.unused) == 1
             them, static = "it" if is_one else "them", ""
-            if _searches(module) and module.graph_is_static:
+            if _searches(module) and module.graph_is_static and o.num_micro_steps == 1:
                 static = f" If {'it is' if is_one else 'they are'} never used, static_graph=True avoids the search."
             yield Finding(
                 "unused-parameters",
@@ -68,9 +68,12 @@ def _passes(module: DdpModule) -> str:
 
 
 def static_graph(o: Observed) -> Iterator[Finding]:
-    """Report a search for unused parameters that finds the same ones every time."""
+    """Report a search for unused parameters that finds the same ones every time.
+
+    Not if gradients accumulate: with a static graph, torch fails if the first backward pass does not reduce them.
+    """
     predicted = o.predictions.without_unused_search
-    if not o.unused_search_ns or not o.worth(o.unused_search_ns, predicted):
+    if o.num_micro_steps > 1 or not o.unused_search_ns or not o.worth(o.unused_search_ns, predicted):
         return
     for module in o.modules:
         if _searches(module) and module.unused and module.graph_is_static:
@@ -93,12 +96,13 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
     if not modules or not o.worth(o.buffer_sync_ns):
         return
     batch_norms = sum(m.num_batch_norms for m in modules)
+    number = sum(m.num_buffers for m in modules)
+    others = number - sum(map(_num_of_batch_norms, modules))
     what = (
         f"{batch_norms} BatchNorm layer{'s' if batch_norms > 1 else ''}"
-        if batch_norms
+        if not others
         else ", ".join(m.name for m in modules)
     )
-    number = sum(m.num_buffers for m in modules)
     buffers = f"1 buffer of {what} is" if number == 1 else f"{number} buffers of {what} are"
     yield Finding(
         "buffers-broadcast",
@@ -108,11 +112,25 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
         f"{_without_broadcast(o.framework)}. "
         + (
             "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0."
-            if batch_norms
-            else "Do this only if the forward does not change them, or if they may differ between ranks."
+            if not others
+            else f"Do this only if the forward does not change {_which(others, number)}, or if they may differ between "
+            "ranks."
         ),
         o.buffer_sync_ns,
     )
+
+
+def _num_of_batch_norms(module: DdpModule) -> int:
+    known = module.num_buffers_of_batch_norms
+    if known is not None:
+        return known
+    return module.num_buffers if module.num_batch_norms else 0
+
+
+def _which(others: int, number: int) -> str:
+    if others == number:
+        return "them"
+    return f"the {'one that is' if others == 1 else f'{others} that are'} not BatchNorm's"
 
 
 def _forwards(o: Observed) -> str:
@@ -122,9 +140,13 @@ def _forwards(o: Observed) -> str:
 
 
 def _without_broadcast(framework: str | None) -> str:
-    if framework is not None:
-        return ddp_argument(framework, "broadcast_buffers=False")
-    return f"{ddp_argument(None, 'forward_sync_buffers=False')} (before torch 2.13: broadcast_buffers=False)"
+    """Return how to leave out the broadcast before forwards. The older option leaves out that at wrapping, too."""
+    alike = "with the same buffers on all ranks from the start"
+    if framework in ("accelerate", "transformers"):
+        return f"{ddp_argument(framework, 'broadcast_buffers=False')}, {alike}"
+    return (
+        f"{ddp_argument(framework, 'forward_sync_buffers=False')} (before torch 2.13: broadcast_buffers=False, {alike})"
+    )
 
 
 def gradient_copies(o: Observed) -> Iterator[Finding]:

@@ -34,6 +34,8 @@ class DdpModule(Struct, frozen=True):
     num_buffers: Int64
     buffer_bytes: Int64
     num_batch_norms: Int64
+    num_buffers_of_batch_norms: Int64 | None = None
+    """number of these buffers; ``None`` in records of an older ddpprof"""
     unused: tuple[str, ...] | None = None
     """parameters without gradient in every examined backward pass; ``None`` if none was examined"""
     graph_is_static: bool | None = None

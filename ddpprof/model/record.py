@@ -152,6 +152,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """these ranks; ``None`` if they are all ranks of the job, or unknown"""
     framework: str | None = None
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    is_compiled: bool = False
+    """True if torch.compile compiled something in the process"""
     num_cores: Int64 | None = None
     """number of cores that the process may use"""
     num_threads: Int64 | None = None

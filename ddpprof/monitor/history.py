@@ -61,10 +61,31 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
     """Return up to `most` stretches of about equally many steps, in their order."""
     if not len(rows):
         return ()
+    part = _parts(rows, most)
+    return tuple(stretch_of(rows_of(rows, part == number)) for number in np.unique(part))
+
+
+def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
+    """Return the median time per step, ns, that the rank needed by itself in each of these stretches.
+
+    Return none if nothing is known of its waiting in one of them.
+    """
+    if not len(rows):
+        return ()
+    part, waits = _parts(rows, most), rows.wait_ns != UNKNOWN
+    if not np.array_equal(np.unique(part[waits]), np.unique(part)):
+        return ()
+    own_ns = (rows.end_ns - rows.start_ns) // rows.num_steps - rows.wait_ns
+    of_each = (waits & (part == number) for number in np.unique(part))
+    return tuple(weighted_median(own_ns[mine], rows.num_steps[mine]) for mine in of_each)
+
+
+def _parts(rows: PulseSummaries, most: int) -> Int64Column:
+    """Return which of up to `most` stretches of about equally many steps each row belongs to."""
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2
-    part = np.minimum(middle * most // until[-1], most - 1)
-    return tuple(stretch_of(rows_of(rows, part == number)) for number in np.unique(part))
+    part: Int64Column = np.minimum(middle * most // until[-1], most - 1).astype(np.int64)
+    return part
 
 
 def stretch_of(rows: PulseSummaries) -> Stretch:

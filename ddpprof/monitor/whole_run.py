@@ -11,7 +11,7 @@ from ddpprof.model.pulse import Ended, Pulse, PulseState, PulseSteps, PulseSumma
 from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import UNKNOWN, rows_of
 from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, WholeRun
-from ddpprof.monitor.history import history, stretch_of, stretches, weighted_median
+from ddpprof.monitor.history import history, own_times, stretch_of, stretches
 
 _NUM_STRETCHES = 10
 _MOST_POINTS = 200
@@ -53,7 +53,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         first_memory_bytes=next((int(one) for one in memory if one != UNKNOWN), None),
         last_memory_bytes=next((int(one) for one in sampled[::-1] if one != UNKNOWN), None),
         memory_growth_bytes=_memory_growth(pulse, rows),
-        usual_own_ns=_usual_own_ns(rows),
+        own_ns=own_times(rows, _NUM_STRETCHES),
         nonfinite=nonfinite_steps(state),
     )
 
@@ -86,13 +86,6 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
             held -= released
             growth += more + released
     return growth
-
-
-def _usual_own_ns(rows: PulseSummaries) -> int | None:
-    known = rows_of(rows, rows.wait_ns != UNKNOWN)
-    if not len(known):
-        return None
-    return weighted_median((known.end_ns - known.start_ns) // known.num_steps - known.wait_ns, known.num_steps)
 
 
 def whole_run(

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddpprof.model.bucket_assignment import Buckets, Caps, final_buckets, same_buckets
 from ddpprof.model.comm_hooks import Compression
-from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
+from ddpprof.predict.caps import AcceptedCaps, BucketCaps, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Setting
@@ -71,8 +71,7 @@ class Knobs:
     view: bool
     static_graph: bool
     compression: Compression | None
-    lists: bool
-    """True if DDP accepts a cap for each bucket"""
+    accepted: AcceptedCaps
     drops_list: bool
     """True if the script passes ``bucket_cap_mb_list``, which overrides a cap"""
 
@@ -158,7 +157,7 @@ def _try(profile: Profile, setting: Setting, candidate: Candidate) -> _Tried:
 
 
 def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candidate]]:
-    buckets = [None, *_buckets(profile, knobs.lists)]
+    buckets = [None, *_buckets(profile, knobs.accepted)]
     views, statics = (False, True)[: 1 + knobs.view], (False, True)[: 1 + knobs.static_graph]
     hooks = (None, knobs.compression) if knobs.compression is not None else (None,)
     for view, static, hook, caps in product(views, statics, hooks, buckets):
@@ -168,11 +167,12 @@ def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candida
         yield setting, Candidate(given, None if hook is None else hook.hook)
 
 
-def _buckets(profile: Profile, lists: bool) -> Iterator[BucketCaps]:
+def _buckets(profile: Profile, accepted: AcceptedCaps) -> Iterator[BucketCaps]:
     for cap_mb in up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes):
         one_for_all = BucketCaps(cap_mb)
-        yield one_for_all
-        if lists and profile.has_one_module:
+        if accepted.has(one_for_all):
+            yield one_for_all
+        if accepted.lists and profile.has_one_module:
             yield from with_own_ends(cap_mb, len(predict(profile, Setting(one_for_all)).bucket_bytes))
 
 

@@ -6,11 +6,12 @@ the last, which is sent when computation is over, or for both.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
-from ddpprof.model.bucket_assignment import MIB, Caps
+from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
@@ -37,6 +38,34 @@ class BucketCaps:
         if self.list_mb:
             return f"bucket_cap_mb_list={as_written(self.list_mb)}"
         return f"bucket_cap_mb={self.cap_mb}" if self.cap_mb is None else f"bucket_cap_mb={self.cap_mb:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedCaps:
+    """Which caps a user can give to DDP."""
+
+    lists: bool = True
+    """whether there may be a cap for each bucket"""
+    default_cap: bool = True
+    """whether 25 MiB may be given for all buckets, which differs from no cap by the first bucket"""
+
+    def has(self, caps: BucketCaps | None) -> bool:
+        """Return whether they can be given; ``None``: as they are."""
+        if caps is None:
+            return True
+        return self.lists if caps.list_mb else self.default_cap or caps.cap_mb != DEFAULT_CAP_MIB
+
+
+def accepted_caps(torch: str | None, framework: str | None, is_compiled: bool) -> AcceptedCaps:
+    """Return which caps can be given to that version of torch through that framework.
+
+    Lists came with torch 2.13. Accelerate takes 25 MiB for no cap. A list does not move the places at which
+    torch.compile cuts a model for DDP, which are at the largest cap.
+    """
+    version = re.match(r"(\d+)\.(\d+)", torch or "")
+    has_lists = version is not None and tuple(map(int, version.groups())) >= (2, 13)
+    of_accelerate = framework in ("accelerate", "transformers")
+    return AcceptedCaps(has_lists and not of_accelerate and not is_compiled, not of_accelerate)
 
 
 def as_written(list_mb: Sequence[float]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB
-from ddpprof.predict.caps import BucketCaps, up_to_one_bucket, with_own_ends
+from ddpprof.predict.caps import AcceptedCaps, BucketCaps, up_to_one_bucket, with_own_ends
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
@@ -35,17 +35,22 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 
 
 def best_caps(
-    profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[SearchedSetting] = ()
+    profile: Profile,
+    base: Setting,
+    accepted: AcceptedCaps,
+    target: Network | None = None,
+    tried: Sequence[SearchedSetting] = (),
 ) -> SearchedSetting:
-    """Return the best bucket settings for DDP's constructor, including none; lists of caps only for a single module.
+    """Return the best bucket settings that DDP accepts, including none; lists of caps only for a single module.
 
     `tried`: results of `try_caps` and others, if there are any.
     """
     best = SearchedSetting(base, predict(profile, base, target))
-    of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)
+    known = [one for one in tried or try_caps(profile, base, target) if accepted.has(one.setting.buckets)]
+    of_caps = min(known, key=lambda one: one.prediction.step_ns)
     cap_mb = of_caps.setting.buckets.cap_mb if of_caps.setting.buckets is not None else None
     ends: Iterable[BucketCaps] = ()
-    if profile.has_one_module:
+    if profile.has_one_module and accepted.lists:
         ends = with_own_ends(cap_mb or DEFAULT_CAP_MIB, len(of_caps.prediction.bucket_bytes))
     for candidate in (of_caps, *(try_buckets(profile, base, one, target) for one in ends)):
         if candidate.prediction.step_ns * _EQUAL < best.prediction.step_ns:

@@ -115,6 +115,8 @@ def module_facts(
     `num_lacking`: number of these that left any parameter without gradient.
     """
     names, parameters, _ = of_reducer
+    batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
+    of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
     hooks = getattr(ddp, "_comm_hooks", [])
     static = getattr(ddp.reducer, "_ddp_graph_static", None)
     return DdpModule(
@@ -128,7 +130,8 @@ def module_facts(
         buckets=tuple(map(tuple, bucket_layout(ddp, parameters))),
         num_buffers=len(ddp.modules_buffers),
         buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
-        num_batch_norms=sum(isinstance(module, _BatchNorm) for module in ddp.module.modules()),
+        num_batch_norms=len(batch_norms),
+        num_buffers_of_batch_norms=sum(id(buffer) in of_batch_norms for buffer in ddp.modules_buffers),
         unused=None if unused is None else tuple(names[index] for index in sorted(unused)),
         graph_is_static=bool(static()) if static is not None else None,
         num_searched_passes=num_searched,

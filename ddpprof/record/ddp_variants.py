@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from ddpprof.errors import CannotRecord
+from ddpprof.record.compiled import has_compiled
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
 """arguments whose work DDP does itself, so that the module would compute something else without DDP"""
@@ -59,7 +59,7 @@ def switch(ddp: Any, on: bool) -> None:
     """
     if on != getattr(ddp, _AWAY, False):
         return
-    if _has_compiled():
+    if has_compiled():
         raise CannotRecord("code that torch.compile made with DDP would run without it. Use: ddpprof overhead --apart")
     setattr(ddp, _AWAY, not on)
     if not on:
@@ -76,11 +76,6 @@ def switch(ddp: Any, on: bool) -> None:
     hooks, ddp._comm_hooks = ddp._comm_hooks, []
     for hook, state in hooks:
         ddp.register_comm_hook(state, hook)
-
-
-def _has_compiled() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def _init(

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record import rank_conditions
+from ddpprof.record.compiled import has_compiled
 
 _MAX_CHECKPOINTS_KEPT = 64
 _BY_MODULE = {
@@ -74,6 +75,7 @@ class JobEnvironment:
             "timeout_s": self._timeout_s,
             "joins": self._joins,
             "framework": self._framework,
+            "is_compiled": has_compiled(),
             "num_cores": _num_cores(),
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 
+from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
@@ -32,8 +33,8 @@ _WHAT = {
     Fault.UNKNOWN: "no rank left a pulse that tells why",
 }
 _DO = {
-    Fault.ENDED_EARLY: "Give every rank the same number of batches: DistributedSampler(drop_last=True) or "
-    "DataLoader(drop_last=True); or train inside `with model.join():`.",
+    Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
+    f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
     "the loop that depends on the rank or its batch.",
     Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
@@ -49,7 +50,8 @@ _DO = {
     Fault.TRACED: "Let it go on, or detach the debugger.",
     Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. Code in C that takes long should release the "
     "lock.",
-    Fault.LINK: "Look at the network between the hosts: a link that is down, a firewall, a full send queue (ss -ti).",
+    Fault.LINK: "Look at the network between the hosts, if there are several: a link that is down, a firewall, a full "
+    "send queue (ss -ti; of InfiniBand, ibstat).",
 }
 _OF_UNREDUCED = (
     "These parameters took no part in the loss on that rank: use them in every forward, or pass "

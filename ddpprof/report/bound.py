@@ -21,6 +21,8 @@ _MUCH = 0.1
 """least exposed communication that bounds a step, as a fraction of it"""
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
+_OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
+"""what does nothing about latency; buckets of a few bytes do not show how much of their time that is"""
 
 
 def find_bound(report: Report, observed: Observed) -> Bound | None:
@@ -42,15 +44,16 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
     num_bytes, waiting_ns = _gradient_bytes(report, num_collectives), _waiting_ns(report)
     if waiting_ns is not None and waiting_ns > comm_ns:
         waiting_ns = None  # it counts all steps, and those left out of the means had longer waits
+    by = _bound_by(comm_ns, waiting_ns, num_bytes)
     return Bound(
-        by=_bound_by(comm_ns, waiting_ns, num_bytes),
+        by=by,
         step_ns=step_ns,
         exposed_ns=exposed_ns,
         comm_ns=comm_ns,
         waiting_ns=waiting_ns,
         gradient_bytes=num_bytes,
         num_collectives=num_collectives,
-        would_help=tuple(_would_help(observed)),
+        would_help=tuple(_would_help(observed, by)),
     )
 
 
@@ -79,7 +82,7 @@ def _waiting_ns(report: Report) -> int | None:
     return round(fmean(known)) if known else None
 
 
-def _would_help(observed: Observed) -> Sequence[WouldHelp]:
+def _would_help(observed: Observed, by: BoundBy) -> Sequence[WouldHelp]:
     """Return what the replay says about each change.
 
     A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
@@ -98,5 +101,5 @@ def _would_help(observed: Observed) -> Sequence[WouldHelp]:
     return [
         WouldHelp(what, predicted, may_be_chance(predicted, observed.step_noise_ns))
         for what, predicted in found
-        if predicted is not None
+        if predicted is not None and not (by is BoundBy.LATENCY and what in _OF_BYTES)
     ]

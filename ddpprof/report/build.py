@@ -162,6 +162,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         num_micro_steps=next((r.num_micro_steps for r in records), None),
         torch=_first(one.torch for one in facts),
         framework=_first(one.framework for one in facts),
+        is_compiled=any(one.is_compiled for one in facts),
         modules=tuple(_module(module) for module in modules),
         recorded_with=_words(run.settings.get("recorded_with")),
         only_watched=run.settings.get("steps") == 0 == run.settings.get("cost_steps"),

@@ -17,7 +17,7 @@ from ddpprof.predict.profile import Profile
 from ddpprof.predict.search import best_caps
 from ddpprof.predict.setting import Setting, sent_share
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
-from ddpprof.report.tree import Report
+from ddpprof.report.tree import Job, Report
 
 _MOST_RANKS = 16
 _MOST_BUCKETS = 64
@@ -41,7 +41,8 @@ def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictio
     profile = _profile(run)
     if profile is None:
         return Predictions()
-    changes = _Changes(profile, predict(profile, Setting()), _copying_error_ns(run.report), len(run.modules) == 1)
+    job = run.report.job
+    changes = _Changes(profile, predict(profile, Setting()), job, _copying_error_ns(run.report), len(run.modules) == 1)
     return changes.predictions(_without_straggler(run, changes, stragglers))
 
 
@@ -57,13 +58,16 @@ class _Changes:
     profile: Profile
     now: Prediction
     """prediction without any change"""
+    job: Job
     copying_error_ns: float
     has_one_module: bool
 
     def predictions(self, without_straggler: Predicted | None) -> Predictions:
         training = self.profile.training
         return Predictions(
-            best_buckets=self._best_buckets() if training.knows_parameters and self.has_one_module else None,
+            best_buckets=self._best_buckets()
+            if training.knows_parameters and self.has_one_module and not self.job.is_compiled
+            else None,
             compression=self._compression(),
             bucket_views=self._bucket_views()
             if training.knows_parameters and not training.gradient_as_bucket_view
@@ -112,7 +116,7 @@ class _Changes:
         return _predicted(self.now, views, self.copying_error_ns)
 
     def _best_buckets(self) -> NewBuckets:
-        best = best_caps(self.profile, Setting())
+        best = best_caps(self.profile, Setting(), self.job.accepted_caps)
         buckets, sizes = best.setting.buckets, best.prediction.bucket_bytes
         if buckets is None:
             return NewBuckets("", sizes)

@@ -41,6 +41,7 @@ def observe(
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None and averages(rank.rank)}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     data = least(lambda s: s.parts.data_ns if s.parts else None)
+    on_cpu = report.job.device == "cpu"  # the host of an accelerator may wait while that computes
     watched = run.whole_run.ranks if run.whole_run is not None else ()
     return Observed(
         world_size=run.world_size,
@@ -53,7 +54,7 @@ def observe(
         comm_ns=least(lambda s: s.comm_ns),
         exposed_ns=least(lambda s: s.exposed_ns),
         trailing_ns=least(lambda s: s.trailing_ns),
-        data_ns=data if data is not None else _least(record.data_ns for record in records.values()),
+        data_ns=_least(one.data_ns for one in records.values()) if data is None and on_cpu else data,
         buffer_sync_ns=_least(record.buffer_sync_ns for record in records.values()),
         num_micro_steps=next((record.num_micro_steps for record in records.values()), 1),
         num_forwards=next((record.num_forwards for record in records.values()), 1),
@@ -85,7 +86,7 @@ def observe(
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
         nonfinite={one.rank: one.nonfinite for one in watched},
-        own_ns={one.rank: one.usual_own_ns for one in watched if one.usual_own_ns is not None and averages(one.rank)},
+        own_ns={one.rank: one.own_ns for one in watched if one.own_ns and averages(one.rank)},
         watched_ns=run.whole_run.duration_ns if run.whole_run is not None else 0,
         watched_steps=run.whole_run.num_steps - run.whole_run.first_step if run.whole_run is not None else 0,
         checkpoints={rank: (one.host, one.checkpoints) for rank, one in facts.items()},

@@ -38,6 +38,7 @@ from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import Kernel
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import WholeRun
+from ddpprof.predict.caps import AcceptedCaps, accepted_caps
 from ddpprof.rpc.calls import RankRpc
 from ddpprof.shown_in_notebooks import ShownInNotebooks
 
@@ -83,6 +84,8 @@ class Job:
     """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
     framework: str | None = None
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    is_compiled: bool = False
+    """True if torch.compile compiled something in the training"""
     only_watched: bool = False
     """True if no step was to be recorded in detail, as by ``ddpprof watch``"""
     group_ranks: tuple[int, ...] | None = None
@@ -96,6 +99,11 @@ class Job:
     def num_averaging(self) -> int | None:
         """Number of ranks that average their gradients together."""
         return self.world_size if self.group_ranks is None else len(self.group_ranks)
+
+    @property
+    def accepted_caps(self) -> AcceptedCaps:
+        """Which caps of buckets its DDP module accepts."""
+        return accepted_caps(self.torch, self.framework, self.is_compiled)
 
     def trace_command(self, *options: str) -> str:
         """Return the command that records such a run again, with further options."""

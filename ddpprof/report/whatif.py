@@ -100,7 +100,9 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
     recorded = PredictedSetting(
         "buckets as recorded" if asked.world_label else "as recorded", first, gain(first, first)
     )
-    best = best_caps(profile, asked.world, target, (*tried, *rows)) if profile.training.knows_parameters else None
+    best = None
+    if profile.training.knows_parameters:
+        best = best_caps(profile, asked.world, job.accepted_caps, target, (*tried, *rows))
     return WhatIf(
         format=WHATIF_FORMAT,
         ddpprof=__version__,
@@ -115,7 +117,7 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
         without_world_ns=predict(profile, Setting()).step_ns if asked.world_label else None,
         work_ratio=_work_ratio(profile, asked.world),
         best=_outcome(best, first) if best is not None else None,
-        assumes=tuple(_assumes(profile, asked.world, network)),
+        assumes=tuple(_assumes(profile, asked.world, network, job.is_compiled)),
     )
 
 
@@ -177,10 +179,11 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
     return [f"communication takes as much processor time as in netbench{measures_it}"]
 
 
-def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str]:
+def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bool) -> Sequence[str]:
     at_once = network.link.at_once
     all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
-    said = ["gradients come as fast as in the run", all_reduces]
+    compiled = " (not so with other buckets: torch.compile cuts the model where they end; use ddpprof tune)"
+    said = [f"gradients come as fast as in the run{compiled if is_compiled else ''}", all_reduces]
     if num_ranks(world, profile.training, network) != network.world_size:
         said.append(f"all links are alike, with {world.algorithm} all-reduce")
         said.append("no rank is slower than those of the run")

@@ -129,6 +129,7 @@ def ddp_module(
     facts = {
         "comm_hook": None, "num_buffers": 0, "buffer_bytes": 0, "num_batch_norms": 0, "unused": None,
         "graph_is_static": None, "num_searched_passes": 0, "num_lacking_passes": None,
+        "num_buffers_of_batch_norms": None,
     }  # fmt: skip
     facts |= {key: changes.pop(key) for key in list(changes) if key in facts}
     return DdpModule(

@@ -91,7 +91,7 @@ _NOT_REPLAYED = {
     BoundBy.WAITING: "This step cannot be replayed with other settings. Ranks wait less if they do equal work in equal "
     "time; larger batches and less frequent gradient reduction spread the waiting over more work.",
     BoundBy.LATENCY: "This step cannot be replayed with other settings. Larger batches and less frequent gradient "
-    "reduction spread the latency over more work; other buckets and more network bandwidth do not.",
+    "reduction spread the latency over more work, and fewer buckets have less of it; more network bandwidth does not.",
     BoundBy.BANDWIDTH: "This step cannot be replayed with other settings. Larger batches, less frequent gradient "
     "reduction, fewer bits per gradient and a faster network reduce it.",
 }

@@ -60,7 +60,7 @@ def _sentences(failure: Failure) -> Iterator[str]:
     if failure.first is None and failure.finished:
         yield (
             f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. If ranks have different numbers "
-            "of batches, those with more wait for the others: divide the data evenly, or train within model.join()."
+            "of batches, those with more wait for the others: divide the data evenly."
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."

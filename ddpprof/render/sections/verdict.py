@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ddpprof.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.render.sections.failure import failure_sentence
 from ddpprof.render.sections.steps import left_out
-from ddpprof.report import Report
+from ddpprof.report import Report, WhatHelps, WouldHelp
 from ddpprof.report.side_streets import file_of
 
 
@@ -53,10 +53,19 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     is_ = "is" if report.failure is None else "was"
     text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
-    if report.bound is not None and not gains:
-        text += " No DDP setting would recover much of it."
+    if report.bound is not None and not gains and not any(map(_recovers_some, report.bound.would_help)):
+        text += " No DDP setting is sure to recover much of it."
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
+
+
+def _recovers_some(one: WouldHelp) -> bool:
+    """Return whether something in the script, not in the network or the batch, surely shortens the step."""
+    return (
+        not one.is_noise
+        and one.predicted.gain_ns > 0
+        and one.what not in (WhatHelps.DOUBLE_LINK, WhatHelps.DOUBLE_BATCH)
+    )
 
 
 def _left_out(report: Report, num_usual: int) -> str:

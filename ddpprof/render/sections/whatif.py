@@ -11,7 +11,7 @@ from ddpprof.report.whatif import PredictedSetting, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")
 
-_DEFAULT = "; None: torch's default, 25 MB after a first bucket of 1 MB"
+_DEFAULT = "; None: torch's default, 25 MiB after a first bucket of 1 MiB"
 _HUNDRED_MS = 100e6
 
 

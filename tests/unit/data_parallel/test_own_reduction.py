@@ -121,14 +121,14 @@ def test_ddps_buckets_still_count_from_its_forward() -> None:
 def test_the_finding() -> None:
     observed = Observed(2, 1_000_000)
     (finding,) = rule(OwnReduction(3, 2_000_000, 500_000, 100_000, 20_000), observed)
-    assert finding.gain_ns == 20_000
+    assert finding.gain_ns is None
     assert finding.evidence == (
         "3 all-reduces per step of 2.0 MB in all, launched inside the backward pass; computation does not "
         "hide 0.10 ms of 0.50 ms; flattening gradients takes 0.02 ms of the training thread"
     )
     assert "gradient_as_bucket_view=True" in finding.advice
     (unknown,) = rule(OwnReduction(3, None, 5, 1, None), observed)
-    assert (unknown.gain_ns, "flattening" in unknown.evidence) == (None, False)
+    assert "flattening" not in unknown.evidence
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,6 @@ def test_what_was_behind_one_that_failed_is_the_best() -> None:
 def test_the_line_to_write_holds_the_hook() -> None:
     report = tuning(choice(HOOK), *steps(0, 100), *steps(1, 99))
     assert report.tried[0].code == (
-        "ddp = DistributedDataParallel(model); ddp.register_comm_hook(None, default_hooks.fp16_compress_hook), "
-        "from torch.distributed.algorithms.ddp_comm_hooks"
+        "ddp = DistributedDataParallel(model); ddp.register_comm_hook(ddp.process_group, "
+        "default_hooks.fp16_compress_hook), from torch.distributed.algorithms.ddp_comm_hooks"
     )

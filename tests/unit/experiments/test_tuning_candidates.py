@@ -34,4 +34,4 @@ def test_a_network_among_other_ranks_is_refused() -> None:
 )
 def test_lists_of_caps_only_where_torch_has_them(version: str | None, has_lists: bool) -> None:
     job = replace(known().report.job, torch=version)
-    assert knobs_of(MODULE, job, allow_lossy=False).lists is has_lists
+    assert knobs_of(MODULE, job, allow_lossy=False).accepted.lists is has_lists

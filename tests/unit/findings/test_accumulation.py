@@ -43,6 +43,19 @@ def test_each_framework_has_its_own_words(framework: str, words: str) -> None:
     assert words in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("framework", "limit"),
+    [
+        (None, "With static_graph=True, let every pass of the first step reduce"),
+        ("accelerate", "Drop static_graph=True"),
+    ],
+)
+def test_a_static_graph_limits_it(framework: str | None, limit: str) -> None:
+    module = ddp_module([1_000_000, 3_000_000], [[1], [0]], static_graph=True)
+    finding = only(observed(module, accumulation=FOUR, exposed_ns=40 * MS, framework=framework))
+    assert limit in finding.advice
+
+
 @pytest.mark.parametrize("exposed_ns", [pytest.param(0, id="all-hidden"), pytest.param(MS, id="hardly-any")])
 def test_where_nothing_is_exposed_there_is_nothing_to_gain(exposed_ns: int) -> None:
     assert find(observed(MODULE, accumulation=FOUR, exposed_ns=exposed_ns)) == ()

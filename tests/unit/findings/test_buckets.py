@@ -19,8 +19,8 @@ TIMES = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "tr
     ("o", "gain_ns", "advice"),
     [
         pytest.param(
-            observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2, "bucket_cap_mb=2) reduces it to 1.0 MB",
-            id="smaller-last-bucket",
+            observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2,
+            "1.0 MB: DistributedDataParallel(model, bucket_cap_mb=2).", id="smaller-last-bucket",
         ),
         pytest.param(
             observed(of_mib([1], [8]), TIMES, trailing_ns=12 * MS), 8 * MS, "fp16_compress_hook",

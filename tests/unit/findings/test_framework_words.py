@@ -52,8 +52,8 @@ def test_options_that_accelerate_has() -> None:
 @pytest.mark.parametrize(
     ("framework", "backend", "said"),
     [
-        (None, "gloo", "ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)"),
-        (None, "nccl", "ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)"),
+        (None, "gloo", "ddp.register_comm_hook(ddp.process_group, default_hooks.fp16_compress_hook)"),
+        (None, "nccl", "ddp.register_comm_hook(ddp.process_group, default_hooks.bf16_compress_hook)"),
         ("accelerate", "gloo", "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)"),
         ("lightning", "nccl", "DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook)"),
         ("lightning", "gloo", None),

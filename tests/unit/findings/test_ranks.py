@@ -74,7 +74,7 @@ def test_a_rank_that_was_late_for_less_than_other_work_lasts_is_no_advice(
 def test_the_whole_run_tells_whether_a_rank_is_late_by_chance(
     own_ms: dict[int, int], watched_s: int, is_noise: bool
 ) -> None:
-    own_ns = {rank: ms * MS for rank, ms in own_ms.items()}
+    own_ns = {rank: [ms * MS] * 10 for rank, ms in own_ms.items()}
     stragglers = (late(1, 20 * MS),)
     finding = only(
         observed(
@@ -90,20 +90,30 @@ def test_the_whole_run_tells_whether_a_rank_is_late_by_chance(
 @pytest.mark.parametrize(
     ("own_ms", "watched_s", "num_steps", "known", "found"),
     [
-        pytest.param({0: 70, 1: 100}, 12, 120, False, "30.00 ms per step more by itself than the other rank", id="two"),
-        pytest.param({0: 70, 1: 100, 2: 80}, 12, 120, False, "20.00 ms per step more by itself than any", id="several"),
-        pytest.param({0: 96, 1: 100}, 12, 120, False, None, id="hardly-more"),
-        pytest.param({0: 70, 1: 100}, 9, 90, False, None, id="a-short-run"),
-        pytest.param({0: 7000, 1: 10000}, 60, 6, False, None, id="few-steps"),
-        pytest.param({0: 70, 1: 100}, 12, 120, True, None, id="recorded-steps-tell"),
-        pytest.param({1: 100}, 12, 120, False, None, id="one-is-known"),
+        pytest.param(
+            {0: [70] * 10, 1: [100] * 10}, 12, 120, False, "30.00 ms per step more by itself than the other", id="two"
+        ),
+        pytest.param(
+            {0: [70] * 10, 1: [100] * 10, 2: [80] * 10}, 12, 120, False, "20.00 ms per step more by itself than any",
+            id="several",
+        ),
+        pytest.param({0: [70] * 9, 1: [70] * 3 + [100] * 6}, 12, 120, False, "20.00 ms per step", id="from-a-step-on"),
+        pytest.param({0: [96] * 10, 1: [100] * 10}, 12, 120, False, None, id="hardly-more"),
+        pytest.param({0: [70, 100] * 5, 1: [70, 70, 100, 130, 100] * 2}, 12, 120, False, None, id="by-chance"),
+        pytest.param({0: [70] * 10, 1: [70] * 9 + [900]}, 12, 120, False, None, id="in-one-stretch"),
+        pytest.param({0: [70] * 10, 1: [100] * 10}, 9, 90, False, None, id="a-short-run"),
+        pytest.param({0: [7000] * 6, 1: [10000] * 6}, 60, 6, False, None, id="few-steps"),
+        pytest.param({0: [70] * 4, 1: [100] * 4}, 60, 60, False, None, id="few-stretches"),
+        pytest.param({0: [70] * 10, 1: [100] * 9}, 60, 60, False, None, id="other-steps"),
+        pytest.param({0: [70] * 10, 1: [100] * 10}, 12, 120, True, None, id="recorded-steps-tell"),
+        pytest.param({1: [100] * 10}, 12, 120, False, None, id="one-is-known"),
     ],
-)
+)  # fmt: skip
 def test_without_recorded_steps_the_whole_run_names_a_slow_rank(
-    own_ms: dict[int, int], watched_s: int, num_steps: int, known: bool, found: str | None
+    own_ms: dict[int, list[int]], watched_s: int, num_steps: int, known: bool, found: str | None
 ) -> None:
     given = observed(
-        own_ns={rank: ms * MS for rank, ms in own_ms.items()},
+        own_ns={rank: [one * MS for one in ms] for rank, ms in own_ms.items()},
         watched_ns=watched_s * 1000 * MS,
         watched_steps=num_steps,
         steps_tell_stragglers=known,

@@ -106,6 +106,21 @@ def test_buffers_of_a_teacher_without_gradients_are_not_broadcast() -> None:
     assert numbers == [2 * module.num_buffers, module.num_buffers]
 
 
+def test_of_buffers_beside_those_of_batch_norm_it_is_said_that_they_may_matter() -> None:
+    module = ddp_module(**BUFFERS, num_buffers_of_batch_norms=5, broadcast_buffers=True)
+    finding = only(observed(module, buffer_sync_ns=MS))
+    assert finding.title == f"6 buffers of {module.name} are broadcast before every forward"
+    assert "the one that is not BatchNorm's" in finding.advice
+
+
+@pytest.mark.parametrize("num_micro_steps", [1, 4])
+def test_no_static_graph_is_advised_where_gradients_accumulate(num_micro_steps: int) -> None:
+    """With one, torch fails if the first backward pass does not reduce (pytorch 143580)."""
+    module = ddp_module(**SEARCHING, unused=("p0",), graph_is_static=True)
+    found = find(observed(module, unused_search_ns=2 * MS, num_micro_steps=num_micro_steps))
+    assert any("static_graph=True" in one.advice for one in found) is (num_micro_steps == 1)
+
+
 def test_buffers_that_are_no_statistics_may_matter_to_training() -> None:
     module = ddp_module(**{**BUFFERS, "num_batch_norms": 0}, broadcast_buffers=True)
     assert "Do this only if the forward does not change them" in only(observed(module, buffer_sync_ns=MS)).advice

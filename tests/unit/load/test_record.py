@@ -60,7 +60,7 @@ def test_facts_are_typed(tmp_path: Path) -> None:
     assert record.modules == (
         DdpModule(
             "Net", {"bucket_cap_mb": 25.0}, None, (Parameter("w", 400), Parameter("b", 40)), ((1, 0),), 2, 16, 1,
-            ("b",), True,
+            None, ("b",), True,
         ),
     )  # fmt: skip
     assert record.loaders == (Loader("DistributedSampler", 100, None, 2, 3, (0, 1), True),)

@@ -11,14 +11,15 @@ from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
 from ddpprof.model.comm_hooks import Compression
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, spread
+from ddpprof.predict.caps import AcceptedCaps
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.training import Training
 from ddpprof.report.run_profile import profile_run
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 MB = 1 << 20
-PLAIN = Knobs(view=False, static_graph=False, compression=None, lists=True, drops_list=False)
-ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, lists=True, drops_list=True)
+PLAIN = Knobs(view=False, static_graph=False, compression=None, accepted=AcceptedCaps(), drops_list=False)
+ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, accepted=AcceptedCaps(), drops_list=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_more_knobs_are_more_settings(profile: Profile) -> None:
 
 def test_caps_one_by_one_only_where_torch_takes_them(profile: Profile) -> None:
     for lists in (True, False):
-        listed = shortlist(profile, replace(PLAIN, lists=lists), 4)
+        listed = shortlist(profile, replace(PLAIN, accepted=AcceptedCaps(lists=lists)), 4)
         names = {name for one in (*listed.chosen, *listed.others) for name in one.arguments}
         assert names == {"bucket_cap_mb", *(["bucket_cap_mb_list"] if lists else [])}
 
@@ -76,7 +77,9 @@ def training(num: int) -> Training:
 
 def test_without_predictions_caps_are_tried_that_make_other_buckets() -> None:
     listed = spread(
-        training(30), Knobs(view=True, static_graph=False, compression=None, lists=True, drops_list=False), 4
+        training(30),
+        Knobs(view=True, static_graph=False, compression=None, accepted=AcceptedCaps(), drops_list=False),
+        4,
     )
     assert [one.arguments for one in listed.chosen] == [
         {"bucket_cap_mb": 5}, {"bucket_cap_mb": 100}, {"bucket_cap_mb": 10}, {"gradient_as_bucket_view": True},

@@ -6,6 +6,7 @@ import pytest
 from predictions import MIB, UNIT, computed, network, profile, training
 
 from ddpprof.model.bucket_assignment import Caps
+from ddpprof.predict.caps import AcceptedCaps
 from ddpprof.predict.predict import predict
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.search import SearchedSetting, best_caps, try_caps
@@ -27,14 +28,14 @@ def test_every_cap_up_to_the_one_that_makes_a_single_bucket() -> None:
 
 
 def test_the_best_of_them() -> None:
-    best = best_caps(profile(), Setting())
+    best = best_caps(profile(), Setting(), AcceptedCaps())
     assert (argument(best), best.prediction.bucket_bytes) == ("bucket_cap_mb=1", (MIB,) * 4)
     assert best.prediction.step_ns / UNIT == pytest.approx(19)
 
 
 def test_those_that_were_recorded_if_none_is_better() -> None:
     one_each = profile(training=training(buckets=((0,), (1,), (2,), (3,)), caps=Caps.of(1)), replayed_ns=15)
-    best = best_caps(one_each, Setting())
+    best = best_caps(one_each, Setting(), AcceptedCaps())
     assert (best.setting, best.prediction.step_ns) == (Setting(), predict(one_each, Setting()).step_ns)
 
 
@@ -44,7 +45,7 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
         network=network(Link(Cost(2.5 * UNIT, 1.0))), computed=computed(10, (11, 12, 13, 20), 20), replayed_ns=24.5,
         reduced_ns=24.5, step_ns=30,
     )  # fmt: skip
-    best = best_caps(slow, Setting())
+    best = best_caps(slow, Setting(), AcceptedCaps())
     assert (argument(best), best.prediction.bucket_bytes) == (
         "bucket_cap_mb_list=[0.25, 2]", (MIB, 2 * MIB, MIB),
     )  # fmt: skip
@@ -53,5 +54,5 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
 
 def test_what_else_is_set_stays_set() -> None:
     asked = Setting(bytes_per_s=0.5e9, gradient_as_bucket_view=True)
-    best = best_caps(profile(), asked).setting
+    best = best_caps(profile(), asked, AcceptedCaps()).setting
     assert replace(best, buckets=None) == asked

@@ -49,6 +49,14 @@ def test_only_passes_that_accumulate_can_go_without_reduction(
     assert [one.what for one in bound.would_help] == expected
 
 
+def test_against_latency_a_faster_network_and_fewer_bytes_do_not_help() -> None:
+    (bucket, *_) = reports.report().buckets
+    little = replace(of_steps(4), buckets=(replace(bucket, num_bytes=1000, num_passes=1),))
+    predictions = Predictions(double_link=SAVES, compression=SAVES, accumulation=SAVES)
+    bound = found(little, predictions=predictions)
+    assert (bound.by, [one.what for one in bound.would_help]) == (BoundBy.LATENCY, ["accumulation"])
+
+
 def test_what_is_of_other_steps_is_not_said_of_the_usual_ones() -> None:
     assert found(of_steps(4, waiting_ns=40 * MS)).waiting_ns == 40 * MS
     assert found(of_steps(4, waiting_ns=60 * MS)).waiting_ns is None, "longer than all communication of a usual step"

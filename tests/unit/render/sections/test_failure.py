@@ -117,7 +117,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             UNEVEN,
             "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.\n"
             "Rank 1 had finished after 26 steps. If ranks have different numbers of batches, those with more wait "
-            "for the others: divide the data evenly, or train within model.join().",
+            "for the others: divide the data evenly.",
             id="fewer-steps",
         ),
         pytest.param(
