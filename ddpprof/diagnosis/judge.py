@@ -49,6 +49,8 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if mismatched is not None:
         return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
     free = [one for one in positions if one.waits_in is None]
+    if _await_devices(positions):
+        return _of_link(positions)
     if free:
         blamed = min(free, key=_guilt)
         waiting = [one for one in positions if one.waits_in is not None]
@@ -57,6 +59,14 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if odd is None:
         return _of_link(positions)
     return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
+
+
+def _await_devices(positions: Sequence[Position]) -> bool:
+    """Return whether all ranks stand at the same line until their accelerators have finished, as in ``loss.item()``."""
+    if len(positions) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in positions):
+        return False
+    places = {(one.fault, one.place, one.progress) for one in positions}
+    return len(places) == 1 and positions[0].fault is Fault.OWN_CODE and positions[0].place is not None
 
 
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:

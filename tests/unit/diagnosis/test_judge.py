@@ -70,6 +70,22 @@ def test_the_rank_that_does_not_wait_is_to_blame(other: RankEvidence, fault: Fau
     assert verdict.since_unix_ns == NOW_NS - 8 * S
 
 
+@pytest.mark.parametrize(
+    ("device", "changes", "fault"),
+    [
+        pytest.param("cuda", {}, Fault.LINK, id="awaits-the-device"),
+        pytest.param("cpu", {}, Fault.OWN_CODE, id="no-accelerator"),
+        pytest.param("cuda", {"num_passes": 10}, Fault.OWN_CODE, id="one-is-behind"),
+    ],
+)
+def test_ranks_that_stand_alike_at_an_accelerator_wait_for_what_does_not_arrive(
+    device: str, changes: dict[str, int], fault: Fault
+) -> None:
+    ranks = [rank(0, USER, num_passes=11), rank(1, USER, **{"num_passes": 11, **changes})]
+    placed = [replace(one, identity=replace_struct(one.identity, device=device)) for one in ranks]
+    assert judge(placed).fault is fault
+
+
 @pytest.mark.parametrize("function", ["_verify_param_shape_across_processes", "_sync_module_states", "new_group"])
 def test_a_rank_that_wraps_its_model_or_makes_a_group_waits_for_the_others(function: str) -> None:
     verdict = judge([rank(0, USER, distributed(function)), rank(1, USER, LIBRARY)])
