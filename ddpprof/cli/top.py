@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ddpprof.render.top import Order, Shown
 
 _MOST_SLOWDOWNS = 5
-_KEYS = "q quit  p pause  sort by: o own time  r rank  w waiting  d data"
+_KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
+"""fits into 80 columns with what follows"""
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +77,7 @@ def _print_once(path: Path, console: Console) -> None:
         console.width = max(console.width, _PIPE_COLUMNS)
     console.print(top_view(overview, shown, console))
     if overview.is_over:
-        _name_report(path)
+        say(f"\n{_about_end(path, overview)}")
 
 
 _PIPE_COLUMNS = 160
@@ -89,13 +90,17 @@ def _print_lines(path: Path, every_s: float) -> None:
         overview, _ = _look(path)
         say(time.strftime("%H:%M:%S"), one_line(overview), flush=True)
         if overview.is_over:
-            _name_report(path)
+            say(f"\n{_about_end(path, overview)}")
             return
         time.sleep(every_s)
 
 
-def _name_report(path: Path) -> None:
-    say(f"\nAll ranks have ended. See the whole run with: ddpprof report {path}")
+def _about_end(path: Path, overview: Overview) -> str:
+    """Say where one reads on: why ranks have failed, if any have, or how the run was."""
+    troubled = any(one.standing.is_trouble for one in overview.ranks)
+    return f"All ranks have ended. {'See why' if troubled else 'See the whole run'} with: ddpprof " + (
+        f"diagnose {path}" if troubled else f"report {path}"
+    )
 
 
 def _show_live(path: Path, every_s: float, console: Console) -> None:
@@ -126,7 +131,7 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
 
 def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> str:
     state = "  PAUSED" if paused else ""
-    over = f"\nAll ranks have ended. See the whole run with: ddpprof report {path}" if overview.is_over else ""
+    over = f"\n{_about_end(path, overview)}" if overview.is_over else ""
     return f"{_KEYS}  (now by {order.name}){state}{over}"
 
 

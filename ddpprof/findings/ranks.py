@@ -160,4 +160,7 @@ _ON_ACCELERATOR = (
     "Look at its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
     "it, its CPU cores, and whether its batches are larger."
 )
-_ON_CPU = "Look at its CPU cores: other processes on them, how fast they run, and whether its batches are larger."
+_ON_CPU = (
+    "Look at its CPU cores: other processes on them, how fast they run. Look whether its batches are larger, and "
+    "whether its code waits there for a lock, a disk or the network."
+)

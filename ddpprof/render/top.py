@@ -130,8 +130,9 @@ def _step_lines(times: StepTimes | None, console: Console) -> list[Text]:
     words = f"step {_ms(times.median_ns)} ms (p90 {_ms(times.p90_ns)}, p99 {_ms(times.p99_ns)}), {of}"
     known = [value for value in times.spark_ns if value is not None]
     glyphs = _GLYPHS if console.encoding.startswith("utf") else _ASCII_GLYPHS
-    drawn = _spark(times.spark_ns, max(known, default=0), glyphs)
-    return [Text(words), Text(drawn, style="green").append(f" {duration(times.span_ns)}, up to {_ms(max(known))} ms")]
+    said = f" {duration(times.span_ns)}, up to {_ms(max(known))} ms"
+    drawn = _spark(times.spark_ns, max(known, default=0), glyphs)[-max(1, console.width - len(said)) :]
+    return [Text(words), Text(drawn, style="green").append(said)]
 
 
 def _spark(values: Sequence[int | None], longest: int, glyphs: str) -> str:

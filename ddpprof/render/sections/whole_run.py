@@ -28,6 +28,8 @@ from ddpprof.render.hang_words import verdict_in_short, verdict_lines
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
 
+_LEAST_PAUSE_NS = 50_000_000
+"""what is more than 0.0 s"""
 _MEANS = "times are means over all steps, with evaluation and checkpoints"
 _WORTH_A_ROW = 0.02
 """least difference of ranks' own times, as a share of the step, for them to be called different"""
@@ -139,7 +141,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
         yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
     if more := len(run.slowdowns) - len(largest):
         yield Line(f"{count(more, 'smaller slow-down')} {'is' if more == 1 else 'are'} in the JSON report.")
-    for pause in run.pauses:
+    for pause in (one for one in run.pauses if one.extra_ns >= _LEAST_PAUSE_NS):
         yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
