@@ -12,6 +12,7 @@ profile.py          `with ddpprof.profile(…)` in user code
 hooks.py            `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 patches.py          the methods of torch that are wrapped
 optimizer_hooks.py  hooks around every ``Optimizer.step``
+framework_saves.py  methods by which frameworks write and delete checkpoints
 closures.py         optimizer closures: they compute loss and gradients, which is not the optimizer's own work
 ddp_variants.py     DDP with other arguments, or without its work, for trials
 

@@ -1,6 +1,6 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
-The one exception is saving in steps whose result is discarded (``--baseline-steps``, trials).
+The one exception is saving (and deleting checkpoints) in steps whose result is discarded: ``--baseline-steps``, trials.
 Rare events reach the active session, and those of every step its `StepEvents`. Without an active session a wrapper
 costs one comparison. `remove` restores the originals.
 """
@@ -148,6 +148,14 @@ def install_around_training() -> None:
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
 
 
+def install_around_checkpoints() -> None:
+    """Wrap the methods by which frameworks write and delete checkpoints."""
+    from ddpprof.record.framework_saves import saving_methods
+
+    for owner, name in saving_methods():
+        _wrap(owner, name, _checkpoint)
+
+
 def installed() -> bool:
     return bool(_originals)
 
@@ -275,6 +283,16 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
             session.save_ends()
 
     return save
+
+
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is not None and not session.keeps_checkpoints(type(self).__name__):
+            return None
+        return original(self, *args, **kwargs)
+
+    return checkpoint
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,6 +82,8 @@ class Recording:
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
         self._closed = False
+        self._not_saving: set[str] = set()
+        """classes of frameworks of which it was said that they do not save"""
 
     def _stop_listening(self) -> None:
         if patches.active() is self:

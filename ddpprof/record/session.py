@@ -43,6 +43,8 @@ class Session(Recording):
         keep_out_of_compiled_graphs()
         self._notes.environment.look_who_calls()
         patches.install_around_training()
+        if self._settings.trial or self._settings.baseline_steps:
+            patches.install_around_checkpoints()
         self._handles = hook_optimizers()
         patches.activate(self)
 
@@ -217,13 +219,30 @@ class Session(Recording):
             self.pulse.flag(StepFlag.SAVED)
             self.pulse.begins(Activity.SAVE)
         self._note(self._notes.environment.saves, target)
-        trial, apart = self._settings.trial and (self._window.step or self._closed), self._baseline.has_begun
-        if not (trial or apart) or not isinstance(target, str | os.PathLike):
+        why = self._why_nothing_is_saved()
+        if why is None or not isinstance(target, str | os.PathLike):
             return True
-        why = "this is a trial" if trial else "the steps since the profiled ones were without gradient communication"
-        if not (trial and self._closed):  # otherwise it has said why it ends
-            self._warn(f"not saved: {target}: {why}.")
+        self._say_not_saved(f"{target}: {why}")
         return False
+
+    def keeps_checkpoints(self, owner: str) -> bool:
+        """Return whether a framework's class, called `owner`, may write and delete checkpoints; say once if not."""
+        why = self._why_nothing_is_saved()
+        if why is not None and owner not in self._not_saving:
+            self._not_saving.add(owner)
+            self._say_not_saved(f"checkpoints of {owner}: {why}")
+        return why is None
+
+    def _why_nothing_is_saved(self) -> str | None:
+        if self._settings.trial and (self._window.step or self._closed):
+            return "this is a trial"
+        if self._baseline.has_begun:
+            return "the steps since the profiled ones were without gradient communication"
+        return None
+
+    def _say_not_saved(self, what: str) -> None:
+        if not (self._settings.trial and self._closed):  # otherwise it has said why it ends
+            self._warn(f"not saved: {what}.")
 
     def save_ends(self) -> None:
         if threading.get_ident() == self._training_thread:

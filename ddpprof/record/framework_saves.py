@@ -1,0 +1,31 @@
+"""Methods by which frameworks write and delete checkpoints, other than with ``torch.save`` to a path."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+_TRAINER = "Trainer", ("_save_checkpoint", "save_model")
+_ACCELERATOR = "Accelerator", ("save_state", "save_model")
+_STRATEGY = "Strategy", ("save_checkpoint", "remove_checkpoint")
+_MODEL_CHECKPOINT = "ModelCheckpoint", ("_save_last_checkpoint",)  # which may be a link to another one
+_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "transformers.trainer": _TRAINER,
+    "transformers.modeling_utils": ("PreTrainedModel", ("save_pretrained",)),
+    "accelerate.accelerator": _ACCELERATOR,
+    "lightning.pytorch.strategies.strategy": _STRATEGY,
+    "lightning.pytorch.callbacks.model_checkpoint": _MODEL_CHECKPOINT,
+    "pytorch_lightning.strategies.strategy": _STRATEGY,
+    "pytorch_lightning.callbacks.model_checkpoint": _MODEL_CHECKPOINT,
+    "lightning.fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
+    "lightning_fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
+}
+"""module → class, and its methods"""
+
+
+def saving_methods() -> Iterator[tuple[type, str]]:
+    """Yield the class and the name of each of them, in frameworks that have been imported."""
+    for module, (kind, names) in _METHODS.items():
+        owner = getattr(sys.modules.get(module), kind, None)
+        if owner is not None:
+            yield from ((owner, name) for name in names if hasattr(owner, name))
