@@ -10,6 +10,7 @@ from statistics import median
 from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment, Trial
 from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of
+from ddpprof.findings.framework_words import compression, ddp_argument
 from ddpprof.measures.statistics.hopeless_variant import is_losing, start_spread
 from ddpprof.measures.statistics.joint_ratios import joint_ratios
 from ddpprof.measures.statistics.loss_match import Losses, LossMatch, Match, match_losses
@@ -213,7 +214,7 @@ class Tuning:
         candidate, rounds = self.choice.candidates[number], self._rounds(number)
         return TriedSetting(
             label=candidate.label,
-            code=code_of(candidate),
+            code=code_of(candidate, self.job),
             is_lossy=candidate.comm_hook is not None,
             forecast=candidate.forecast,
             num_buckets=candidate.num_buckets,
@@ -243,13 +244,14 @@ class Tuning:
             yield f"{rounds} of {self.experiment.rounds} rounds have been run"
 
 
-def code_of(candidate: Candidate) -> str:
-    line = f"DistributedDataParallel({', '.join(['model', *candidate.words])})"
+def code_of(candidate: Candidate, job: Job) -> str:
+    """Return what a user writes in the script, or into the options of its framework."""
+    without_hook = ddp_argument(job.framework, *candidate.words)
     if candidate.comm_hook is None:
-        return line
+        return without_hook
+    hooked = compression(job.framework, job.backend, *candidate.words)
     return (
-        f"ddp = {line}; ddp.register_comm_hook(ddp.process_group, default_hooks.{candidate.comm_hook}), "
-        "from torch.distributed.algorithms.ddp_comm_hooks"
+        hooked or f"{without_hook}, with the comm hook {candidate.comm_hook}, for which {job.framework} has no option"
     )
 
 

@@ -138,7 +138,10 @@ def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]
         return f"Send fewer bytes: {accumulate}.", None
     is_fp16 = Compression.by_half(o.backend) is Compression.FP16
     limit = "; in fp16, those above 65504 overflow, as a scaled loss may make them" if is_fp16 else ""
-    return f"Send fewer bytes: {compress} halves 32-bit gradients (it rounds them{limit}); or {accumulate}.", predicted
+    return (
+        f"Send fewer bytes: halve 32-bit gradients (which rounds them{limit}) with {compress}; or {accumulate}.",
+        predicted,
+    )
 
 
 _HALVED = ("float32", "float64", None)

@@ -11,7 +11,14 @@ from ddpprof.model import Loader
 from ddpprof.model.comm_hooks import Compression
 
 _ACCELERATE = frozenset(
-    ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+    (
+        "broadcast_buffers",
+        "bucket_cap_mb",
+        "comm_hook",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "static_graph",
+    )
 )
 """options of Accelerate's ``DistributedDataParallelKwargs``"""
 _TRANSFORMERS = frozenset(("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "static_graph"))
@@ -19,18 +26,18 @@ _TRANSFORMERS = frozenset(("broadcast_buffers", "bucket_cap_mb", "find_unused_pa
 _TITLES = {"transformers": "transformers' Trainer", "accelerate": "Accelerate"}
 
 
-def ddp_argument(framework: str | None, argument: str) -> str:
-    """Return how to give DDP's constructor an argument such as ``static_graph=True``."""
-    name = argument.partition("=")[0]
-    if framework == "transformers" and name in _TRANSFORMERS:
-        return f"TrainingArguments(ddp_{argument})"
-    if framework == "accelerate" and name in _ACCELERATE:
-        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({argument})])"
+def ddp_argument(framework: str | None, *arguments: str) -> str:
+    """Return how to give DDP's constructor arguments such as ``static_graph=True``."""
+    names, listed = {one.partition("=")[0] for one in arguments}, ", ".join(arguments)
+    if framework == "transformers" and names <= _TRANSFORMERS:
+        return f"TrainingArguments({', '.join(f'ddp_{one}' for one in arguments)})"
+    if framework == "accelerate" and names <= _ACCELERATE:
+        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({listed})])"
     if framework in ("lightning", "fabric"):
-        return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({argument}))"
+        return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({listed}))"
     if framework in _TITLES:
-        return f"{argument} of DistributedDataParallel ({_TITLES[framework]} has no option for it)"
-    return f"DistributedDataParallel(model, {argument})"
+        return f"{listed} of DistributedDataParallel ({_TITLES[framework]} has no option for it)"
+    return f"DistributedDataParallel({', '.join(['model', *arguments])})"
 
 
 _OF_LIGHTNING = {"lightning": "Trainer", "fabric": "Fabric"}
@@ -95,18 +102,20 @@ _REDUCE_ONCE = {
 }
 
 
-def compression(framework: str | None, backend: str | None) -> str | None:
-    """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it."""
+def compression(framework: str | None, backend: str | None, *arguments: str) -> str | None:
+    """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it.
+
+    `arguments`: others that DDP's constructor gets with it.
+    """
     halving = Compression.by_half(backend)
-    hook = f"default_hooks.{halving.hook}"
-    where = ", from torch.distributed.algorithms.ddp_comm_hooks,"
+    hook, where = f"default_hooks.{halving.hook}", ", from torch.distributed.algorithms.ddp_comm_hooks"
     if framework is None:
-        return f"ddp.register_comm_hook(ddp.process_group, {hook}){where}"
+        made = f"ddp = {ddp_argument(None, *arguments)}; " if arguments else ""
+        return f"{made}ddp.register_comm_hook(ddp.process_group, {hook}){where}"
     if framework == "accelerate":
-        kind = f"DDPCommunicationHookType.{halving.name}"
-        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook={kind})])"
+        return ddp_argument(framework, *arguments, f"comm_hook=DDPCommunicationHookType.{halving.name}")
     if framework == "lightning" and backend == "nccl":  # Lightning registers hooks on CUDA only
-        return f"Trainer(strategy=DDPStrategy(ddp_comm_hook={hook})){where}"
+        return f"{ddp_argument(framework, *arguments, f'ddp_comm_hook={hook}')}{where}"
     return None
 
 

@@ -93,7 +93,7 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
     known = o.modules_with_buffer_syncs
     synchronised = [m for index, m in enumerate(o.modules) if known is None or index in known]
     modules = [m for m in synchronised if m.settings.get("broadcast_buffers") and m.num_buffers]
-    if not modules or not o.worth(o.buffer_sync_ns):
+    if o.world_size == 1 or not modules or not o.worth(o.buffer_sync_ns):
         return
     batch_norms = sum(m.num_batch_norms for m in modules)
     number = sum(m.num_buffers for m in modules)

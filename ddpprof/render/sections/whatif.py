@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.findings.framework_words import ddp_argument
 from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
 from ddpprof.model.comm_hooks import sends_unchanged
@@ -83,7 +84,7 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if best.gain.low_ns <= 0:
         yield Line(f"{found}. This is within the prediction's error: try it with ddpprof sweep.")
     else:
-        call = f"DistributedDataParallel(model, {best.label}){since_torch(best.label)}"
+        call = f"{ddp_argument(answer.job.framework, best.label)}{since_torch(best.label)}"
         where = "In the script, for every module" if len(answer.job.modules) > 1 else "In the script"
         yield Line(f"{found}. {where}: {call}")
 

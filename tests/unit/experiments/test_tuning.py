@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from experiments import MS, choice, result, steps, tuning, tuning_report
 
-from ddpprof.experiments.tuning import Fate, TuneReport
+from ddpprof.experiments.tuning import Fate, TuneReport, code_of
 from ddpprof.predict.candidates import Candidate
+from ddpprof.report.tree import Job
 
 CAP = Candidate({"bucket_cap_mb": 5})
 HOOK = Candidate({}, "fp16_compress_hook")
@@ -103,9 +104,43 @@ def test_what_was_behind_one_that_failed_is_the_best() -> None:
     assert report.best == 1
 
 
-def test_the_line_to_write_holds_the_hook() -> None:
-    report = tuning(choice(HOOK), *steps(0, 100), *steps(1, 99))
-    assert report.tried[0].code == (
-        "ddp = DistributedDataParallel(model); ddp.register_comm_hook(ddp.process_group, "
-        "default_hooks.fp16_compress_hook), from torch.distributed.algorithms.ddp_comm_hooks"
-    )
+@pytest.mark.parametrize(
+    ("framework", "arguments", "code"),
+    [
+        (
+            None,
+            {},
+            (
+                "ddp.register_comm_hook(ddp.process_group, default_hooks.fp16_compress_hook), "
+                "from torch.distributed.algorithms.ddp_comm_hooks"
+            ),
+        ),
+        (
+            None,
+            {"bucket_cap_mb": 5},
+            (
+                "ddp = DistributedDataParallel(model, bucket_cap_mb=5); ddp.register_comm_hook("
+                "ddp.process_group, default_hooks.fp16_compress_hook), from torch.distributed.algorithms.ddp_comm_hooks"
+            ),
+        ),
+        (
+            "accelerate",
+            {"bucket_cap_mb": 5},
+            (
+                "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs("
+                "bucket_cap_mb=5, comm_hook=DDPCommunicationHookType.FP16)])"
+            ),
+        ),
+        (
+            "transformers",
+            {"bucket_cap_mb": 5},
+            (
+                "TrainingArguments(ddp_bucket_cap_mb=5), with the comm hook "
+                "fp16_compress_hook, for which transformers has no option"
+            ),
+        ),
+    ],
+)
+def test_the_line_to_write_holds_the_hook(framework: str | None, arguments: dict[str, float], code: str) -> None:
+    job = Job("run", (), 2, 2, (), "cpu", "gloo", "2.13.0", (), framework=framework)
+    assert code_of(Candidate(arguments, "fp16_compress_hook"), job) == code

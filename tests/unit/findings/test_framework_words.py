@@ -65,6 +65,13 @@ def test_a_comm_hook(framework: str | None, backend: str, said: str | None) -> N
     assert found is None if said is None else said in (found or "")
 
 
+def test_several_arguments() -> None:
+    given = ("bucket_cap_mb=5", "static_graph=True")
+    assert ddp_argument(None, *given) == "DistributedDataParallel(model, bucket_cap_mb=5, static_graph=True)"
+    assert ddp_argument("transformers", *given) == "TrainingArguments(ddp_bucket_cap_mb=5, ddp_static_graph=True)"
+    assert ddp_argument(None) == "DistributedDataParallel(model)"
+
+
 def test_a_trainer_switches_the_search_off_by_its_own_option() -> None:
     assert without_ddp_argument("transformers", "find_unused_parameters") == (
         "TrainingArguments(ddp_find_unused_parameters=False)"
