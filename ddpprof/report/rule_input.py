@@ -40,13 +40,18 @@ def observe(
     facts = {rank.rank: rank.record.facts for rank in ranks if rank.record is not None}
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None and averages(rank.rank)}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
-    data = least(lambda s: s.parts.data_ns if s.parts else None)
-    on_cpu = report.job.device == "cpu"  # the host of an accelerator may wait while that computes
     watched = run.whole_run.ranks if run.whole_run is not None else ()
+    whole = [one.whole for one in watched if one.whole is not None and averages(one.rank)]
+    step_ns = least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns
+    data_ns = least(lambda s: s.parts.data_ns if s.parts else None)
+    if data_ns is None and report.job.device == "cpu":  # the host of an accelerator may wait while that computes
+        data_ns = _least(one.data_ns for one in records.values())
+    if step_ns is None and whole and report.job.device == "cpu":  # no step was recorded
+        step_ns, data_ns = _least(one.mean_ns for one in whole), _least(one.data_ns for one in whole)
     return Observed(
         world_size=run.world_size,
         backend=report.job.backend,
-        step_ns=least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns,
+        step_ns=step_ns,
         step_noise_ns=_step_noise_ns(reports),
         modules=modules,
         buckets=buckets,
@@ -54,7 +59,7 @@ def observe(
         comm_ns=least(lambda s: s.comm_ns),
         exposed_ns=least(lambda s: s.exposed_ns),
         trailing_ns=least(lambda s: s.trailing_ns),
-        data_ns=_least(one.data_ns for one in records.values()) if data is None and on_cpu else data,
+        data_ns=data_ns,
         buffer_sync_ns=_least(record.buffer_sync_ns for record in records.values()),
         num_micro_steps=next((record.num_micro_steps for record in records.values()), 1),
         num_forwards=next((record.num_forwards for record in records.values()), 1),

@@ -12,8 +12,10 @@ from ddpprof.measures.collectives.script_collectives import Place, Purpose
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.model import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.model.light_step import RecordedBreakdown
+from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.report import Report, build_report
 
+MS = 1_000_000
 MODULE = ddp_module((8_000_000, 2_000_000), [[1], [0]], gradient_as_bucket_view=False)
 LOGGED = {
     "forward_compute_time": 18, "backward_compute_time": 50, "backward_comm_time": 60,
@@ -130,13 +132,27 @@ def test_record_only() -> None:
     step = recorded(4, 0, 110, "light", forwards=(forward(0, 1, 20, 21, buffer_sync_ns=9),), ready={0: (57, 30)},
                     buckets=[(0, 0, 31, 45), (0, 1, 58, 80)], data_ns=30)  # fmt: skip
     module = structs.replace(MODULE, num_buffers=2, settings={**MODULE.settings, "broadcast_buffers": True})
-    made = build_report(run(Rank(0, None, record(0, [module], [step]))))
+    made = build_report(run(Rank(0, None, record(0, [module], [step])), world_size=2))
     (rank,) = made.ranks
     assert (rank.whole, rank.steps, [s.step for s in rank.light_steps]) == (None, (), [4])
     assert [(b.launched_ns, b.started_ns, b.finished_ns, b.transfer_ns) for b in made.buckets] == [
         (11, None, 25, None), (38, None, 60, None),
     ]  # fmt: skip
     assert {f.rule: f.gain_ns for f in made.findings} == {"idle-for-data": 30, "buffers-broadcast": 9}
+
+
+@pytest.mark.parametrize(("device", "gain_ns"), [("cpu", 26 * MS), ("cuda", None)])
+def test_a_watched_run_tells_how_long_training_waits_for_data(device: str, gain_ns: int | None) -> None:
+    """On CPU: the host of an accelerator may wait while that computes."""
+    times = {"data_ns": 26 * MS, "forward_ns": 20 * MS, "backward_ns": 50 * MS, "optimizer_ns": MS, "wait_ns": 5 * MS}
+    stretch = Stretch(
+        first_step=5, num_steps=100, start_ns=0, end_ns=100 * 100 * MS, median_ns=99 * MS, longest_ns=200 * MS,
+        memory_bytes=None, num_flagged=0, **times,
+    )  # fmt: skip
+    watched = RankWholeRun(0, "node", 0, 5, 105, 10_000 * MS, "finished", "other", 0, stretch)
+    whole = WholeRun(105, 5, 10_000 * MS, (watched,))
+    made = build_report(run(Rank(0, None, record(0, [MODULE], device=device)), whole_run=whole, world_size=2))
+    assert {one.rule: one.gain_ns for one in made.findings} == ({} if gain_ns is None else {"idle-for-data": gain_ns})
 
 
 def test_a_missing_rank_is_named_and_the_others_are_reported() -> None:
