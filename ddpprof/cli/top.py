@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
-"""fits into 80 columns with what follows"""
+"""the line of keys, which fits into 80 columns with the order and the word for a pause"""
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:
@@ -96,11 +96,10 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 
 def _about_end(path: Path, overview: Overview) -> str:
-    """Say where one reads on: why ranks have failed, if any have, or how the run was."""
-    troubled = any(one.standing.is_trouble for one in overview.ranks)
-    return f"All ranks have ended. {'See why' if troubled else 'See the whole run'} with: ddpprof " + (
-        f"diagnose {path}" if troubled else f"report {path}"
-    )
+    """Say that all ranks have ended, and name the command to run next: diagnose if a rank failed, else report."""
+    if any(one.standing.is_trouble for one in overview.ranks):
+        return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
+    return f"All ranks have ended. See the whole run with: ddpprof report {path}"
 
 
 def _show_live(path: Path, every_s: float, console: Console) -> None:

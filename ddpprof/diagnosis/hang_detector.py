@@ -26,7 +26,7 @@ _ON_PURPOSE_S = 600.0
 """seconds that a rank may save or evaluate"""
 _FIRST_BATCH_S = 120.0
 _COMPUTES_S = 120.0
-"""seconds that a rank may compute outside DDP, as in an evaluation of its own"""
+"""seconds that a rank may compute outside DDP in a step without an evaluation"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0

@@ -2,7 +2,8 @@
 
 Ranks that wait for others are innocent as long as there is one that does not wait. If all wait, those are to blame that
 wait at another place than most: in a collective that the script calls, or in an earlier backward pass. If all wait at
-the same place, nothing arrives any more: the link is to blame.
+the same place, nothing arrives any more: the link is to blame. So it is if all seem to wait for their accelerators at
+the same line, as in ``loss.item()``.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     mismatched = _of_another_collective(positions)
     if mismatched is not None:
         return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
-    free = [one for one in positions if one.waits_in is None]
     if _await_devices(positions):
         return _of_link(positions)
+    free = [one for one in positions if one.waits_in is None]
     if free:
         blamed = min(free, key=_guilt)
         waiting = [one for one in positions if one.waits_in is not None]
@@ -66,7 +67,18 @@ def _await_devices(positions: Sequence[Position]) -> bool:
     if len(positions) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in positions):
         return False
     places = {(one.fault, one.place, one.progress) for one in positions}
-    return len(places) == 1 and positions[0].fault is Fault.OWN_CODE and positions[0].place is not None
+    if len(places) > 1 or positions[0].fault is not Fault.OWN_CODE or positions[0].place is None:
+        return False
+    return all(map(_may_await_a_device, positions))
+
+
+def _may_await_a_device(position: Position) -> bool:
+    """Return whether the rank is within torch, or at a line of the user's, whose C code may wait: it does not sleep.
+
+    A host thread waits for an accelerator by asking it again and again, unless it was told to sleep.
+    """
+    innermost = position.evidence.stack[-1]
+    return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)
 
 
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:

@@ -250,9 +250,8 @@ def code_of(candidate: Candidate, job: Job) -> str:
     if candidate.comm_hook is None:
         return without_hook
     hooked = compression(job.framework, job.backend, *candidate.words)
-    return (
-        hooked or f"{without_hook}, with the comm hook {candidate.comm_hook}, for which {job.framework} has no option"
-    )
+    left = f"{candidate.comm_hook}, which DDP's own register_comm_hook takes, and {job.framework} here does not"
+    return hooked or ", and ".join(filter(None, [without_hook if candidate.words else "", left]))
 
 
 def _best(tried: Sequence[TriedSetting]) -> int | None:

@@ -67,7 +67,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
             evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
             smaller = size(left * bytes_of(last))
-            advice = f"Make the last bucket smaller, which then has {smaller}: {call_for(o.framework, new)}."
+            advice = f"Shrink the last bucket to {smaller}: {call_for(o.framework, new)}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
         elif not is_cut and bytes_of(late) >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
@@ -137,11 +137,9 @@ def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]
     if not can_halve or compress is None or (predicted is not None and not o.worth(None, predicted)):
         return f"Send fewer bytes: {accumulate}.", None
     is_fp16 = Compression.by_half(o.backend) is Compression.FP16
-    limit = "; in fp16, those above 65504 overflow, as a scaled loss may make them" if is_fp16 else ""
-    return (
-        f"Send fewer bytes: halve 32-bit gradients (which rounds them{limit}) with {compress}; or {accumulate}.",
-        predicted,
-    )
+    limit = " (in fp16, values above 65504 overflow, as they may under a GradScaler)" if is_fp16 else ""
+    advice = f"Send fewer bytes: halve 32-bit gradients with {compress}, which rounds them{limit}. Or {accumulate}."
+    return advice, predicted
 
 
 _HALVED = ("float32", "float64", None)
@@ -224,7 +222,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
         return
     for module, buckets in _gradient_buckets(o):
         first, new = buckets[0], _smaller_first(o, module)
-        if not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * bytes_of(first):
+        if new is None or not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * bytes_of(first):
             continue  # no argument of DDP makes it smaller, or none that helps
         ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
         if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or bytes_of(first) <= 2 * MIB:
@@ -246,12 +244,14 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
 _CAPS_FIRST = "leave bucket_cap_mb out, so that DDP caps the first bucket at 1 MiB"
 
 
-def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets:
-    """Return the best predicted buckets, or else the present ones with a smaller first bucket."""
+def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets | None:
+    """Return the best predicted buckets, or else the present ones with a smaller first one, if a user can have it."""
     if o.predictions.best_buckets is not None:
         return o.predictions.best_buckets
     cap = cap_mb(module)
     is_default = cap == DEFAULT_CAP_MIB and not module.settings.get("has_bucket_cap_mb_list")
+    if not is_default and not o.takes_cap_lists:
+        return None
     argument = DEFAULT_CAP if is_default else f"bucket_cap_mb_list=[1, {max(1, round(cap))}]"
     return NewBuckets(argument, bucket_sizes_under(module, [DEFAULT_FIRST_CAP_MIB, cap]))
 

@@ -79,20 +79,21 @@ def metrics_every_step(o: Observed) -> Iterator[Finding]:
         + ("; the trace lacks their sizes, which --record-shapes adds" if unsized else "")
         + "; in each, every rank waits for the last one",
         f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N steps "
-        "or once per epoch, several in one tensor. Keep those on whose result the step depends: a loss's "
-        "normalisation, a norm for clipping, a decision that all ranks must take."
-        f"{_gradients_by_hand(unsized)}{_of_trainer(o)}",
+        "or once per epoch, several in one tensor. Leave alone those whose result the step needs, such as the loss's "
+        "normalisation, a gradient norm for clipping, or a decision that all ranks share."
+        f"{_gradients_by_hand(unsized)}{_of_trainer(o, calls)}",
         _exposed(calls),
     )
 
 
-def _of_trainer(o: Observed) -> str:
-    """Say which reduction of its own transformers' Trainer has."""
-    if o.framework != "transformers":
+def _of_trainer(o: Observed, calls: Sequence[OutsideCalls]) -> str:
+    """Say which collective of its own transformers' Trainer has."""
+    if o.framework != "transformers" or all("gather" not in one.kind for one in calls):
         return ""
     return (
-        " With gradient accumulation the Trainer counts the tokens of all ranks: average_tokens_across_devices=False "
-        "leaves that out, and weights each rank's tokens by itself."
+        " The Trainer itself adds up the number of tokens over all ranks in every step: "
+        "TrainingArguments(average_tokens_across_devices=False) leaves that out, and each rank then averages its loss "
+        "over its own tokens."
     )
 
 

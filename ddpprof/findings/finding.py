@@ -105,6 +105,8 @@ class Observed:
     """number of ranks that average their gradients together; the least of any rank"""
     device: str | None = None
     """torch's name for it: ``"cpu"`` or ``"cuda"``"""
+    takes_cap_lists: bool = True
+    """whether a user can give each bucket a cap, to any effect"""
     framework: str | None = None
     """framework whose options make the DDP module; ``None`` if the script makes it"""
     cores_per_rank: float | None = None

@@ -28,16 +28,23 @@ _TITLES = {"transformers": "transformers' Trainer", "accelerate": "Accelerate"}
 
 def ddp_argument(framework: str | None, *arguments: str) -> str:
     """Return how to give DDP's constructor arguments such as ``static_graph=True``."""
-    names, listed = {one.partition("=")[0] for one in arguments}, ", ".join(arguments)
-    if framework == "transformers" and names <= _TRANSFORMERS:
-        return f"TrainingArguments({', '.join(f'ddp_{one}' for one in arguments)})"
-    if framework == "accelerate" and names <= _ACCELERATE:
-        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({listed})])"
+    listed = ", ".join(arguments)
     if framework in ("lightning", "fabric"):
-        return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({listed}))"
-    if framework in _TITLES:
-        return f"{listed} of DistributedDataParallel ({_TITLES[framework]} has no option for it)"
-    return f"DistributedDataParallel({', '.join(['model', *arguments])})"
+        return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({listed}))" if arguments else ""
+    if framework not in _TITLES:
+        return f"DistributedDataParallel({', '.join(['model', *arguments])})"
+    known = _TRANSFORMERS if framework == "transformers" else _ACCELERATE
+    options = [one for one in arguments if one.partition("=")[0] in known]
+    others = [one for one in arguments if one not in options]
+    said = []
+    if options and framework == "transformers":
+        said.append(f"TrainingArguments({', '.join(f'ddp_{one}' for one in options)})")
+    elif options:
+        said.append(f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})])")
+    if others:
+        them = "them" if len(others) > 1 else "it"
+        said.append(f"{', '.join(others)} of DistributedDataParallel ({_TITLES[framework]} has no option for {them})")
+    return ", and ".join(said)
 
 
 _OF_LIGHTNING = {"lightning": "Trainer", "fabric": "Fabric"}
@@ -57,24 +64,25 @@ def without_ddp_argument(framework: str | None, name: str) -> str:
 
 
 def accumulation(framework: str | None, static_graph: bool) -> str:
-    """Return how to average gradients less often. `static_graph`: whether DDP has ``static_graph=True``."""
-    return f"{_ACCUMULATION.get(framework, _ACCUMULATION[None])}{_with_static_graph(framework) if static_graph else ''}"
+    """Return how to average gradients less often.
 
-
-def _with_static_graph(framework: str | None) -> str:
-    """Return what else accumulation needs: with a static graph, torch fails if the first pass does not reduce."""
-    return " from the second step on (static_graph=True)" if framework is None else ", and drop static_graph=True"
+    `static_graph`: whether DDP has ``static_graph=True``, with which torch fails if the first pass does not reduce.
+    """
+    how = _ACCUMULATION.get(framework, _ACCUMULATION[None])
+    limit = (
+        "from the second step on, as static_graph=True needs it, " if framework is None else "without static_graph, "
+    )
+    return f"{limit if static_graph else ''}accumulate gradients over several batches: {how}"
 
 
 _ACCUMULATION = {
-    None: "accumulate gradients over several batches: run forward and backward of all but the last under "
-    "`with ddp.no_sync():`, and divide each loss by the number of batches",
-    "transformers": "accumulate gradients over several batches: TrainingArguments(gradient_accumulation_steps=…)",
-    "accelerate": "accumulate gradients over several batches: Accelerator(gradient_accumulation_steps=…), and "
+    None: "run forward and backward of all but the last under `with ddp.no_sync():`, and divide each loss by the "
+    "number of batches",
+    "transformers": "TrainingArguments(gradient_accumulation_steps=…)",
+    "accelerate": "Accelerator(gradient_accumulation_steps=…), and "
     "`with accelerator.accumulate(model):` around each of them",
-    "lightning": "accumulate gradients over several batches: Trainer(accumulate_grad_batches=…)",
-    "fabric": "accumulate gradients over several batches: `with fabric.no_backward_sync(model):` around all but the "
-    "last",
+    "lightning": "Trainer(accumulate_grad_batches=…)",
+    "fabric": "`with fabric.no_backward_sync(model):` around all but the last",
 }
 
 
@@ -82,7 +90,7 @@ def reduce_once(framework: str | None, static_graph: bool) -> str:
     """Return how to reduce gradients only in the last backward pass of a step, as sentences."""
     limit = ""
     if static_graph and framework is None:
-        limit = " With static_graph=True, let every pass of the first step reduce: torch fails there otherwise."
+        limit = " With static_graph=True, let every pass of the first step reduce, or torch fails in it."
     elif static_graph:
         limit = " Drop static_graph=True, with which torch fails if the first pass does not reduce."
     return f"{_REDUCE_ONCE.get(framework, _REDUCE_ONCE[None])}{limit}"

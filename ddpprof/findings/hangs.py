@@ -41,8 +41,8 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
         "unequal-batches",
         "The ranks have different numbers of batches: they drift into different epochs, and the job may hang",
         f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
-        f"gets {most:,}{rest}; where all ranks must meet, as in an evaluation or at the end of the training, those "
-        "with more batches wait for ever",
+        f"gets {most:,}{rest}; at the next point that all ranks must reach, such as an evaluation or the end of "
+        "the training, ranks with more batches wait for ever",
         f"Give every rank the same number: let a DistributedSampler divide the dataset, or end each epoch at the "
         f"smallest len(loader) of all ranks{or_join(o.framework)}.",
         None,
@@ -60,7 +60,7 @@ def collective_of_some_ranks(o: Observed) -> Iterator[Finding]:
             f"Only some ranks call {call.name}: the job may hang there",
             f"the script calls it only at {call.place}, inside `if {call.condition}:`",
             "Move it out of the condition, unless the other ranks call it elsewhere: every rank of the group has to "
-            "call a collective.",
+            "call it.",
             None,
             is_correctness=True,
         )

@@ -93,7 +93,9 @@ def _is_slower_throughout(o: Observed, slowest: int, next_slowest: int) -> bool:
 
 
 _CHANCE = 0.01
+"""share of runs in which chance may name a rank; each of the ranks has its part of it"""
 _FEW_STRETCHES = 5
+"""least number of stretches"""
 _LATE_IN_WHOLE_RUN = 0.05
 """least share of a rank's own time by which it exceeds all others', if only the whole run tells"""
 _STEPS_OF_WHOLE_RUN = 10
@@ -161,6 +163,6 @@ _ON_ACCELERATOR = (
     "it, its CPU cores, and whether its batches are larger."
 )
 _ON_CPU = (
-    "Look at its CPU cores: other processes on them, how fast they run. Look whether its batches are larger, and "
-    "whether its code waits there for a lock, a disk or the network."
+    "Look at its CPU cores: other processes on them, how fast they run. Check whether its batches are larger, and "
+    "whether its code waits for a lock, a disk or the network."
 )

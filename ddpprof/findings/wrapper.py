@@ -109,13 +109,7 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
         f"{buffers} broadcast before {_forwards(o)}",
         f"{size(sum(m.buffer_bytes for m in modules))} take {in_ms(o.buffer_sync_ns or 0)} per step, and every rank "
         "waits for rank 0",
-        f"{_without_broadcast(o.framework)}. "
-        + (
-            "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0."
-            if not others
-            else f"Do this only if the forward does not change {_which(others, number)}, or if they may differ between "
-            "ranks."
-        ),
+        f"{_without_broadcast(o.framework)}. " + _if_they_may_differ(others, number),
         o.buffer_sync_ns,
     )
 
@@ -127,10 +121,16 @@ def _num_of_batch_norms(module: DdpModule) -> int:
     return module.num_buffers if module.num_batch_norms else 0
 
 
-def _which(others: int, number: int) -> str:
-    if others == number:
-        return "them"
-    return f"the {'one that is' if others == 1 else f'{others} that are'} not BatchNorm's"
+def _if_they_may_differ(others: int, number: int) -> str:
+    """Return on what leaving out the broadcast depends. `others`: number of buffers that are not BatchNorm's."""
+    statistics = (
+        "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0."
+    )
+    if not others:
+        return statistics
+    them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
+    limit = f"Do this only if the forward does not change {them}, or if those may differ between ranks."
+    return limit if others == number else f"{limit} {statistics}"
 
 
 def _forwards(o: Observed) -> str:
@@ -141,7 +141,7 @@ def _forwards(o: Observed) -> str:
 
 def _without_broadcast(framework: str | None) -> str:
     """Return how to leave out the broadcast before forwards. The older option leaves out that at wrapping, too."""
-    alike = "with the same buffers on all ranks from the start"
+    alike = "if all ranks start with the same buffers"
     if framework in ("accelerate", "transformers"):
         return f"{ddp_argument(framework, 'broadcast_buffers=False')}, {alike}"
     return (

@@ -107,7 +107,7 @@ class RankWholeRun:
     """at the last one"""
     memory_growth_bytes: int | None = None
     """by how much it grew between samples, except while ddpprof recorded steps; ``None`` without two samples"""
-    own_ns: tuple[int, ...] = ()
+    own_ns_of_stretches: tuple[int, ...] = ()
     """median time per step that the rank needed by itself: the step without its waiting for other ranks. One for each
     of about ten stretches of equally many steps; none if that waiting is unknown"""
     nonfinite: NonfiniteSteps | None = None

@@ -66,17 +66,17 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
 
 
 def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
-    """Return the median time per step, ns, that the rank needed by itself in each of these stretches.
+    """Return the median time per step, ns, that the rank needed by itself in each of `most` stretches.
 
-    Return none if nothing is known of its waiting in one of them.
+    Return none if there are fewer, or if nothing is known of its waiting in one of them.
     """
     if not len(rows):
         return ()
     part, waits = _parts(rows, most), rows.wait_ns != UNKNOWN
-    if not np.array_equal(np.unique(part[waits]), np.unique(part)):
+    if len(np.unique(part[waits])) < most:
         return ()
     own_ns = (rows.end_ns - rows.start_ns) // rows.num_steps - rows.wait_ns
-    of_each = (waits & (part == number) for number in np.unique(part))
+    of_each = (waits & (part == number) for number in range(most))
     return tuple(weighted_median(own_ns[mine], rows.num_steps[mine]) for mine in of_each)
 
 

@@ -53,7 +53,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         first_memory_bytes=next((int(one) for one in memory if one != UNKNOWN), None),
         last_memory_bytes=next((int(one) for one in sampled[::-1] if one != UNKNOWN), None),
         memory_growth_bytes=_memory_growth(pulse, rows),
-        own_ns=own_times(rows, _NUM_STRETCHES),
+        own_ns_of_stretches=own_times(rows, _NUM_STRETCHES),
         nonfinite=nonfinite_steps(state),
     )
 

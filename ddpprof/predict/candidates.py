@@ -194,7 +194,7 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
     made: dict[Buckets, Candidate] = {}
     for cap_mb in _SPREAD_MB:
         buckets = final_buckets(training.gradients, Caps.of(cap_mb), order, rebuilt=training.is_rebuilt)
-        if not same_buckets(buckets, training.buckets):
+        if knobs.accepted.has(BucketCaps(cap_mb)) and not same_buckets(buckets, training.buckets):
             candidate = Candidate(_arguments(BucketCaps(cap_mb), knobs.drops_list), num_buckets=len(buckets))
             made.setdefault(buckets, candidate)
     caps = list(made.values())

@@ -12,6 +12,7 @@ _MODEL_CHECKPOINT = "ModelCheckpoint", ("_save_last_checkpoint",)  # which may b
 _METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "transformers.trainer": _TRAINER,
     "transformers.modeling_utils": ("PreTrainedModel", ("save_pretrained",)),
+    "peft.peft_model": ("PeftModel", ("save_pretrained",)),
     "accelerate.accelerator": _ACCELERATOR,
     "lightning.pytorch.strategies.strategy": _STRATEGY,
     "lightning.pytorch.callbacks.model_checkpoint": _MODEL_CHECKPOINT,

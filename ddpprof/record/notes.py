@@ -109,7 +109,7 @@ class StepNotes:
         self.feeding.loader_begins(loader)
         ddps = [ddp for seen in self._seen if (ddp := seen()) is not None]
         evaluates = not torch.is_grad_enabled() or (bool(ddps) and not any(ddp.module.training for ddp in ddps))
-        self._began_evaluation |= evaluates
+        self._began_evaluation |= evaluates and self.recording
         return evaluates
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:

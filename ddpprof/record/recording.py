@@ -83,7 +83,7 @@ class Recording:
         """window of the first recorded steps, while a capture has its own"""
         self._closed = False
         self._not_saving: set[str] = set()
-        """classes of frameworks of which it was said that they do not save"""
+        """classes of frameworks that were already reported as not saving"""
 
     def _stop_listening(self) -> None:
         if patches.active() is self:

@@ -203,8 +203,10 @@ class Session(Recording):
 
     @harmless
     def loader_begins(self, loader: Any) -> None:
-        evaluates = self._notes.loader_begins(loader)
-        if threading.get_ident() == self._training_thread:
+        if threading.get_ident() != self._training_thread:
+            self._notes.feeding.loader_begins(loader)
+        else:
+            evaluates = self._notes.loader_begins(loader)
             self.pulse.flag(StepFlag.BEGAN_EPOCH | (StepFlag.EVALUATED if evaluates else 0))
 
     def sets_epoch(self, sampler: Any) -> None:
@@ -226,11 +228,12 @@ class Session(Recording):
         return False
 
     def keeps_checkpoints(self, owner: str) -> bool:
-        """Return whether a framework's class, called `owner`, may write and delete checkpoints; say once if not."""
+        """Return whether objects of the class named `owner` may write and delete checkpoints; say once if not."""
         why = self._why_nothing_is_saved()
         if why is not None and owner not in self._not_saving:
             self._not_saving.add(owner)
-            self._say_not_saved(f"checkpoints of {owner}: {why}")
+            if self._job.rank == 0:
+                self._say_not_saved(f"checkpoints of {owner}: {why}")
         return why is None
 
     def _why_nothing_is_saved(self) -> str | None:

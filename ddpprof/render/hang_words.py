@@ -51,7 +51,8 @@ _DO = {
     Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. Code in C that takes long should release the "
     "lock.",
     Fault.LINK: "Look at the network between the hosts, if there are several: a link that is down, a firewall, a full "
-    "send queue (ss -ti; of InfiniBand, ibstat).",
+    "send queue (ss -ti; of InfiniBand, ibstat). On accelerators, look for ranks that queue different collectives, "
+    "too.",
 }
 _OF_UNREDUCED = (
     "These parameters took no part in the loss on that rank: use them in every forward, or pass "

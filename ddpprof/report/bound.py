@@ -22,7 +22,7 @@ _MUCH = 0.1
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
-"""what does nothing about latency; buckets of a few bytes do not show how much of their time that is"""
+"""changes that do nothing about latency; in a replay, small buckets do not show how much of their time is latency"""
 
 
 def find_bound(report: Report, observed: Observed) -> Bound | None:

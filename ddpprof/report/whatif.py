@@ -182,8 +182,12 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
 def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bool) -> Sequence[str]:
     at_once = network.link.at_once
     all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
-    compiled = " (not so with other buckets: torch.compile cuts the model where they end; use ddpprof tune)"
-    said = [f"gradients come as fast as in the run{compiled if is_compiled else ''}", all_reduces]
+    said = ["gradients come as fast as in the run", all_reduces]
+    if is_compiled:
+        said[0] += (
+            " (with other buckets they may not, since torch.compile cuts the model where buckets end: let ddpprof tune "
+            "try them)"
+        )
     if num_ranks(world, profile.training, network) != network.world_size:
         said.append(f"all links are alike, with {world.algorithm} all-reduce")
         said.append("no rank is slower than those of the run")

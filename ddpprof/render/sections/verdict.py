@@ -54,7 +54,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
     if report.bound is not None and not gains and not any(map(_recovers_some, report.bound.would_help)):
-        text += " No DDP setting is sure to recover much of it."
+        text += " No DDP setting is certain to recover much of it."
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 

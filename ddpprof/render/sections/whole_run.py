@@ -29,7 +29,7 @@ from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
 
 _LEAST_PAUSE_NS = 50_000_000
-"""what is more than 0.0 s"""
+"""shortest pause that is shown; less would be 0.0 s"""
 _MEANS = "times are means over all steps, with evaluation and checkpoints"
 _WORTH_A_ROW = 0.02
 """least difference of ranks' own times, as a share of the step, for them to be called different"""

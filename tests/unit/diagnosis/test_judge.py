@@ -70,19 +70,25 @@ def test_the_rank_that_does_not_wait_is_to_blame(other: RankEvidence, fault: Fau
     assert verdict.since_unix_ns == NOW_NS - 8 * S
 
 
+TORCH = Frame("/site-packages/torch/_tensor.py", 90, "item")
+
+
 @pytest.mark.parametrize(
-    ("device", "changes", "fault"),
+    ("device", "inner", "computes", "passes", "fault"),
     [
-        pytest.param("cuda", {}, Fault.LINK, id="awaits-the-device"),
-        pytest.param("cpu", {}, Fault.OWN_CODE, id="no-accelerator"),
-        pytest.param("cuda", {"num_passes": 10}, Fault.OWN_CODE, id="one-is-behind"),
+        pytest.param("cuda", (), True, 11, Fault.LINK, id="at-the-users-line"),
+        pytest.param("cuda", (TORCH,), True, 11, Fault.LINK, id="within-torch"),
+        pytest.param("cuda", (LIBRARY,), True, 11, Fault.LOCK, id="within-another-library"),
+        pytest.param("cuda", (), False, 11, Fault.OWN_CODE, id="asleep"),
+        pytest.param("cuda", (), True, 10, Fault.OWN_CODE, id="one-is-behind"),
+        pytest.param("cpu", (), True, 11, Fault.OWN_CODE, id="no-accelerator"),
     ],
 )
-def test_ranks_that_stand_alike_at_an_accelerator_wait_for_what_does_not_arrive(
-    device: str, changes: dict[str, int], fault: Fault
+def test_ranks_that_seem_to_await_their_accelerators_at_one_line_wait_for_what_does_not_arrive(
+    device: str, inner: tuple[Frame, ...], computes: bool, passes: int, fault: Fault
 ) -> None:
-    ranks = [rank(0, USER, num_passes=11), rank(1, USER, **{"num_passes": 11, **changes})]
-    placed = [replace(one, identity=replace_struct(one.identity, device=device)) for one in ranks]
+    ranks = [rank(0, USER, *inner, num_passes=11), rank(1, USER, *inner, num_passes=passes)]
+    placed = [replace(one, identity=replace_struct(one.identity, device=device), computes=computes) for one in ranks]
     assert judge(placed).fault is fault
 
 

@@ -135,8 +135,8 @@ def test_what_was_behind_one_that_failed_is_the_best() -> None:
             "transformers",
             {"bucket_cap_mb": 5},
             (
-                "TrainingArguments(ddp_bucket_cap_mb=5), with the comm hook "
-                "fp16_compress_hook, for which transformers has no option"
+                "TrainingArguments(ddp_bucket_cap_mb=5), and fp16_compress_hook, which DDP's own register_comm_hook "
+                "takes, and transformers here does not"
             ),
         ),
     ],

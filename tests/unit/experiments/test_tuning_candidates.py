@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from predictions import network
 from replayed_runs import MODULE, known
 
@@ -35,3 +36,11 @@ def test_a_network_among_other_ranks_is_refused() -> None:
 def test_lists_of_caps_only_where_torch_has_them(version: str | None, has_lists: bool) -> None:
     job = replace(known().report.job, torch=version)
     assert knobs_of(MODULE, job, allow_lossy=False).accepted.lists is has_lists
+
+
+@pytest.mark.parametrize(("num_micro_steps", "is_tried"), [(1, True), (4, False), (None, False)])
+def test_no_static_graph_where_gradients_accumulate(num_micro_steps: int | None, is_tried: bool) -> None:
+    settings = {**MODULE.settings, "find_unused_parameters": True}
+    module = replace_struct(MODULE, settings=settings, graph_is_static=True)
+    job = replace(known().report.job, num_micro_steps=num_micro_steps)
+    assert knobs_of(module, job, allow_lossy=False).static_graph is is_tried

@@ -85,3 +85,13 @@ def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: i
 )
 def test_collectives_beside_ddp_that_are_no_mistake(one: OutsideCalls) -> None:
     assert find(observed(outside=(one,))) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "framework", "is_named"),
+    [("all_gather", "transformers", True), ("all_reduce", "transformers", False), ("all_gather", None, False)],
+)
+def test_the_trainers_own_gather_is_named(kind: str, framework: str | None, is_named: bool) -> None:
+    call = OutsideCalls(Purpose.FEW_NUMBERS, Place.AFTER_OPTIMIZER, kind, 1, 8, 2 * MS, 2 * MS)
+    finding = only(observed(outside=(call,), framework=framework))
+    assert ("average_tokens_across_devices=False" in finding.advice) is is_named

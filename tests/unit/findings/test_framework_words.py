@@ -9,7 +9,7 @@ import pytest
 from observations import MS, observed, only
 from tables import ddp_module
 
-from ddpprof.findings.framework_words import compression, ddp_argument, load_with, without_ddp_argument
+from ddpprof.findings.framework_words import accumulation, compression, ddp_argument, load_with, without_ddp_argument
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,19 @@ def test_several_arguments() -> None:
     assert ddp_argument(None, *given) == "DistributedDataParallel(model, bucket_cap_mb=5, static_graph=True)"
     assert ddp_argument("transformers", *given) == "TrainingArguments(ddp_bucket_cap_mb=5, ddp_static_graph=True)"
     assert ddp_argument(None) == "DistributedDataParallel(model)"
+    assert ddp_argument("transformers", "bucket_cap_mb=5", "gradient_as_bucket_view=True") == (
+        "TrainingArguments(ddp_bucket_cap_mb=5), and gradient_as_bucket_view=True of DistributedDataParallel "
+        "(transformers' Trainer has no option for it)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "begin"),
+    [(None, "from the second step on, as static_graph=True needs it"), ("accelerate", "without static_graph")],
+)
+def test_a_static_graph_limits_accumulation(framework: str | None, begin: str) -> None:
+    assert accumulation(framework, static_graph=True).startswith(f"{begin}, accumulate gradients")
+    assert accumulation(framework, static_graph=False).startswith("accumulate gradients over several batches: ")
 
 
 def test_a_trainer_switches_the_search_off_by_its_own_option() -> None:

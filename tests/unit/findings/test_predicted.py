@@ -32,7 +32,7 @@ def trailing(predictions: Predictions) -> Observed:
 def test_the_cap_is_the_best_that_was_found_and_its_gain_the_predicted_one() -> None:
     finding = only(trailing(best([1, 5, 3])))
     assert (finding.rule, finding.predicted, finding.gain_ns) == ("trailing-communication", SAVES, 8 * MS)
-    assert finding.advice.endswith("which then has 3.1 MB: DistributedDataParallel(model, bucket_cap_mb=3).")
+    assert finding.advice.endswith("to 3.1 MB: DistributedDataParallel(model, bucket_cap_mb=3).")
 
 
 def test_no_cap_is_advised_that_is_predicted_to_give_nothing_back() -> None:

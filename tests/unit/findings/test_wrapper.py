@@ -110,7 +110,9 @@ def test_of_buffers_beside_those_of_batch_norm_it_is_said_that_they_may_matter()
     module = ddp_module(**BUFFERS, num_buffers_of_batch_norms=5, broadcast_buffers=True)
     finding = only(observed(module, buffer_sync_ns=MS))
     assert finding.title == f"6 buffers of {module.name} are broadcast before every forward"
-    assert "the one that is not BatchNorm's" in finding.advice
+    assert "the 1 buffer outside BatchNorm" in finding.advice
+    assert "evaluate and save on rank 0" in finding.advice
+    assert find(observed(module, buffer_sync_ns=MS, world_size=1)) == ()
 
 
 @pytest.mark.parametrize("num_micro_steps", [1, 4])

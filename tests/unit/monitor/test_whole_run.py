@@ -79,7 +79,7 @@ def test_the_first_summary_may_have_recorded_steps(tmp_path: Path) -> None:
 
 def test_what_a_rank_needs_by_itself_is_a_median(tmp_path: Path) -> None:
     one = made(tmp_path, [MadeStep(ms=100, wait_ms=30)] * 45 + [MadeStep(ms=9000)] + [MadeStep(ms=50, wait_ms=10)] * 50)
-    assert one.own_ns == (70 * MS,) * 5 + (40 * MS,) * 5
+    assert one.own_ns_of_stretches == (70 * MS,) * 5 + (40 * MS,) * 5
 
 
 def test_without_its_course_only_what_ranks_are_compared_by_is_kept(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def test_more_knobs_are_more_settings(profile: Profile) -> None:
         assert len(set(labels)) == len(labels)
 
 
+def test_without_predictions_no_cap_is_tried_that_a_user_cannot_give() -> None:
+    for default_cap in (True, False):
+        by_default = replace(training(30), buckets=((0,), tuple(range(1, 30))))  # as no cap alone makes them
+        listed = spread(by_default, replace(PLAIN, accepted=AcceptedCaps(default_cap=default_cap)), 20)
+        assert ({"bucket_cap_mb": 25} in [one.arguments for one in (*listed.chosen, *listed.others)]) is default_cap
+
+
 def test_caps_one_by_one_only_where_torch_takes_them(profile: Profile) -> None:
     for lists in (True, False):
         listed = shortlist(profile, replace(PLAIN, accepted=AcceptedCaps(lists=lists)), 4)

@@ -6,7 +6,7 @@ import pytest
 from predictions import MIB, UNIT, computed, network, profile, training
 
 from ddpprof.model.bucket_assignment import Caps
-from ddpprof.predict.caps import AcceptedCaps
+from ddpprof.predict.caps import AcceptedCaps, BucketCaps, accepted_caps
 from ddpprof.predict.predict import predict
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.search import SearchedSetting, best_caps, try_caps
@@ -50,6 +50,33 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
         "bucket_cap_mb_list=[0.25, 2]", (MIB, 2 * MIB, MIB),
     )  # fmt: skip
     assert best.prediction.step_ns / UNIT == pytest.approx(29)
+
+
+def test_a_list_of_caps_only_where_a_user_can_give_one() -> None:
+    slow = profile(
+        network=network(Link(Cost(2.5 * UNIT, 1.0))), computed=computed(10, (11, 12, 13, 20), 20), replayed_ns=24.5,
+        reduced_ns=24.5, step_ns=30,
+    )  # fmt: skip
+    buckets = best_caps(slow, Setting(), AcceptedCaps(lists=False)).setting.buckets
+    assert buckets is None or not buckets.list_mb
+
+
+@pytest.mark.parametrize(
+    ("torch", "framework", "is_compiled", "accepted"),
+    [
+        ("2.13.0+cpu", None, False, AcceptedCaps()),
+        ("2.12.1", None, False, AcceptedCaps(lists=False)),
+        ("2.13.0", "lightning", False, AcceptedCaps()),
+        ("2.13.0", "accelerate", False, AcceptedCaps(lists=False, default_cap=False)),
+        ("2.13.0", "transformers", False, AcceptedCaps(lists=False, default_cap=False)),
+        ("2.13.0", None, True, AcceptedCaps(lists=False)),
+    ],
+)
+def test_what_a_user_can_give(torch: str, framework: str | None, is_compiled: bool, accepted: AcceptedCaps) -> None:
+    assert accepted_caps(torch, framework, is_compiled) == accepted
+    assert accepted.has(None)
+    assert accepted.has(BucketCaps(25)) is accepted.default_cap
+    assert accepted.has(BucketCaps(list_mb=(1, 25))) is accepted.lists
 
 
 def test_what_else_is_set_stays_set() -> None:

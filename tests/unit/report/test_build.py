@@ -149,9 +149,15 @@ def test_a_watched_run_tells_how_long_training_waits_for_data(device: str, gain_
         first_step=5, num_steps=100, start_ns=0, end_ns=100 * 100 * MS, median_ns=99 * MS, longest_ns=200 * MS,
         memory_bytes=None, num_flagged=0, **times,
     )  # fmt: skip
-    watched = RankWholeRun(0, "node", 0, 5, 105, 10_000 * MS, "finished", "other", 0, stretch)
-    whole = WholeRun(105, 5, 10_000 * MS, (watched,))
-    made = build_report(run(Rank(0, None, record(0, [MODULE], device=device)), whole_run=whole, world_size=2))
+    slower = replace(stretch, data_ns=40 * MS)  # the surplus may be waiting that others share
+    watched = [
+        RankWholeRun(rank, "node", 0, 5, 105, 10_000 * MS, "finished", "other", 0, of_rank)
+        for rank, of_rank in enumerate((slower, stretch))
+    ]
+    whole = WholeRun(105, 5, 10_000 * MS, tuple(watched))
+    made = build_report(
+        run(*(Rank(rank, None, record(rank, [MODULE], device=device)) for rank in range(2)), whole_run=whole)
+    )
     assert {one.rule: one.gain_ns for one in made.findings} == ({} if gain_ns is None else {"idle-for-data": gain_ns})
 
 

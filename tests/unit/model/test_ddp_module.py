@@ -1,4 +1,4 @@
-"""A comm hook decides how many bytes a bucket's all-reduce sends."""
+"""A DDP module's own numbers: how many bytes a bucket sends, which a comm hook decides."""
 
 from __future__ import annotations
 

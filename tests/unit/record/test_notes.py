@@ -1,0 +1,34 @@
+"""What is noted of a step, without a training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ddpprof.model import StepMode
+from ddpprof.record.notes import StepNotes
+
+LOADER = DataLoader(TensorDataset(torch.zeros(4, 1)), 2)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_pass_over_a_loader_without_gradients_is_an_evaluation(gradients: bool) -> None:
+    notes = StepNotes()
+    notes.begin_step(StepMode.LIGHT)
+    with torch.set_grad_enabled(gradients):
+        assert notes.loader_begins(LOADER) is not gradients
+    assert notes.recorded_step(3, StepMode.LIGHT, 0).began_evaluation is not gradients
+    notes.end_step()
+    notes.begin_step(StepMode.LIGHT)
+    assert notes.recorded_step(4, StepMode.LIGHT, 0).began_evaluation is False
+
+
+def test_an_evaluation_before_a_capture_is_none_of_its_first_step() -> None:
+    notes = StepNotes()
+    notes.begin_step(StepMode.DONE)
+    with torch.no_grad():
+        assert notes.loader_begins(LOADER)
+    notes.reopen()
+    notes.begin_step(StepMode.PROFILED)
+    assert notes.recorded_step(9, StepMode.PROFILED, 0).began_evaluation is False
