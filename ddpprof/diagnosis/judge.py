@@ -73,9 +73,9 @@ def _await_devices(positions: Sequence[Position]) -> bool:
 
 
 def _may_await_a_device(position: Position) -> bool:
-    """Return whether the rank is within torch, or at a line of the user's, whose C code may wait: it does not sleep.
+    """Return whether the rank may be waiting for its accelerator, at a line of the user's or within torch.
 
-    A host thread waits for an accelerator by asking it again and again, unless it was told to sleep.
+    A thread that waits so does not sleep: it asks the accelerator again and again.
     """
     innermost = position.evidence.stack[-1]
     return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)

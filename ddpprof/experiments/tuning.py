@@ -251,7 +251,7 @@ def code_of(candidate: Candidate, job: Job) -> str:
         return without_hook
     hooked = compression(job.framework, job.backend, *candidate.words)
     left = f"{candidate.comm_hook}, which DDP's own register_comm_hook takes, and {job.framework} here does not"
-    return hooked or ", and ".join(filter(None, [without_hook if candidate.words else "", left]))
+    return hooked or ", and ".join(filter(None, [without_hook, left]))
 
 
 def _best(tried: Sequence[TriedSetting]) -> int | None:

@@ -119,7 +119,7 @@ class Observed:
     nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
     """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """rank → median time per step that it needed by itself, in each of about ten stretches of the whole run"""
+    """rank → median time per step that it needed by itself, in each of ten stretches of the whole run"""
     watched_ns: int = 0
     """length of the whole run, of which `own_ns` tells"""
     watched_steps: int = 0

@@ -43,7 +43,7 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
         f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
         f"gets {most:,}{rest}; at the next point that all ranks must reach, such as an evaluation or the end of "
         "the training, ranks with more batches wait for ever",
-        f"Give every rank the same number: let a DistributedSampler divide the dataset, or end each epoch at the "
+        "Give every rank the same number: let a DistributedSampler divide the dataset, or end each epoch at the "
         f"smallest len(loader) of all ranks{or_join(o.framework)}.",
         None,
         is_correctness=True,

@@ -109,7 +109,7 @@ class RankWholeRun:
     """by how much it grew between samples, except while ddpprof recorded steps; ``None`` without two samples"""
     own_ns_of_stretches: tuple[int, ...] = ()
     """median time per step that the rank needed by itself: the step without its waiting for other ranks. One for each
-    of about ten stretches of equally many steps; none if that waiting is unknown"""
+    of ten stretches of about equally many steps; none if there are fewer, or if that waiting is unknown"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
 

@@ -42,7 +42,7 @@ class BucketCaps:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCaps:
-    """Which caps a user can give to DDP."""
+    """A user can give DDP only some caps: this says which."""
 
     lists: bool = True
     """whether there may be a cap for each bucket"""

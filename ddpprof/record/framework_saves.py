@@ -1,4 +1,4 @@
-"""Methods by which frameworks write and delete checkpoints, other than with ``torch.save`` to a path."""
+"""Frameworks write and delete checkpoints by methods of their own, which this file lists."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpprof.errors import CannotRecord
+from ddpprof.record.framework_saves import saving_methods
 from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
@@ -150,8 +151,6 @@ def install_around_training() -> None:
 
 def install_around_checkpoints() -> None:
     """Wrap the methods by which frameworks write and delete checkpoints."""
-    from ddpprof.record.framework_saves import saving_methods
-
     for owner, name in saving_methods():
         _wrap(owner, name, _checkpoint)
 

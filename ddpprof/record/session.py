@@ -224,7 +224,7 @@ class Session(Recording):
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
             return True
-        self._say_not_saved(f"{target}: {why}")
+        self._say_not_saved(f"{target}: {why}", self._warn)
         return False
 
     def keeps_checkpoints(self, owner: str) -> bool:
@@ -232,8 +232,7 @@ class Session(Recording):
         why = self._why_nothing_is_saved()
         if why is not None and owner not in self._not_saving:
             self._not_saving.add(owner)
-            if self._job.rank == 0:
-                self._say_not_saved(f"checkpoints of {owner}: {why}")
+            self._say_not_saved(f"checkpoints of {owner}: {why}", self._warn_for_all)
         return why is None
 
     def _why_nothing_is_saved(self) -> str | None:
@@ -243,9 +242,9 @@ class Session(Recording):
             return "the steps since the profiled ones were without gradient communication"
         return None
 
-    def _say_not_saved(self, what: str) -> None:
+    def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
         if not (self._settings.trial and self._closed):  # otherwise it has said why it ends
-            self._warn(f"not saved: {what}.")
+            warn(f"not saved: {what}.")
 
     def save_ends(self) -> None:
         if threading.get_ident() == self._training_thread:

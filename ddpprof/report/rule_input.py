@@ -44,9 +44,10 @@ def observe(
     whole = [one.whole for one in watched if one.whole is not None and averages(one.rank)]
     step_ns = least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns
     data_ns = least(lambda s: s.parts.data_ns if s.parts else None)
-    if data_ns is None and report.job.device == "cpu":  # the host of an accelerator may wait while that computes
+    on_cpu = report.job.device == "cpu"  # the host of an accelerator may wait while that computes
+    if data_ns is None and on_cpu:
         data_ns = _least(one.data_ns for one in records.values())
-    if step_ns is None and whole and report.job.device == "cpu":  # no step was recorded
+    if step_ns is None and whole and on_cpu:  # no step was recorded
         step_ns, data_ns = _least(one.mean_ns for one in whole), _least(one.data_ns for one in whole)
     return Observed(
         world_size=run.world_size,

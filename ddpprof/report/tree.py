@@ -102,7 +102,7 @@ class Job:
 
     @property
     def accepted_caps(self) -> AcceptedCaps:
-        """Which caps of buckets its DDP module accepts."""
+        """Return which caps of buckets a user can give to its DDP module."""
         return accepted_caps(self.torch, self.framework, self.is_compiled)
 
     def trace_command(self, *options: str) -> str:

@@ -1,4 +1,4 @@
-"""Which methods of frameworks write and delete checkpoints; a trial calls none of them."""
+"""ddpprof knows the methods by which frameworks write and delete checkpoints, so that a trial can leave them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted of a step, without a training."""
+"""The recorder notes what happens in a step; these tests call it as a training would."""
 
 from __future__ import annotations
 
