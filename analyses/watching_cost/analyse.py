@@ -2,6 +2,7 @@
 
     cost = median over pairs of blocks of (mean step with watching - mean step without)
     own code = mean over other steps of the time counted around the code that handles the events of a step
+               - the same around code that does nothing
 
 A mean leaves out the longest twentieth of the steps, in which other things happened to the process.
 
@@ -44,8 +45,9 @@ def _of_job(name: str, recorded: dict[str, Any]) -> dict[str, Any]:
         "pairs": len(pairs),
         "steps": sum(len(block["wall_ns"]) for block in blocks),
         "step_ms": round(median(_mean(off["wall_ns"]) for off, _ in pairs) / 1e6, 2),
-        "own_code_us": round(_mean([sum(step.values()) for step in recorded["counted"]]) / 1e3, 1),
-        "events_us": _of_events(recorded["counted"]),
+        "own_code_us": round(_of_steps(recorded["counted"]) - _of_steps(recorded["counting"]), 1),
+        "counting_us": round(_of_steps(recorded["counting"]), 1),
+        "events_us": _of_events(recorded["counted"], recorded["counting"]),
         "cpu_us": round(median(cpu_us), 1),
         "cpu_us_interval": [round(value, 1) for value in interval_of_median(cpu_us)],
         "keeper_ms_per_s": round(median(keeper_ms), 2),
@@ -54,9 +56,17 @@ def _of_job(name: str, recorded: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_events(steps: Sequence[dict[str, int]]) -> dict[str, float]:
-    names = {name: None for step in steps for name in step}  # in the order of a step
-    return {name: round(_mean([step.get(name, 0) for step in steps]) / 1e3, 1) for name in names}
+def _of_steps(steps: Sequence[dict[str, int]]) -> float:
+    """Return the mean time of a step in µs."""
+    return _mean([sum(step.values()) for step in steps]) / 1e3
+
+
+def _of_events(counted: Sequence[dict[str, int]], counting: Sequence[dict[str, int]]) -> dict[str, float]:
+    names = {name: None for step in counted for name in step}  # in the order of a step
+    means_us = {
+        name: [_mean([step.get(name, 0) for step in steps]) / 1e3 for steps in (counted, counting)] for name in names
+    }
+    return {name: round(own - nothing, 1) for name, (own, nothing) in means_us.items()}
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -13,11 +13,30 @@ _WITH_ORIGINALS = ("ddp_post_forward", "ddp_sync_buffers", "work_waits", "loader
 """events that call what they wrap, whose time does not count"""
 
 
-class CountedEvents:
-    """Passes the events of watched steps on, and counts the time of each in ns. Reading the clock does not count."""
+class NothingHeard:
+    """A receiver that does nothing with the events of steps. What `CountedEvents` counts of it is its own time."""
 
-    def __init__(self) -> None:
-        self._events = patches.step_events
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return _pass_on if name in _WITH_ORIGINALS else _do_nothing
+
+    def backward_begins(self, _tensors: Any) -> bool:
+        return True  # the end is to be told, too
+
+
+def _pass_on(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)
+
+
+def _do_nothing(*_args: Any) -> None:
+    return
+
+
+class CountedEvents:
+    """Passes the events of watched steps on, and counts the time of each in ns, some of its own included."""
+
+    def __init__(self, hears: bool) -> None:
+        """``hears=False``: ddpprof does not get the events of the steps that follow."""
+        self._events = patches.step_events if hears else NothingHeard()
         self._step: dict[str, int] = defaultdict(int)
         self.steps: list[dict[str, int]] = []
         patches.step_events = self  # the wrappers around torch ask for it each time

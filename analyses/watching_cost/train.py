@@ -36,7 +36,9 @@ def main():
     parser.add_argument("--layers", type=int, default=8, help="layers, each of which is a bucket")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=20, help="pairs of blocks")
-    parser.add_argument("--counted-blocks", type=int, default=10, help="blocks in which ddpprof's own code is timed")
+    parser.add_argument(
+        "--counted-blocks", type=int, default=10, help="pairs of blocks in which ddpprof's own code is timed"
+    )
     parser.add_argument("--settle", type=int, default=5, help="steps before these, in which DDP and ddpprof settle")
     parser.add_argument("--steps", type=int, default=50, help="steps of a block that count")
     parser.add_argument("--sleep-ms", type=float, default=0)
@@ -56,7 +58,7 @@ def main():
         model(x).square().mean().backward()
         optimizer.step()
 
-    blocks, counted = [], []
+    blocks, counted, counting = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(2 * args.blocks):
             is_watched = bool(number % 2) == bool(number // 2 % 2)  # in turns, and so is who comes first
@@ -73,19 +75,23 @@ def main():
                 block_ns, own_ns = time.perf_counter_ns() - block_began, keeper_ns()
             block = {"watched": is_watched, "wall_ns": wall_ns[args.settle :], "cpu_ns": cpu_ns[args.settle :]}
             blocks.append({**block, "block_ns": block_ns, "keeper_ns": own_ns})
-        for number in range(args.counted_blocks):
+        for number in range(2 * args.counted_blocks):
+            hears = bool(number % 2)
             with ddpprof.watch(f"{folder}/counted-{number}"):
                 for position, (x,) in enumerate(data):
                     if position == args.settle:
-                        events = CountedEvents()
+                        events = CountedEvents(hears)
                     step(x)
                     time.sleep(args.sleep_ms / 1000)
                     if position >= args.settle:
                         events.end_step()
-            counted += events.steps
+            steps = counted if hears else counting
+            steps += events.steps
     if dist.get_rank() == 0:
         num_buckets = len(model.reducer._get_zeros_like_grad_buckets())
-        args.out.write_text(json.dumps({"buckets": num_buckets, "blocks": blocks, "counted": counted}))
+        args.out.write_text(
+            json.dumps({"buckets": num_buckets, "blocks": blocks, "counted": counted, "counting": counting})
+        )
     time.sleep(0.2)
     dist.destroy_process_group()
 
