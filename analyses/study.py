@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,9 +98,20 @@ def spread_ms(nanoseconds: Sequence[float]) -> list[float]:
 
 def interval_of_median(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
     """Return the 95 % interval by bootstrap; it is the same for the same values."""
+    return _interval_of(median, values, draws)
+
+
+def interval_of_mean(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """Return the 95 % interval by bootstrap; it is the same for the same values."""
+    return _interval_of(fmean, values, draws)
+
+
+def _interval_of(
+    statistic: Callable[[Sequence[float]], float], values: Sequence[float], draws: int
+) -> tuple[float, float]:
     draw = random.Random(0)
-    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(draws))
-    return medians[round(0.025 * draws)], medians[round(0.975 * draws) - 1]
+    drawn = sorted(statistic(draw.choices(values, k=len(values))) for _ in range(draws))
+    return drawn[round(0.025 * draws)], drawn[round(0.975 * draws) - 1]
 
 
 def begin_recording(study: Path) -> Path:

@@ -16,11 +16,11 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from study import COLOURS, interval_of_median, publish
+from study import COLOURS, interval_of_mean, interval_of_median, publish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,20 +53,18 @@ def _of_job(name: str, recorded: dict[str, Any]) -> dict[str, Any]:
         "keeper_ms_per_s": round(median(keeper_ms), 2),
         "ratio": round(median(ratios), 4),
         "ratio_interval": [round(low, 4), round(high, 4)],
+        "mean_ratio": round(fmean(ratios), 4),
+        "mean_ratio_interval": [round(value, 4) for value in interval_of_mean(ratios)],
     }
 
 
-def _of_steps(steps: Sequence[dict[str, int]]) -> float:
+def _of_steps(events: dict[str, list[int]]) -> float:
     """Return the mean time of a step in µs."""
-    return _mean([sum(step.values()) for step in steps]) / 1e3
+    return _mean([sum(step) for step in zip(*events.values(), strict=True)]) / 1e3
 
 
-def _of_events(counted: Sequence[dict[str, int]], counting: Sequence[dict[str, int]]) -> dict[str, float]:
-    names = {name: None for step in counted for name in step}  # in the order of a step
-    means_us = {
-        name: [_mean([step.get(name, 0) for step in steps]) / 1e3 for steps in (counted, counting)] for name in names
-    }
-    return {name: round(own - nothing, 1) for name, (own, nothing) in means_us.items()}
+def _of_events(counted: dict[str, list[int]], counting: dict[str, list[int]]) -> dict[str, float]:
+    return {name: round((_mean(times) - _mean(counting.get(name, [0]))) / 1e3, 1) for name, times in counted.items()}
 
 
 def _mean(values: Sequence[int]) -> float:

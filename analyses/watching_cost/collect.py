@@ -1,6 +1,6 @@
 """Record jobs that train with and without ``ddpprof.watch`` in turns, within one process.
 
-python analyses/watching_cost/collect.py        some 10 minutes; nothing else should run
+python analyses/watching_cost/collect.py        35 minutes; nothing else should run
 
 Tiny steps with few and with many buckets show the processor time that watching takes; longer steps on two ranks show
 whether they become slower.
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 JOBS = {
     "2 buckets": (1, "--layers 2 --blocks 40 --settle 1000 --steps 300 --counted-blocks 7"),
     "16 buckets": (1, "--layers 16 --blocks 40 --settle 300 --steps 200"),
-    "40 ms": (2, "--layers 4 --blocks 120 --steps 40 --sleep-ms 38"),
+    "40 ms": (2, "--layers 4 --blocks 360 --steps 40 --sleep-ms 38"),
 }
 """name → number of ranks, and options of ``train.py``; before short steps count, ddpprof learns how long they are"""
 

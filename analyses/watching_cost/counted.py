@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import thread_time_ns
 from typing import Any
 
@@ -82,3 +82,9 @@ class CountedEvents:
                 self._step[name] += took_ns
 
         return counted
+
+
+def by_event(steps: Sequence[dict[str, int]]) -> dict[str, list[int]]:
+    """Return the times of each event, one for each step; events in the order in which they come."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: [step.get(name, 0) for step in steps] for name in names}

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ddpprof
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from counted import CountedEvents
+from counted import CountedEvents, by_event
 
 
 def keeper_ns():
@@ -89,9 +89,9 @@ def main():
             steps += events.steps
     if dist.get_rank() == 0:
         num_buckets = len(model.reducer._get_zeros_like_grad_buckets())
-        args.out.write_text(
-            json.dumps({"buckets": num_buckets, "blocks": blocks, "counted": counted, "counting": counting})
-        )
+        counts = {"counted": by_event(counted), "counting": by_event(counting)}
+        kept = {"buckets": num_buckets, "blocks": blocks, **counts}
+        args.out.write_text(json.dumps(kept, separators=(",", ":")))
     time.sleep(0.2)
     dist.destroy_process_group()
 
