@@ -9,7 +9,8 @@
     .lock                  the process that is running trials
     network.json           `ddpprof tune`: a copy of the file given with --network
 
-Every round runs each variant once, in order, so that a slow moment of the machine affects all of them: A B A B.
+Every round runs each variant once, so that a slow moment of the machine affects all of them; and in turns forwards and
+backwards, so that a machine which becomes slower or faster is not taken for a variant that is: A B C, C B A.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ class Experiment:
     def trials(self) -> Iterator[Trial]:
         """Yield the trials in the order in which they are run."""
         for number in range(self.rounds):
-            for variant in range(len(self.variants)):
+            forwards = range(len(self.variants))
+            for variant in reversed(forwards) if number % 2 else forwards:
                 yield Trial(variant, number)
 
 

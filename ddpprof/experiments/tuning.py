@@ -133,7 +133,8 @@ class Tuning:
         After each trial the losing ones are determined again; a variant that was given up is not resumed.
         """
         changed = self.refused()
-        results = sorted(self.results, key=lambda result: (result.trial.round, result.trial.variant))
+        order = list(self.experiment.trials())
+        results = sorted(self.results, key=lambda result: order.index(result.trial))
         losing: set[int] = set()
         for number in range(len(results)):
             losing |= self._losing(results[: number + 1], changed)

@@ -73,7 +73,7 @@ def test_only_what_has_no_times_is_run_again(tmp_path: Path) -> None:
         (tmp_path / trial.name).mkdir()
         write_end(tmp_path / trial.name, TrialEnd(0, 1.0, problem))
     open_experiment(tmp_path, PLAN, force=False)
-    assert remaining(tmp_path, PLAN) == [Trial(1, 0), Trial(0, 1), Trial(1, 1)]
+    assert remaining(tmp_path, PLAN) == [Trial(1, 0), Trial(1, 1), Trial(0, 1)]
 
 
 def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def test_a_plan_comes_back_as_it_went(tmp_path: Path) -> None:
     assert read_plan(tmp_path) == PLAN
 
 
-def test_rounds_run_every_variant_in_turn() -> None:
-    assert [(trial.variant, trial.round) for trial in PLAN.trials()] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+def test_every_second_round_runs_the_variants_backwards() -> None:
+    assert [(trial.variant, trial.round) for trial in PLAN.trials()] == [(0, 0), (1, 0), (1, 1), (0, 1)]
     assert PLAN.num_trials == 4
 
 
