@@ -76,6 +76,7 @@ def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) 
     assert not job.advised or rules & job.advised, rules
     assert said["failure"] is None
     assert said["job"]["num_micro_steps"] == job.num_micro_steps
+    assert said["job"]["is_compiled"] is (job.words[0] == "loops/comp.py")
     passes = {bucket["module"]: bucket["num_passes"] for bucket in said["buckets"]}
     assert tuple(passes[module] for module in sorted(passes)) == job.passes
     for bucket in said["buckets"]:

@@ -40,6 +40,16 @@ def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFix
     assert last == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
 
 
+def test_one_view_of_a_run_in_which_a_rank_failed_names_diagnose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, ended in enumerate((Ended.FAILED, Ended.FINISHED)):
+        write_pulse(tmp_path, rank, [MadeStep()] * 10, ended=ended, ended_ns=BEGIN_NS + 2 * SECOND)
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"All ranks have ended, and some failed. See why with: ddpprof diagnose {tmp_path}"
+
+
 @pytest.mark.parametrize("resumed_ns", [None, BEGIN_NS])
 def test_one_view_of_a_job_that_hangs_has_the_verdict(
     resumed_ns: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

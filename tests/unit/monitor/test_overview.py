@@ -121,6 +121,14 @@ def test_the_slowest_rank_is_named_if_others_wait_for_it(
     assert lines == ((expected,) if named else ())
 
 
+def test_of_two_ranks_the_other_one_waits(tmp_path: Path) -> None:
+    write_pulse(tmp_path, 0, [MadeStep(ms=100, wait_ms=60)] * 10)
+    write_pulse(tmp_path, 1, [MadeStep(ms=100, wait_ms=5)] * 10)
+    assert look_at(tmp_path, TEN_STEPS_NS).waiting == (
+        "rank 1 is the slowest: 95.0 ms of its own per step, the other 40.0; it waits 60.0 ms in each step",
+    )
+
+
 def test_a_rank_that_is_a_backward_pass_behind_is_named(tmp_path: Path) -> None:
     write_pulse(tmp_path, 0, [MadeStep()] * 10, num_passes=11, activity=Activity.BACKWARD)
     write_pulse(tmp_path, 1, [MadeStep()] * 10, activity=Activity.DATA)

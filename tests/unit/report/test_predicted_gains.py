@@ -45,6 +45,12 @@ def test_the_best_buckets_that_are_found() -> None:
     assert best.predicted.gain_ns == pytest.approx(2 * UNIT, rel=1e-2)
 
 
+def test_a_compiled_model_gets_no_other_buckets() -> None:
+    """``torch.compile`` cuts it where buckets end, so with others its gradients would come at other times."""
+    found = predict_changes(known(is_compiled=True), ())
+    assert (found.best_buckets, found.compression is None) == (None, False)
+
+
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

@@ -37,6 +37,12 @@ def test_a_series_of_caps_unless_some_are_asked_for() -> None:
     assert asked == {"as recorded": 20, "bucket_cap_mb=4": 22, "bucket_cap_mb_list=[3, 1]": 21}
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_buckets_of_a_compiled_model_are_predicted_with_a_caveat(is_compiled: bool) -> None:
+    answered = build_whatif(replace(JOB, is_compiled=is_compiled), Profiled(profile(), None), Asked(Setting(), "", ()))
+    assert ("torch.compile cuts the model where buckets end" in answered.assumes[0]) is is_compiled
+
+
 def test_gains_are_over_the_recorded_buckets_under_the_same_world() -> None:
     """Half the bandwidth: two MiB each are sent from 12 to 20, one each from 11 to 19."""
     answered = answer(BucketCaps(1), bytes_per_s=0.5e9)

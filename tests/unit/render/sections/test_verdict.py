@@ -6,9 +6,11 @@ import pytest
 from large_runs import thousand_ranks
 from reports import light_report, report
 
+from ddpprof.findings.predictions import Predicted
 from ddpprof.layout import Table
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.verdict import Number, verdict
+from ddpprof.report import Bound, BoundBy, WhatHelps, WouldHelp
 
 
 def test_means_over_ranks_and_steps() -> None:
@@ -37,6 +39,26 @@ def test_steps_of_another_kind(ratios: list[int], says: str) -> None:
     ranks = tuple(replace(rank, steps=(*rank.steps, *more)) for rank in made.ranks)
     text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
     assert text.partition("11%.")[2] == says
+
+
+SAVES, COSTS = Predicted(5_000_000, 4_000_000, 6_000_000), Predicted(-5_000_000, -6_000_000, -4_000_000)
+
+
+@pytest.mark.parametrize(
+    ("would_help", "is_certain"),
+    [
+        pytest.param((), False, id="nothing"),
+        pytest.param((WouldHelp(WhatHelps.NO_SYNC, SAVES),), True, id="the-script"),
+        pytest.param((WouldHelp(WhatHelps.NO_SYNC, SAVES, is_noise=True),), False, id="perhaps-the-script"),
+        pytest.param((WouldHelp(WhatHelps.NO_SYNC, COSTS),), False, id="what-would-cost-time"),
+        pytest.param((WouldHelp(WhatHelps.DOUBLE_LINK, SAVES),), False, id="another-network"),
+        pytest.param((WouldHelp(WhatHelps.DOUBLE_BATCH, SAVES),), False, id="another-training"),
+    ],
+)
+def test_whether_a_setting_recovers_much(would_help: tuple[WouldHelp, ...], is_certain: bool) -> None:
+    bound = Bound(BoundBy.BANDWIDTH, 65_200_000, 7_450_000, 13_050_000, None, None, 2, would_help)
+    text = verdict(report(findings=(), bound=bound)).text
+    assert text.endswith("11%. No DDP setting is certain to recover much of it.") is not is_certain
 
 
 def test_without_communication() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_struct
 from pages import data_of
-from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
+from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
 from reports import HOSTILE, rank, report, step
 
 from ddpprof.layout import Line, Table
@@ -213,6 +213,13 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
         line.startswith("The job hung at step 7. ddpprof found then: all ranks wait for each other") for line in said
     )
     assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
+
+
+@pytest.mark.parametrize(("extra_ns", "is_said"), [(49 * MS, False), (50 * MS, True)])
+def test_a_pause_that_nobody_notices_is_not_said(whole: Report, extra_ns: int, is_said: bool) -> None:
+    assert whole.whole_run is not None
+    found = replace(whole.whole_run, pauses=(Pause(PauseKind.SAVE, 1, extra_ns),))
+    assert any(line.startswith("Not slow-downs: ") for line in lines(report(whole_run=found))) is is_said
 
 
 def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None:
