@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 _TRAINER = "Trainer", ("_save_checkpoint", "save_model")
 _ACCELERATOR = "Accelerator", ("save_state", "save_model")
@@ -30,3 +31,11 @@ def saving_methods() -> Iterator[tuple[type, str]]:
         owner = getattr(sys.modules.get(module), kind, None)
         if owner is not None:
             yield from ((owner, name) for name in names if hasattr(owner, name))
+
+
+def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
+    """Yield the owner and the name of what lists the checkpoints that the Trainer deletes as a training ends."""
+    trainer = sys.modules.get("transformers.trainer")
+    for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
+        if hasattr(owner, name):
+            yield owner, name

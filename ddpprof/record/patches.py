@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.framework_saves import saving_methods
+from ddpprof.record.framework_saves import lists_of_old_checkpoints, saving_methods
 from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ def install_around_checkpoints() -> None:
     """Wrap the methods by which frameworks write and delete checkpoints."""
     for owner, name in saving_methods():
         _wrap(owner, name, _checkpoint)
+    for owner, name in lists_of_old_checkpoints():
+        _wrap(owner, name, _old_checkpoints)
 
 
 def installed() -> bool:
@@ -292,6 +294,16 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return checkpoint
+
+
+def _old_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
+    def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is not None and not session.keeps_checkpoints("Trainer"):
+            return []
+        return original(*args, **kwargs)
+
+    return old_checkpoints
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,28 @@ def test_a_trial_neither_writes_nor_deletes_checkpoints(
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file() or path.is_symlink()] == [before]
     said = (tmp_path / "s/trial-0-0/output.txt").read_text()
     assert said.count(f"ddpprof: rank 0: not saved: checkpoints of {owner}: this is a trial.") == 1
+
+
+RESUMED = """
+import os
+""" + TRAINER.replace("max_steps=60", "max_steps=6").replace(
+    "save_total_limit=1,",
+    "save_total_limit=int(os.environ['LIMIT']), eval_strategy='steps', eval_steps=3,"
+    "metric_for_best_model='loss', load_best_model_at_end=True,",
+).replace("train_dataset=data", "train_dataset=data, eval_dataset=data[:4]").replace(
+    "trainer.train()", "trainer.train(resume_from_checkpoint=os.environ.get('FROM'))"
+)
+
+
+@pytest.mark.long
+def test_a_training_that_ends_within_a_trial_deletes_no_checkpoint(tmp_path: Path, ddpprof: Run, start: Run) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "train.py").write_text(RESUMED)
+    done = start(sys.executable, "train.py", LIMIT="5")
+    assert done.returncode == 0, done.stderr
+    before = sorted((tmp_path / "out").rglob("*"))
+    assert {"checkpoint-3", "checkpoint-6"} <= {path.name for path in before}
+    resumed = {"LIMIT": "1", "FROM": "out/checkpoint-3"}
+    done = ddpprof("sweep", *QUICK, "--nproc", "2", "--vary", "OMP_NUM_THREADS=1", "--out", "s", "train.py", **resumed)
+    assert "of 4 steps were timed before the training ended" in " ".join(done.stdout.split()), done.stdout + done.stderr
+    assert sorted((tmp_path / "out").rglob("*")) == before

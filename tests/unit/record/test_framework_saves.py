@@ -7,12 +7,17 @@ from types import ModuleType
 
 import pytest
 
-from ddpprof.record.framework_saves import saving_methods
+from ddpprof.record.framework_saves import lists_of_old_checkpoints, saving_methods
 
 
 class Trainer:
     def save_model(self) -> str:
         return "saved"
+
+
+class OlderTrainer(Trainer):
+    def _sorted_checkpoints(self) -> list[str]:
+        return ["checkpoint-1"]
 
 
 def test_only_what_has_been_imported_and_exists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +29,13 @@ def test_only_what_has_been_imported_and_exists(monkeypatch: pytest.MonkeyPatch)
     assert list(saving_methods()) == [], "still being imported"
     module.Trainer = Trainer  # type: ignore[attr-defined]
     assert list(saving_methods()) == [(Trainer, "save_model")], "this version has no other"
+
+
+def test_what_lists_old_checkpoints_is_a_function_or_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("transformers.trainer")
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    assert list(lists_of_old_checkpoints()) == []
+    module.Trainer = OlderTrainer  # type: ignore[attr-defined]
+    assert list(lists_of_old_checkpoints()) == [(OlderTrainer, "_sorted_checkpoints")]
+    module.Trainer, module.sort_checkpoints = Trainer, list  # type: ignore[attr-defined]
+    assert list(lists_of_old_checkpoints()) == [(module, "sort_checkpoints")]
