@@ -83,6 +83,10 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
     return tuple(sorted(repeated, key=lambda one: (-one.num_runs_beyond_noise, -one.num_runs)))
 
 
+_OF_A_RANK = ("straggler", "slow-rank")
+"""rules that find another thing if they blame another rank"""
+
+
 def _what(finding: Finding) -> str:
-    rank = re.search(r"rank \d+", finding.title) if finding.rule == "straggler" else None
+    rank = re.search(r"rank \d+", finding.title) if finding.rule in _OF_A_RANK else None
     return f"{finding.rule} {rank.group()}" if rank else finding.rule
