@@ -54,6 +54,16 @@ def test_what_grew_is_found_and_what_did_not_is_not() -> None:
     assert found.runs_needed is None
 
 
+def test_the_side_with_fewer_runs_counts() -> None:
+    more = runs(65_000, 65_100, 64_900, 65_050, 64_950, 65_020, 65_010)
+    assert (metric(compare(SAME, more), "step").num_runs, metric(compare(more, SAME), "step").num_runs) == (6, 6)
+
+
+def test_of_a_few_runs_the_steps_of_the_first_do_not_tell_what_is_noise() -> None:
+    change = metric(compare(runs(60_000, 60_000), runs(60_000, 70_000)), "step")
+    assert (change.of_steps, change.is_beyond_noise) == (None, None)
+
+
 def test_what_nobody_asked_about_needs_more_runs() -> None:
     """Twelve intervals that hold together are wider than one."""
     idle = metric(compare(SAME, SLOWER_BY_5_MS), "idle")
@@ -87,6 +97,7 @@ def test_kernels_that_not_all_runs_have_slower_are_no_change() -> None:
 
     assert compare(of_runs(100, 101, 180), of_runs(150, 152, 170)).kernels == ()
     assert len(compare(of_runs(100, 101, 120), of_runs(150, 152, 170)).kernels) == 1
+    assert len(compare(of_runs(150, 152, 170), of_runs(100, 101, 120)).kernels) == 1, "a faster one is a change, too"
 
 
 def test_a_run_equals_itself() -> None:
@@ -108,6 +119,22 @@ def test_lightly_recorded_runs_are_compared_by_their_host_times() -> None:
     assert found.missing[-1] == "nothing to compare: the runs have no steps of the same kind"
     names = [change.metric for change in compare_runs(light_report(), light_report()).metrics]
     assert names == ["step", "fastest step", "forward", "backward and comm", "optimizer", "data", "other"]
+
+
+def test_runs_of_which_one_is_recorded_lightly_are_compared_by_their_light_steps() -> None:
+    light = light_report()
+    both = replace(light, ranks=(replace(light.ranks[0], steps=report().ranks[0].steps),))
+    change = metric(compare(RunSet((both, light)), RunSet((both,))), "step")
+    assert change.runs_a_ns == (light.ranks[0].light_steps[0].duration_ns,) * 2
+    assert "backward and comm" in [one.metric for one in compare_runs(both, light).metrics]
+    assert "compute" in [one.metric for one in compare_runs(both, both).metrics]
+
+
+def test_runs_without_any_step_are_not_compared() -> None:
+    empty = report(ranks=())
+    found = compare_runs(empty, empty)
+    assert (found.metrics, found.runs_needed) == ((), None)
+    assert found.missing[-1] == "nothing to compare: the runs have no steps of the same kind"
 
 
 def test_of_each_run_the_fastest_step_is_compared() -> None:
@@ -138,6 +165,12 @@ def test_buckets_are_matched_by_what_is_in_them() -> None:
     b = report(buckets=(bucket(0, first_parameter="a", last_parameter="b"), bucket(1, num_bytes=7)))
     pairs = [(x.a and x.a.index, x.b and x.b.index) for x in compare_runs(a, b).buckets]
     assert pairs == [(0, None), (1, 0), (None, 1)]
+
+
+def test_buckets_of_which_only_a_trace_knows_are_matched_by_their_place() -> None:
+    nameless = {"num_parameters": None, "first_parameter": None, "last_parameter": None}
+    both = report(buckets=(bucket(0, **nameless), bucket(1, **nameless)))
+    assert [(x.a and x.a.index, x.b and x.b.index) for x in compare_runs(both, both).buckets] == [(0, 0), (1, 1)]
 
 
 def test_ddps_own_work_is_compared_as_far_as_both_runs_know_it() -> None:
@@ -186,6 +219,7 @@ def test_of_lists_that_were_cut_none_is_said_to_lack_a_kernel() -> None:
         pytest.param(kernel("gemm", 100, spread=0.5), kernel("gemm", 120, spread=0.5), id="within-the-spread"),
         pytest.param(kernel("gemm", 100, runs=2), kernel("gemm", 200, runs=2), id="too-few-runs"),
         pytest.param(kernel("gemm", 100, spread=None), kernel("gemm", 200), id="no-spread"),
+        pytest.param(kernel("gemm", 100, spread=0.0), kernel("gemm", 100, spread=0.0), id="always-the-same"),
     ],
 )
 def test_noise_makes_no_kernel_slower(a: KernelSummary, b: KernelSummary) -> None:
@@ -256,6 +290,14 @@ def test_a_condition_that_is_none_is_refused(text: str) -> None:
 def test_what_only_one_of_the_runs_knows_is_no_difference() -> None:
     bare = replace(report(), job=replace(report().job, modules=(), torch=None, command=()))
     assert compare_runs(report(), bare).settings == ()
+    on_four = replace(bare, job=replace(bare.job, world_size=4))
+    assert [(one.name, one.a, one.b) for one in compare_runs(report(), on_four).settings] == [("ranks", "2", "4")]
+
+
+@pytest.mark.parametrize(("number", "name"), [(3, "a, b, c (3 runs)"), (4, "a, b, c … (4 runs)")])
+def test_a_side_is_named_by_its_first_three_runs(number: int, name: str) -> None:
+    reports = tuple(replace(report(), job=replace(report().job, name=one)) for one in "abcd"[:number])
+    assert RunSet(reports).name == name
 
 
 def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:

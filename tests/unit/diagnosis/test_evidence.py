@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hung_ranks import process
+from hung_ranks import died, process, rank
 from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 
 from ddpprof.diagnosis import evidence
 from ddpprof.diagnosis.evidence import RankEvidence, gather
+from ddpprof.diagnosis.processes import Process
+from ddpprof.model.pulse import Ended
 from ddpprof.monitor import pulse_files
 
 
@@ -50,6 +52,46 @@ def test_a_rank_that_said_nothing_has_not_died_in_a_job_that_ended_well(
     (tmp_path / "exits.jsonl").write_text(json.dumps({"is_job": True, "exit_code": 0, "unix_ns": BEGIN_NS + SECOND}))
     (found,) = gather(tmp_path)
     assert not found.is_dead
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_dead"),
+    [
+        pytest.param(0, False, id="well"),
+        pytest.param(-15, False, id="by-its-launcher-since-another-rank-failed"),
+        pytest.param(-9, True, id="killed"),
+    ],
+)
+def test_a_rank_that_had_finished_its_training_and_then_ended(exit_code: int, is_dead: bool) -> None:
+    assert died(rank(0, ended=Ended.FINISHED), "finished", exit_code).is_dead is is_dead
+    assert died(rank(0), None, -15).is_dead, "it had not finished"
+
+
+def test_the_end_of_a_job_that_failed_says_nothing_of_its_ranks(tmp_path: Path) -> None:
+    write_pulse(tmp_path, 0, [MadeStep()])
+    (tmp_path / "exits.jsonl").write_text(json.dumps({"is_job": True, "exit_code": 1, "unix_ns": BEGIN_NS + SECOND}))
+    (found,) = gather(tmp_path)
+    assert (found.exit, found.is_dead) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "computes"),
+    [
+        pytest.param(process(), process(seen_s=1.0, main_thread_cpu_s=5.4), True, id="for-a-while"),
+        pytest.param(process(), process(seen_s=1.0, main_thread_cpu_s=5.2), False, id="hardly"),
+        pytest.param(process(), process("R", seen_s=1.0), True, id="as-soon-as-it-gets-a-core"),
+        pytest.param(None, process("R"), True, id="seen-once-as-it-runs"),
+        pytest.param(None, process(), False, id="seen-once-as-it-sleeps"),
+    ],
+)
+def test_a_rank_computes(
+    before: Process | None, now: Process, computes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    of_this_machine(monkeypatch)
+    monkeypatch.setattr(evidence, "is_gone", lambda _: False)
+    seen = iter((before, now))
+    monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
+    assert of_one_rank(tmp_path).computes is computes
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.judge import judge
+from ddpprof.diagnosis.processes import Process
 from ddpprof.model import UnusualCollective
 from ddpprof.model.hang import Fault
 from ddpprof.model.pulse import Activity, Ended, StepFlag
@@ -92,6 +93,45 @@ def test_ranks_that_seem_to_await_their_accelerators_at_one_line_wait_for_what_d
     assert judge(placed).fault is fault
 
 
+def on_cuda(one: RankEvidence) -> RankEvidence:
+    """Return a rank that may await its accelerator."""
+    return replace(one, identity=replace_struct(one.identity, device="cuda"), computes=True)
+
+
+def test_ranks_that_compute_their_next_batches_at_one_line_do_not_wait_for_the_link() -> None:
+    reading = [on_cuda(rank(number, USER, activity=Activity.DATA, num_passes=11)) for number in (0, 1)]
+    assert judge(reading).fault is Fault.LOADER
+
+
+def test_ranks_of_which_no_line_is_known_do_not_wait_for_their_accelerators() -> None:
+    assert judge([on_cuda(rank(number, num_passes=11)) for number in (0, 1)]).fault is Fault.OWN_CODE
+
+
+def test_a_rank_without_an_accelerator_among_others_awaits_none() -> None:
+    on_host = replace(rank(1, USER, num_passes=11), computes=True)
+    assert judge([on_cuda(rank(0, USER, num_passes=11)), on_host]).fault is Fault.OWN_CODE
+
+
+@pytest.mark.parametrize(
+    ("workers", "detail"),
+    [
+        pytest.param((), "it has no workers: the training process reads by itself", id="none"),
+        pytest.param((process(pid=7), process(pid=8)), "its workers are alive: 7, 8", id="alive"),
+        pytest.param(
+            (process(pid=7), process("T", pid=8), process("D", pid=9)),
+            "of its workers, process 8 is stopped, process 9 is waiting for a disk",
+            id="held",
+        ),
+        pytest.param(tuple(process(pid=pid) for pid in range(5)), "its workers are alive: 0, 1, 2, 3 …", id="many"),
+    ],
+)
+def test_of_a_rank_that_waits_for_a_batch_it_is_said_what_its_workers_do(
+    workers: tuple[Process, ...], detail: str
+) -> None:
+    loading = replace(rank(1, USER, activity=Activity.DATA, num_passes=10), workers=workers)
+    assert judge([waiting(0), loading]).detail == detail
+
+
 @pytest.mark.parametrize("function", ["_verify_param_shape_across_processes", "_sync_module_states", "new_group"])
 def test_a_rank_that_wraps_its_model_or_makes_a_group_waits_for_the_others(function: str) -> None:
     verdict = judge([rank(0, USER, distributed(function)), rank(1, USER, LIBRARY)])
@@ -119,6 +159,15 @@ def test_all_wait_at_the_same_place() -> None:
     verdict = judge([waiting(0), waiting(1)])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.LINK, None, (0, 1))
     assert (verdict.bucket, verdict.parameters) == (1, ("second", "first"))
+
+
+def test_of_a_module_that_no_record_describes_no_bucket_is_named() -> None:
+    """A record may be lost, or older than the module."""
+    first = waiting(0)
+    second_module = replace(first, state=replace(first.state, module=1))
+    for one in (replace(first, record=None), second_module):
+        verdict = judge([one, waiting(1, since_s=5)])
+        assert (verdict.fault, verdict.module, verdict.bucket, verdict.parameters) == (Fault.LINK, None, None, ())
 
 
 def test_the_collective_of_the_script_is_to_blame_among_waiting_ranks() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.diagnosis.processes import look_at, workers_of
+from ddpprof.diagnosis import processes
+from ddpprof.diagnosis.processes import look_at, num_swapped_in, workers_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 
@@ -37,3 +38,11 @@ def test_a_process_that_has_ended(sleeper: int) -> None:
     os.kill(sleeper, 9)
     os.waitid(os.P_PID, sleeper, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
     assert look_at(sleeper) is None
+
+
+def test_what_the_machine_read_back_from_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr(processes, "OF_MACHINE", counters)
+    assert num_swapped_in() == 0
+    counters.write_text("pgpgin 7\npswpin 12\npswpout 9\n")
+    assert num_swapped_in() == 12

@@ -144,3 +144,15 @@ def test_what_was_behind_one_that_failed_is_the_best() -> None:
 def test_the_line_to_write_holds_the_hook(framework: str | None, arguments: dict[str, float], code: str) -> None:
     job = Job("run", (), 2, 2, (), "cpu", "gloo", "2.13.0", (), framework=framework)
     assert code_of(Candidate(arguments, "fp16_compress_hook"), job) == code
+
+
+@pytest.mark.parametrize(
+    ("framework", "code"),
+    [
+        (None, "DistributedDataParallel(model, bucket_cap_mb=5)"),
+        ("transformers", "TrainingArguments(ddp_bucket_cap_mb=5)"),
+    ],
+)
+def test_without_a_hook_none_is_in_the_code(framework: str | None, code: str) -> None:
+    job = Job("job", (), 2, 2, (), "cpu", "gloo", "2.13", (), framework=framework)
+    assert code_of(CAP, job) == code

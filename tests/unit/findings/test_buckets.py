@@ -59,6 +59,12 @@ def test_trailing_communication(o: Observed, gain_ns: int, advice: str) -> None:
         pytest.param(observed(SPLIT, TIMES, trailing_ns=None), id="not-measured"),
         pytest.param(observed(SPLIT, TIMES, trailing_ns=12 * MS, step_ns=None), id="step-not-measured"),
         pytest.param(observed(SPLIT, [{}, {}], trailing_ns=12 * MS), id="buckets-not-paired"),
+        pytest.param(
+            observed(SPLIT, [{"ready_ns": 10 * MS}, TIMES[1]], trailing_ns=12 * MS), id="one-transfer-not-timed"
+        ),
+        pytest.param(
+            observed(SPLIT, [{"transfer_ns": 2 * MS}, TIMES[1]], trailing_ns=12 * MS), id="one-bucket-of-unknown-begin"
+        ),
         pytest.param(observed(trailing_ns=12 * MS), id="no-record"),
         pytest.param(
             observed(

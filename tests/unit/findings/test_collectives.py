@@ -58,6 +58,10 @@ def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
             [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,
             "put these parameters into the DDP module", id="maybe-gradients",
         ),
+        pytest.param(
+            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_FORWARD)], "metrics-every-step", MS,
+            "between forward and backward", id="a-sum-that-is-no-gathered-embedding",
+        ),
     ],
 )  # fmt: skip
 def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: int, says: str) -> None:
@@ -95,3 +99,17 @@ def test_the_trainers_own_gather_is_named(kind: str, framework: str | None, is_n
     call = OutsideCalls(Purpose.FEW_NUMBERS, Place.AFTER_OPTIMIZER, kind, 1, 8, 2 * MS, 2 * MS)
     finding = only(observed(outside=(call,), framework=framework))
     assert ("average_tokens_across_devices=False" in finding.advice) is is_named
+
+
+def test_the_trainers_own_gather_is_named_among_others() -> None:
+    calls = (beside(Purpose.FEW_NUMBERS, MS), beside(Purpose.FEW_NUMBERS, MS, kind="all_gather"))
+    finding = only(observed(outside=calls, framework="transformers"))
+    assert "average_tokens_across_devices=False" in finding.advice
+
+
+def test_of_gradients_is_spoken_only_where_they_may_be_sent() -> None:
+    """What is reduced after the optimizer's step is no gradient, and a few numbers of known size are none either."""
+    after = beside(Purpose.OTHER, MS, num_bytes=None)
+    known = beside(Purpose.FEW_NUMBERS, MS, place=Place.AFTER_BACKWARD)
+    for call in (after, known):
+        assert "average gradients" not in only(observed(outside=(call,))).advice

@@ -50,6 +50,21 @@ def test_no_slowdown_is_claimed_that_the_machine_may_have_made(control: float | 
     assert bool(find(o)) is fires
 
 
+@pytest.mark.parametrize(
+    ("backend", "control", "is_noise"),
+    [
+        pytest.param("gloo", None, True, id="other-work-on-the-cores"),
+        pytest.param("gloo", 1.0, False, id="baseline-steps-tell"),
+        pytest.param("nccl", None, False, id="a-device-of-its-own"),
+    ],
+)
+def test_a_slowdown_on_shared_cores_may_be_other_work(backend: str, control: float | None, is_noise: bool) -> None:
+    given = {"slowdown_lost_ns": 4 * MS, "slowdown_ratio": 1.25, "slowdown_known_share": 0.5}
+    (finding,) = find(observed(**given, slowdown_control=control, backend=backend))
+    assert finding.is_noise is is_noise
+    assert ("--baseline-steps would tell" in finding.evidence) is is_noise
+
+
 @pytest.mark.parametrize(("ns", "fires"), [(5 * MS, True), (5 * MS - 1, False), (0, False), (None, False)])
 def test_launch_bound(ns: int | None, fires: bool) -> None:
     assert [(f.rule, f.gain_ns) for f in find(observed(launch_bound_ns=ns))] == (

@@ -7,6 +7,7 @@ from tables import ddp_module
 
 from ddpprof.findings import RULES, Finding, Observed, find, noise
 from ddpprof.findings.predictions import Predicted
+from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.model.whole_run import NonfiniteSteps
 
 
@@ -25,6 +26,13 @@ def test_a_step_without_length_gives_nothing_back(step_ns: int | None) -> None:
     everything = dict.fromkeys(names, 0)
     module = replace(HELD, num_buffers=1, settings={"broadcast_buffers": True})
     assert find(observed(module, LATE, step_ns=step_ns, **everything)) == ()
+
+
+@pytest.mark.parametrize("step_ns", [0, None])
+def test_without_the_length_of_a_step_no_part_of_it_is_worth_saying(step_ns: int | None) -> None:
+    times = dict.fromkeys(("data_ns", "launch_bound_ns", "slowdown_lost_ns", "copy_out_ns"), 9 * MS)
+    loads = tuple(DeviceLoad(device, ns, 0, 0, ns) for device, ns in enumerate((9 * MS, 0)))
+    assert find(observed(HELD, LATE, step_ns=step_ns, device_loads=loads, exposed_ns=9 * MS, **times)) == ()
 
 
 def test_most_first_and_unknown_gains_last() -> None:
@@ -56,6 +64,7 @@ def test_nothing_known_nothing_found() -> None:
         pytest.param(9 * MS, Predicted(5 * MS, 0, 9 * MS), None, True, id="perhaps-no-gain"),
         pytest.param(9 * MS, Predicted(5 * MS, 1 * MS, 9 * MS), 6 * MS, True, id="less-than-the-noise-of-the-step"),
         pytest.param(4_000, Predicted(3_000, 1_000, 4_000), None, True, id="rounds-to-nothing"),
+        pytest.param(6_000, Predicted(5_000, 1_000, 6_000), None, False, id="rounds-to-something"),
         pytest.param(None, None, 10 * MS, False, id="without-a-gain"),
     ],
 )
@@ -84,3 +93,6 @@ def test_gains_that_may_be_equal_stand_in_the_order_of_the_rules(monkeypatch: py
     assert order() == ["second", "first"]
     rules(("first", 3 * MS, -2 * MS, 8 * MS), ("second", 2 * MS, 1 * MS, 3 * MS))
     assert order() == ["second", "first"], "what may be a loss comes last"
+    small, large = ("small", 4_000_000, 3_900_000, 4_200_000), ("large", 5_000_000, 4_500_000, 5_500_000)
+    rules(small, large, ("vague", 3 * MS, 1 * MS, 12 * MS))
+    assert order() == ["large", "small", "vague"], "what a vague one gives at most does not make it the largest"

@@ -47,6 +47,13 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
             id="from-the-begin-on",
         ),
         pytest.param(
+            {0: None, 1: since(3), 2: since(3, follows_finite=False)},
+            "The loss was NaN or infinite in 30 steps, first in step 3",
+            "the steps before were not looked at, so it may have begun earlier",
+            "lower the learning rate",
+            id="from-the-begin-on-of-one-of-the-first",
+        ),
+        pytest.param(
             {0: None, 1: since(5), 2: since(9)},
             "The loss was NaN or infinite in 30 steps, first in step 5 on rank 1",
             "1 of the 2 other ranks followed, from step 9 on",

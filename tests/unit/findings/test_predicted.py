@@ -129,6 +129,18 @@ def test_better_buckets_that_no_rule_explains(predicted: Predicted, fires: bool)
     assert all("bucket_cap_mb_list=[9, 0.25]), from torch 2.13 on" in f.advice for f in found)
 
 
+@pytest.mark.parametrize(("number", "shown"), [(6, ", 0.3 MB)"), (7, ", 0.3 MB, …)")])
+def test_of_many_buckets_the_first_six_are_shown(number: int, shown: str) -> None:
+    found = only(observed(of_mib(*[[0.25]] * number), [{}] * number, predictions=best([1.5])))
+    sizes = ", ".join(["0.3 MB"] * 5)
+    assert found.evidence == (f"1 bucket (1.6 MB) instead of {number} buckets ({sizes}{shown}, in the order of sending")
+
+
+def test_the_default_buckets_are_got_by_leaving_the_argument_out() -> None:
+    finding = only(observed(SPLIT, [{}, {}], predictions=best([9], argument="bucket_cap_mb=None")))
+    assert finding.advice.startswith("Try DistributedDataParallel(model), without bucket_cap_mb. ")
+
+
 @pytest.mark.parametrize(("predicted", "fires"), [(SAVES, True), (NIL, False), (COSTS, False)])
 def test_views_of_buckets(predicted: Predicted, fires: bool) -> None:
     o = observed(ddp_module(), copy_out_ns=4 * MS, predictions=Predictions(bucket_views=predicted))

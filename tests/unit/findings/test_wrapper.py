@@ -17,6 +17,10 @@ SEARCHING = {"find_unused_parameters": True}
     [
         pytest.param({**SEARCHING, "unused": None}, 2 * MS, [], id="not-observed"),
         pytest.param({"unused": ()}, None, [], id="all-used"),
+        pytest.param({"unused": (), "num_lacking_passes": 0}, None, [], id="all-used-without-a-search"),
+        pytest.param(
+            {"unused": ("p0",), "graph_is_static": True}, 2 * MS, [("unused-parameters", None)], id="never-searched"
+        ),
         pytest.param(
             {**SEARCHING, "unused": (), "num_lacking_passes": 0}, 2 * MS,
             [("find-unused-for-nothing", 2 * MS)], id="none",

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from pulses import MS, no_samples, samples_of, steps_of
 
@@ -99,6 +102,40 @@ def test_queued_while_it_computes_more_is_more_work() -> None:
     assert reason_for(ranks).cause is SlowdownCause.EVERYBODY
 
 
+@pytest.mark.parametrize(
+    ("cpu_ms", "cause"),
+    [
+        pytest.param(50, SlowdownCause.PROCESSOR, id="as-much-work"),
+        pytest.param(62, SlowdownCause.OWN_TIME, id="more-work"),
+    ],
+)
+def test_a_rank_that_is_queued_lacks_a_processor_unless_it_computes_more(cpu_ms: int, cause: SlowdownCause) -> None:
+    one = change({}, {"forward": 32.0}, queued_ns=(0, 11 * MS), cpu_ns=(50 * MS, cpu_ms * MS))
+    assert reason_for({0: one, 1: change({}, WAITS)}) == Reason(
+        cause, (0,), None if cause is SlowdownCause.PROCESSOR else StepPart.FORWARD
+    )
+
+
+@pytest.mark.parametrize(
+    ("mhz", "cpu_ms", "cause"),
+    [
+        pytest.param(2000, 62, SlowdownCause.CLOCK, id="a-slower-clock"),
+        pytest.param(2840, 62, SlowdownCause.CLOCK, id="a-little-slower"),
+        pytest.param(2860, 62, SlowdownCause.OWN_TIME, id="hardly-slower"),
+        pytest.param(2000, 52, SlowdownCause.OWN_TIME, id="a-slower-clock-that-does-not-matter"),
+    ],
+)
+def test_a_core_that_is_clocked_down_computes_longer(mhz: int, cpu_ms: int, cause: SlowdownCause) -> None:
+    steps = steps_of([{}] * 100 + [{"forward": 32.0}] * 100)
+    counted = samples_of(steps, cpu_ns=[50 * MS] * 100 + [cpu_ms * MS] * 100)
+    samples = replace(counted, core_khz=np.repeat([3_000_000, mhz * 1000], 5))
+    before, after = (portrait(rows_of(steps, slice(*span)), samples) for span in ((0, 100), (100, 200)))
+    assert before is not None
+    assert after is not None
+    reason = reason_for({0: RankChange(before, after), 1: change({}, WAITS)})
+    assert (reason.cause, reason.ranks) == (cause, (0,))
+
+
 def test_without_known_waiting_a_longer_backward_pass_has_no_known_cause() -> None:
     ranks = {rank: change({"wait": -1.0}, {"wait": -1.0, "backward": 42.0}) for rank in range(2)}
     assert reason_for(ranks) == Reason(SlowdownCause.UNKNOWN, (0, 1))
@@ -124,3 +161,26 @@ def test_what_the_system_counted_between_the_compared_steps_is_not_theirs() -> N
     around = portrait(rows_of(steps, steps.number // 100 != 1), samples)
     assert around is not None
     assert around.queued_ns == MS
+
+
+def test_without_steps_there_is_no_portrait() -> None:
+    assert portrait(steps_of([]), no_samples()) is None
+
+
+def test_steps_that_became_no_longer_have_no_reason() -> None:
+    """One rank computes longer by as much as it waits less."""
+    ranks = {0: change({}, {"forward": 21.0, "backward": 28.0, "wait": 8.0}), 1: change({}, {"forward": 19.0})}
+    assert reason_for(ranks) == Reason(SlowdownCause.UNKNOWN, (0, 1))
+
+
+def test_a_job_of_one_rank_is_not_everybody() -> None:
+    reason = reason_for({0: change({}, {"forward": 32.0})})
+    assert reason == Reason(SlowdownCause.OWN_TIME, (0,), StepPart.FORWARD)
+
+
+@pytest.mark.parametrize("known", [0, 1], ids=["only-before", "only-after"])
+def test_a_clock_that_is_known_for_a_part_of_the_time_is_no_cause(known: int) -> None:
+    one = change({}, {"forward": 32.0})
+    rates = [3e6 if number == known else None for number in range(2)]
+    clocked = RankChange(replace(one.before, core_khz=rates[0]), replace(one.after, core_khz=rates[1]))
+    assert reason_for({0: clocked}).cause is SlowdownCause.OWN_TIME

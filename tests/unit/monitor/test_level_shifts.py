@@ -28,6 +28,21 @@ def test_a_slow_down_has_first_step_and_size() -> None:
     assert (shift.before_ns, shift.after_ns) == (60 * MS, 66 * MS)
 
 
+def test_its_steps_are_those_from_its_first_to_its_last() -> None:
+    detector = LevelShifts()
+    over = LevelShift(first_step=2, last_step=4, before_ns=10, after_ns=20, num_steps=3)
+    lasts = LevelShift(first_step=6, last_step=None, before_ns=10, after_ns=20, num_steps=3)
+    detector.shifts += [over, lasts]
+    steps = np.arange(9)
+    assert [steps[one.holds(steps)].tolist() for one in (over, lasts)] == [[2, 3, 4], [6, 7, 8]]
+    normal = [steps[detector.normal_before(one, steps)].tolist() for one in (over, lasts)]
+    assert normal == [[0, 1], [0, 1, 5]]
+
+
+def test_steps_that_all_have_a_known_reason_say_nothing() -> None:
+    assert found([90.0] * 20 + [60.0] * 300, [step >= 20 for step in range(320)], fed=10) == []
+
+
 def test_a_slow_down_ends() -> None:
     (shift,) = found([60.0] * 300 + [72.0] * 100 + [60.0] * 100)
     assert abs(shift.first_step - 300) <= 1
@@ -128,6 +143,12 @@ def test_a_slow_down_is_withdrawn_where_its_steps_differ_as_much_as_that() -> No
     assert shifts
     assert not any(shift.was_slow for shift in shifts)
     assert all(shift.last_step is not None for shift in shifts)
+
+
+def test_a_slow_down_of_a_job_whose_noise_was_known_is_not_withdrawn_when_its_steps_become_uneven() -> None:
+    even = [60.0] * 700 + [66.0] * 100 + [60.0] * 200
+    first, *_ = found([*even, *(10 * uneven(np.random.default_rng(0), 1500)).tolist()])
+    assert (first.before_ns, first.after_ns, first.was_slow) == (60 * MS, 66 * MS, True)
 
 
 @pytest.mark.parametrize("fed", [1, 7, 64, 5000])

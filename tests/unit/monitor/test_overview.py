@@ -138,6 +138,15 @@ def test_a_rank_that_is_a_backward_pass_behind_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_whose_steps_take_long_does_not_wait_yet(tmp_path: Path) -> None:
+    """Steps of 3 s: after 4 s in its backward pass it may compute."""
+    ten_steps_ns = BEGIN_NS + 30 * SECOND
+    write_pulse(tmp_path, 0, [MadeStep(ms=3000)] * 10, num_passes=11, activity=Activity.BACKWARD)
+    write_pulse(tmp_path, 1, [MadeStep(ms=3000)] * 10, activity=Activity.DATA)
+    assert look_at(tmp_path, ten_steps_ns + 4 * SECOND).waiting == ()
+    assert len(look_at(tmp_path, ten_steps_ns + 7 * SECOND).waiting) == 1
+
+
 def test_a_pulse_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     write_pulse(tmp_path, 0, [MadeStep()] * 10)
     write_pulse(tmp_path, 1, [MadeStep()] * 10).write_bytes(b"nonsense")

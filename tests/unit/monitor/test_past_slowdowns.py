@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from pulses import pulse_of, steps_of, summaries_of
+from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of
 
 from ddpprof.model.pulse import Pulse
 from ddpprof.model.slowdown import SlowdownCause, StepPart
@@ -30,6 +30,8 @@ def run(num_steps: int, *slow: range) -> dict[int, Pulse]:
 def test_an_early_slow_down_is_known_from_summaries() -> None:
     (slow,) = slowdowns_of_run(run(6000, range(2000, 2600))).slowdowns
     assert (slow.first_step, slow.last_step, slow.is_coarse) == (2000, 2599, True)
+    assert (slow.num_steps, slow.before_ns, slow.after_ns) == (600, 60 * MS, 72 * MS)
+    assert (slow.began_ns, slow.ended_ns) == (BEGIN_NS + 2000 * 60 * MS, BEGIN_NS + (2000 * 60 + 600 * 72) * MS)
     assert (slow.cause, slow.ranks, slow.part) == (SlowdownCause.OWN_TIME, (1,), StepPart.FORWARD)
     assert round(slow.growth, 3) == 0.2
 
@@ -69,3 +71,10 @@ def test_summaries_in_any_order_are_put_in_order(num_ranks: int) -> None:
     damaged = {**pulses, 0: replace(pulses[0], summaries=rows_of(first, slice(None, None, -1)))}
     assert slowdowns_of_run(damaged) == slowdowns_of_run(pulses)
     assert slowdowns_of_run(pulses).slowdowns
+
+
+def test_ranks_of_which_one_has_lost_its_first_summaries_are_compared_where_both_have_them() -> None:
+    pulses = run(6000, range(2000, 2600))
+    later = replace(pulses[1], summaries=rows_of(pulses[1].summaries, slice(5, None)))
+    (slow,) = slowdowns_of_run({**pulses, 1: later}).slowdowns
+    assert (slow.first_step, slow.last_step, slow.cause, slow.ranks) == (2000, 2599, SlowdownCause.OWN_TIME, (1,))

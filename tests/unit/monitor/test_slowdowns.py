@@ -7,7 +7,10 @@ from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
 from ddpprof.model.slowdown import SlowdownCause, StepPart
 from ddpprof.model.tables import rows_of
 from ddpprof.monitor import slowdowns
-from ddpprof.monitor.slowdowns import SlowdownWatch
+from ddpprof.monitor.causes import Reason
+from ddpprof.monitor.job_steps import common_steps
+from ddpprof.monitor.level_shifts import LevelShift
+from ddpprof.monitor.slowdowns import SlowdownWatch, slowdown_of
 
 WAITS = {"backward": 42.0, "wait": 22.0}
 SLOW = {"forward": 32.0}
@@ -116,3 +119,14 @@ def test_the_link_is_the_cause_only_if_no_rank_is_unknown(num_known: int, cause:
     watch = SlowdownWatch()
     watch.update({rank: pulse_of(waiting, rank) for rank in range(num_known)})
     assert [slow.cause for slow in watch.slowdowns] == [cause]
+
+
+def test_a_slow_down_whose_first_step_has_left_the_ring_has_no_begin() -> None:
+    steps = common_steps({0: steps_of([{}] * 10, first=50)})
+    assert steps is not None
+    reason = Reason(SlowdownCause.UNKNOWN, (0,))
+    for first, began_ns in ((40, None), (52, BEGIN_NS + 2 * 60 * MS)):
+        shift = LevelShift(first, 54, 50 * MS, 60 * MS, 3)
+        slow = slowdown_of(shift, reason, steps, None)
+        assert (slow.began_ns, slow.ended_ns) == (began_ns, BEGIN_NS + 5 * 60 * MS)
+    assert slowdown_of(shift, reason, steps, 7).began_ns == 7, "it stays what it was"

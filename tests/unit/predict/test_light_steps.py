@@ -61,6 +61,11 @@ def test_other_steps_do_not_tell_of_a_backward_pass_alone() -> None:
     assert backward_alone_ns({0: [light(0, (30,), (50,)), replace(alone(6, 50), mode=StepMode.BASELINE)]}) is None
 
 
+def test_a_step_alone_that_had_no_forward_says_nothing_of_a_backward_pass() -> None:
+    assert backward_alone_ns({0: [alone(5, 50), alone(6, 1, forwards=())]}) == backward_alone_ns({0: [alone(5, 50)]})
+    assert backward_alone_ns({0: [alone(6, 1, forwards=())]}) is None
+
+
 def test_of_several_backward_passes_without_communication_the_last_one_counts() -> None:
     twice = alone(5, 50, forwards=(forward(0, 0, 9, 10), forward(20, 20, 29, 30)))
     assert backward_alone_ns({0: [twice]}) == 20

@@ -38,6 +38,14 @@ def test_a_step_that_was_disturbed_counts_no_more_than_the_others() -> None:
     assert network.link.alone.ns_per_byte == pytest.approx(1)
 
 
+def test_a_step_of_which_no_bucket_was_timed_does_not_hide_the_others() -> None:
+    timed, unseen = observed_step((20, 24, 25), {0: 22, 1: 31, 2: 36}), observed_step((20, 24, 25), {})
+    network = network_of_steps([unseen, timed], training(**THREE, backend="gloo"))
+    assert network is not None
+    assert network == network_of_steps([timed], training(**THREE, backend="gloo"))
+    assert network_of_steps([unseen], training(**THREE, backend="gloo")) is None
+
+
 def test_gloo_s_buckets_share_the_link() -> None:
     """At 2 ns per byte: from 25 on 1.5 MiB are left of the second, which is there at 31; the third at 36."""
     two_at_once = observed_step((20, 24, 25), {0: 22, 1: 31, 2: 36})

@@ -304,3 +304,14 @@ def test_errors_of_different_passes_do_not_cancel() -> None:
     errors = (pass_profile(reduced_ns=13), pass_profile(reduced_ns=20, training=training(modules=(1,))))
     both = replace(profile(step_ns=37.0), passes=errors)
     assert predict(both, Setting()).missed_ns / UNIT == pytest.approx(5)
+
+
+@pytest.mark.parametrize(("fit", "error"), [(0.0, 0.02), (0.3, 0.3)])
+def test_the_interval_reaches_as_far_as_the_worse_of_a_slower_and_a_faster_network(fit: float, error: float) -> None:
+    """Two buckets that end at 14 + 2 × the time for a MiB, which is not hidden."""
+    made = predict(profile(network=network(relative_error=fit)), Setting())
+    slower, faster = (ns / UNIT for ns in made.doubted_ns)
+    assert slower == pytest.approx(20 + 4 * error)
+    assert faster > 20 - (slower - 20)
+    assert (made.high_ns - made.step_ns) / UNIT == pytest.approx(slower - 20)
+    assert (made.step_ns - made.low_ns) / UNIT == pytest.approx(slower - 20)

@@ -102,6 +102,20 @@ def test_waiting_outside_backward_passes_is_waiting_too(pulse: PulseWriter, cloc
     assert steps.own_ns.tolist()[1] == 5
 
 
+def test_a_backward_pass_through_two_modules_waits_after_the_last_gradient_of_both(
+    pulse: PulseWriter, clock: Clock
+) -> None:
+    forward_ends(pulse, clock, Reducer(30, 40))
+    backward(pulse, clock, Reducer(10, 20), 50)
+    pulse.step_ends(1)
+    forward_ends(pulse, clock, Reducer(5))  # no gradient of this one came in the pass, which began later
+    clock.now_ns += 100
+    backward(pulse, clock, Reducer(15, 20), 50)
+    pulse.step_ends(2)
+    steps = decoded(pulse).steps
+    assert (steps.wait_ns.tolist(), steps.first_gradient_ns.tolist()) == ([10, 30], [10, 0])
+
+
 @pytest.mark.parametrize(
     ("reducer", "synchronises", "num_passes"),
     [
@@ -153,6 +167,20 @@ def test_a_loss_that_is_not_finite_is_noted(
         pulse.step_ends(number)
     state = decoded(pulse).state
     assert (state.nonfinite_step, state.num_nonfinite, state.finite_step) == noted
+
+
+def test_the_training_does_not_wait_for_a_loss_on_another_device(
+    pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[torch.Tensor] = []
+
+    def item(loss: torch.Tensor) -> float:
+        read.append(loss)
+        return 1.0
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    assert pulse.backward_begins(torch.empty((), device="meta"))
+    assert read == []
 
 
 def test_the_training_thread_makes_rows_if_nobody_else_does(pulse: PulseWriter, clock: Clock) -> None:

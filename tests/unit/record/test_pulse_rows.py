@@ -103,6 +103,21 @@ def test_an_error_ends_the_rows_and_nothing_else(pulse: PulseWriter, clock: Cloc
     assert (kept.state.step, kept.steps.number.tolist(), len(pulse.rows.notes)) == (3, [0], 0)
 
 
+def test_a_problem_without_words_has_the_name_of_its_error(pulse: PulseWriter) -> None:
+    pulse.rows.end_for(MemoryError())
+    assert pulse.rows.problem == "MemoryError"
+
+
+def test_a_clock_that_stands_still_is_no_problem(clock: Clock, pulse: PulseWriter) -> None:
+    for number in range(1, 61):
+        clock.now_ns += 5_000_000 if number <= 20 else 0
+        pulse.step_ends(number)
+        if number == 20:
+            pulse.rows.make()
+    assert decoded(pulse).steps.length_ns.tolist() == [5_000_000] * 20 + [0] * 40
+    assert (pulse.rows.problem, pulse.rows.looks_every) == (None, 1)
+
+
 @pytest.mark.parametrize(("num_gradients", "every"), [(400, 1), (800, 2), (1200, 3)])
 def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pulse: PulseWriter, clock: Clock) -> None:
     """They are in no rhythm that the steps of a training could have."""

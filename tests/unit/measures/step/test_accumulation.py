@@ -22,6 +22,14 @@ def twice(*optimizers: tuple[int, int], adds_up: bool = True, **changes: Any) ->
         pytest.param(twice((30, 35), (70, 80)), (), id="an-optimizer-steps-between-them"),
         pytest.param(twice((70, 80), adds_up=False), (), id="gradients-were-thrown-away-between-them"),
         pytest.param(recorded(ready={0: (15, 20)}, optimizers=((70, 80),)), (), id="one-pass"),
+        pytest.param(
+            recorded(
+                passes=(backward_pass((None,)), backward_pass((55, 60), origin=50, adds_up=True)),
+                optimizers=((70, 80),),
+            ),
+            (),
+            id="a-pass-without-gradients",
+        ),
         pytest.param(recorded(), (), id="no-pass"),
     ],
 )
@@ -57,6 +65,13 @@ def test_each_module_counts_on_its_own() -> None:
             id="an-evaluation-is-no-batch",
         ),
         pytest.param(twice((30, 35), (70, 80)), 1, id="two-parts-of-a-gan"),
+        pytest.param(
+            recorded(
+                forwards=(*[forward(synchronises=False)] * 3, forward(), forward(module=1)), ready={0: (15,), 1: (16,)}
+            ),
+            4,
+            id="a-module-that-accumulates-beside-one-that-does-not",
+        ),
     ],
 )  # fmt: skip
 def test_batches_that_a_step_accumulates(step: RecordedStep, expected: int) -> None:
