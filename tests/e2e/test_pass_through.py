@@ -200,6 +200,39 @@ def test_a_signal_ends_everything_and_leaves_a_run(
     assert [len(rank["steps"]) for rank in report("run")["ranks"]] == [3, 3]
 
 
+SAVES_AT_CTRL_C = """
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DDP(torch.nn.Linear(64, 64))
+try:
+    for step in range(100_000):
+        model(torch.randn(8, 64)).sum().backward()
+        if rank == 0:
+            print(f"step {step}", flush=True)
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    time.sleep(1)
+    torch.save(model.state_dict(), f"last-{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["everyone", "ddpprof"])
+def test_what_ranks_of_torchrun_save_at_ctrl_c_is_saved(
+    to: str, tmp_path: Path, endless: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """A second SIGINT, right after the first, would interrupt the saving."""
+    (tmp_path / "saves.py").write_text(SAVES_AT_CTRL_C)
+    job = endless("--no-profiler", "--nproc-per-node", "2", "saves.py")
+    wait_for(job, "step 25")
+    os.killpg(job.pid, signal.SIGINT) if to == "everyone" else job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=60)
+    assert sorted(path.name for path in tmp_path.glob("last-*.pt")) == ["last-0.pt", "last-1.pt"], errors
+
+
 def test_a_rank_killed_within_the_profiled_steps(endless: Callable[..., subprocess.Popen[str]], report: Report) -> None:
     job = endless("--skip-first", "2", "--cost-steps", "4", "--steps", "20", kill_at=15 + LATER)
     _, errors = job.communicate(timeout=100)
