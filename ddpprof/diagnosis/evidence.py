@@ -25,6 +25,8 @@ _LOOK_AGAIN_S = 0.2
 """seconds between two looks at a process, which show whether it computes"""
 _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
+_MOVES_BYTES_PER_S = 2**20
+"""what a thread that writes a file moves at least, be its storage slow; one that only asks for something moves less"""
 _SWAPPING_PER_S = 50
 """least number of pages a second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
@@ -42,6 +44,8 @@ class RankEvidence:
     """its process, if that is on this machine and alive"""
     workers: tuple[Process, ...]
     computes: bool
+    moves_data: bool
+    """whether its main thread reads or writes much, be it files or sockets"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
@@ -129,6 +133,7 @@ def _of_rank(
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and _computes(earlier, process),
+        moves_data=earlier is not None and process is not None and _moves_data(earlier, process),
         is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process, swapped_in),
         exit=seen,
         num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
@@ -141,6 +146,10 @@ def _computes(earlier: Process | None, now: Process) -> bool:
         return now.state == "R"
     took_s = now.seen_s - earlier.seen_s
     return now.main_thread_cpu_s - earlier.main_thread_cpu_s > _COMPUTES * took_s
+
+
+def _moves_data(earlier: Process, now: Process) -> bool:
+    return now.moved_bytes - earlier.moved_bytes > _MOVES_BYTES_PER_S * (now.seen_s - earlier.seen_s)
 
 
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:

@@ -1,7 +1,7 @@
 """Does a job hang? It does if no rank ends its step for ten times as long as usual, and at least for some seconds.
 
 Pauses that jobs make on purpose are told apart: the first steps, saving and evaluation, the first batch of a pass over
-the data, a script that computes by itself, a debugger; and a machine that slept.
+the data, a script that computes, reads or writes by itself or awaits a program, a debugger; and a machine that slept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s
+from ddpprof.model.stack import collective_of
 from ddpprof.monitor.pulse_files import PulseHead, read_heads
 
 _FEW_STEPS = 5
@@ -25,8 +26,8 @@ _FIRST_STEPS_S = 600.0
 _ON_PURPOSE_S = 600.0
 """seconds that a rank may save or evaluate"""
 _FIRST_BATCH_S = 120.0
-_COMPUTES_S = 120.0
-"""seconds that a rank may compute outside DDP in a step without an evaluation"""
+_WORKS_S = 120.0
+"""seconds that a rank may compute, read, write or await a program outside DDP in a step without an evaluation"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
@@ -201,6 +202,11 @@ def pause_limit_s(one: RankEvidence) -> float:
         return _ON_PURPOSE_S
     if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
         return _FIRST_BATCH_S
-    if activity in (Activity.OTHER, Activity.FORWARD) and one.computes and not one.is_swapping:
-        return _ON_PURPOSE_S if flags & StepFlag.EVALUATED else _COMPUTES_S
-    return 0.0
+    if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
+        return 0.0
+    awaits_program = places.awaits_a_program(one.stack) and bool(one.workers)
+    works = one.computes or one.moves_data or awaits_program
+    waits = collective_of(one.stack) is not None or places.is_at_a_lock(one.stack)
+    if (works and flags & StepFlag.EVALUATED) or (one.state.evaluates and (works or not waits)):
+        return _ON_PURPOSE_S
+    return _WORKS_S if works else 0.0

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from ddpprof.model.stack import Frame
 
 _LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subprocess|selectors|socket|ssl)\.py$")
+_PROGRAM = re.compile(r"/subprocess\.py$")
+_FRAMES_OF_SUBPROCESS = 4
+"""from `subprocess.run` down to the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 
@@ -15,6 +18,11 @@ _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 def is_at_a_lock(stack: Sequence[Frame]) -> bool:
     """Return whether the thread waits for a lock, a queue, a socket or another process."""
     return bool(stack) and _LOCKS.search(stack[-1].file) is not None
+
+
+def awaits_a_program(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread waits for a program that it has started, such as one that evaluates a checkpoint."""
+    return any(_PROGRAM.search(frame.file) for frame in stack[-_FRAMES_OF_SUBPROCESS:])
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:

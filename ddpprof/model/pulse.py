@@ -123,6 +123,8 @@ class PulseState:
     """number of such steps so far"""
     finite_step: int
     """number of the last step before these whose loss was looked at and finite; `UNKNOWN` if there is none"""
+    evaluates: int
+    """1 if all DDP modules were in evaluation mode when the stack was written, else 0"""
 
     @property
     def last_ns(self) -> int:

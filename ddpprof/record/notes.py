@@ -107,10 +107,14 @@ class StepNotes:
     def loader_begins(self, loader: Any) -> bool:
         """Note that a pass over `loader` begins. Return whether it is for an evaluation, which may do without DDP."""
         self.feeding.loader_begins(loader)
-        ddps = [ddp for seen in self._seen if (ddp := seen()) is not None]
-        evaluates = not torch.is_grad_enabled() or (bool(ddps) and not any(ddp.module.training for ddp in ddps))
+        evaluates = not torch.is_grad_enabled() or self.is_evaluating()
         self._began_evaluation |= evaluates and self.recording
         return evaluates
+
+    def is_evaluating(self) -> bool:
+        """Return whether all DDP modules are in evaluation mode. Any thread may call this."""
+        ddps = [ddp for seen in list(self._seen) if (ddp := seen()) is not None]
+        return bool(ddps) and not any(ddp.module.training for ddp in ddps)
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
         """Note DDP's own work before the module's forward, from `start_ns` to now."""

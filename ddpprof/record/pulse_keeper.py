@@ -42,13 +42,15 @@ class PulseKeeper:
         last_step: LastStep,
         training_thread: int,
         bucket_numels: tuple[tuple[int, ...], ...],
+        evaluates: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         """Create the copy in the run directory. Raises ``OSError``.
 
-        `bucket_numels`: number of elements of each bucket of each DDP module.
+        `bucket_numels`: number of elements of each bucket of each DDP module. `evaluates` returns whether all DDP
+        modules are in evaluation mode.
         """
-        self._bucket_numels = bucket_numels
+        self._bucket_numels, self._evaluates = bucket_numels, evaluates
         self._pulse, self._last_step = pulse, last_step
         self._training_thread = training_thread
         self._training_clock = time.pthread_getcpuclockid(training_thread)  # only now is that thread sure to exist
@@ -144,9 +146,11 @@ class PulseKeeper:
             if state.stack_ns != UNKNOWN:
                 for name in ("stack_ns", "module", "bucket"):
                     write_state(self._pulse.words, name, UNKNOWN)
+                write_state(self._pulse.words, "evaluates", False)
             return
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
+        write_state(self._pulse.words, "evaluates", self._evaluates())
         frame = sys._current_frames().get(self._training_thread)
         if frame is None:
             return

@@ -34,7 +34,9 @@ class RunningPulse:
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
-            self._keeper = PulseKeeper(self.writer, job.files.last_step, training_thread, notes.bucket_numels(), warn)
+            self._keeper = PulseKeeper(
+                self.writer, job.files.last_step, training_thread, notes.bucket_numels(), notes.is_evaluating, warn
+            )
             undo.callback(self._keeper.close)
             self.captures = captures_of(job, settings)
             undo.pop_all()

@@ -81,6 +81,7 @@ def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankE
         process=process(pid=100 + number),
         workers=(),
         computes=False,
+        moves_data=False,
         is_swapping=False,
         exit=None,
         num_oom_kills=None,

@@ -45,7 +45,7 @@ class Clock:
 def keep(pulse: PulseWriter, said: list[str] | None = None) -> PulseKeeper:
     last_step = LastStep(Path(pulse.identity.kept).with_name(last_step_file(0)))
     warn = (said if said is not None else []).append
-    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), warn)
+    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), lambda: False, warn)
 
 
 def decoded(pulse: PulseWriter) -> Pulse:

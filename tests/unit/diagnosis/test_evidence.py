@@ -95,6 +95,24 @@ def test_a_rank_computes(
 
 
 @pytest.mark.parametrize(
+    ("before", "moved_mib", "moves_data"),
+    [
+        pytest.param(process(), 2, True, id="much"),
+        pytest.param(process(), 0.9, False, id="little"),
+        pytest.param(None, 2, False, id="seen-once"),
+    ],
+)
+def test_a_rank_reads_or_writes(
+    before: Process | None, moved_mib: float, moves_data: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    of_this_machine(monkeypatch)
+    monkeypatch.setattr(evidence, "is_gone", lambda _: False)
+    seen = iter((before, process(seen_s=1.0, moved_bytes=int(moved_mib * 2**20))))
+    monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
+    assert of_one_rank(tmp_path).moves_data is moves_data
+
+
+@pytest.mark.parametrize(
     ("num_paged_in", "num_swapped_in", "swapped_mb", "seconds", "is_swapping"),
     [
         pytest.param(40, 40, 100, 0.2, True, id="swaps"),

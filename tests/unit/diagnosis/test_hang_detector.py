@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hung_ranks import NOW_NS, USER, S, died, process, rank, steps, waiting
+from hung_ranks import NOW_NS, USER, S, died, distributed, process, rank, steps, waiting
 
 from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
@@ -19,6 +19,8 @@ from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import PulseHead
 
+LOCK = Frame("/usr/lib/python3.11/threading.py", 1, "acquire")
+PROGRAM = Frame("/usr/lib/python3.11/subprocess.py", 1, "_try_wait")
 PDB = Frame("/usr/lib/python3.11/pdb.py", 1, "interaction")
 
 
@@ -163,6 +165,13 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(rank(0, USER, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH), 120, id="first-batch"),
         pytest.param(replace(rank(0, USER), computes=True), 120, id="computes"),
         pytest.param(replace(rank(0, USER, flags=StepFlag.EVALUATED), computes=True), 600, id="evaluates-without-ddp"),
+        pytest.param(replace(rank(0, USER), moves_data=True), 120, id="writes-a-file"),
+        pytest.param(replace(rank(0, USER, PROGRAM), workers=(process(),)), 120, id="awaits-a-program"),
+        pytest.param(rank(0, USER, PROGRAM), 0, id="awaits-a-program-that-is-gone"),
+        pytest.param(replace(rank(0, USER, LOCK), workers=(process(),)), 0, id="awaits-a-lock"),
+        pytest.param(rank(0, USER, evaluates=True), 600, id="evaluates-in-evaluation-mode"),
+        pytest.param(rank(0, USER, LOCK, evaluates=True), 0, id="awaits-a-lock-in-evaluation-mode"),
+        pytest.param(rank(0, USER, distributed("barrier"), evaluates=True), 0, id="awaits-others-in-evaluation-mode"),
         pytest.param(replace(rank(0, USER), computes=True, is_swapping=True), 0, id="swaps"),
         pytest.param(replace(rank(0, USER, activity=Activity.SAVE), is_swapping=True), 600, id="swaps-as-it-saves"),
         pytest.param(died(rank(0, activity=Activity.SAVE)), 0, id="dead"),
