@@ -98,7 +98,7 @@ def recording_cost_remark(report: Report) -> Iterable[Remark]:
     if cost is not None:
         modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
         ratios = [
-            f"{mode} {ratio:{digits}} ×{' (noise)' if _is_within(ratio, cost.spread) else ''}"
+            f"{mode} {ratio:{digits}} ×{' (noise)' if ratio < 1 or _is_within(ratio, cost.spread) else ''}"
             for mode, ratio, digits in modes
             if ratio is not None
         ]

@@ -27,16 +27,23 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
 def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
-    on = "in one process" if world == 1 else f"on {world} ranks, communication included"
+    on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
     if ratio.is_beyond_noise is False:
+        pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} ms to {ms(report.without_ns)} ms"
+        if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
+            return f"{pairs} cannot tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times})."
         return (
-            f"With DDP a step takes as long as without it, as far as {count(ratio.num_pairs, 'pair')} can tell, {on}: "
-            f"{interval(ratio)} × ({ms(report.with_ns)} ms to {ms(report.without_ns)} ms)."
+            f"With DDP a step takes as long as without it, as far as {pairs} can tell, {on}: {interval(ratio)} × "
+            f"({times})."
         )
     return (
         f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {ms(report.with_ns)} ms to "
         f"{ms(report.without_ns)} ms."
     )
+
+
+_VAGUE = 0.1
+"""width of an interval above which a ratio says little, be it close to 1 or not"""
 
 
 def interval(ratio: Ratio) -> str:

@@ -91,7 +91,7 @@ def _at_first_and_last(run: WholeRun) -> str:
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
         return ""
-    return f"step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} at last"
+    return f"median step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} at last"
 
 
 def _growth(run: WholeRun) -> list[str]:
