@@ -109,7 +109,13 @@ _BY_OTHER_WORK = 5
 def _is_out_of_proportion(o: Observed) -> bool:
     """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
     slowest = o.stragglers[0]
-    return slowest.since_step is None and slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
+    own_ns = {rank: median(stretches_ns) for rank, stretches_ns in o.own_ns.items()}
+    own_of_others_ns = [ns for rank, ns in own_ns.items() if rank != slowest.rank]
+    if slowest.since_step is not None:
+        return False
+    if slowest.rank in own_ns and own_of_others_ns and own_ns[slowest.rank] > _BY_OTHER_WORK * max(own_of_others_ns):
+        return True
+    return slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
 
 
 def _at_most_what_it_is_late(predicted: Predicted | None, late_ns: int) -> Predicted | None:

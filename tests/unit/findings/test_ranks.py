@@ -88,6 +88,26 @@ def test_the_whole_run_tells_whether_a_rank_is_late_by_chance(
 
 
 @pytest.mark.parametrize(
+    ("own_ms", "since_step", "is_noise"),
+    [
+        pytest.param({0: 10, 1: 51, 2: 10}, None, False, id="more-than-five-times-as-long"),
+        pytest.param({0: 10, 1: 49, 2: 10}, None, True, id="less"),
+        pytest.param({0: 5, 1: 51, 2: 11}, None, True, id="not-of-the-next-slowest"),
+        pytest.param({0: 10, 1: 51, 2: 10}, 7, True, id="since-a-step"),
+        pytest.param({1: 51}, None, True, id="nobody-to-compare-with"),
+    ],
+)
+def test_a_rank_that_takes_far_longer_by_itself_is_slow_in_few_steps(
+    own_ms: dict[int, int], since_step: int | None, is_noise: bool
+) -> None:
+    """Ranks may take 10 ms by themselves in a step of 100 ms, most of which is communication."""
+    own_ns = {rank: [ms * MS] * 10 for rank, ms in own_ms.items()}
+    stragglers = (late(1, 40 * MS, since_step=since_step),)
+    given = observed(stragglers=stragglers, step_ns=100 * MS, backend="gloo", own_ns=own_ns, watched_ns=1000 * MS)
+    assert only(given).is_noise is is_noise
+
+
+@pytest.mark.parametrize(
     ("own_ms", "watched_s", "num_steps", "known", "found"),
     [
         pytest.param(
