@@ -55,7 +55,7 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
             _signed(change.difference.shift_ns if change.difference else None),
             ABSENT if change.fraction is None else f"{change.fraction:+.1%}",
             _interval(change),
-            _word(change),
+            _word(change, comparison.metrics[0].a_ns or 0),
         )
         for change in comparison.metrics
     )
@@ -99,12 +99,15 @@ def _interval(change: MetricChange) -> str:
     return ABSENT if ends is None else f"{_signed(ends[0])} … {_signed(ends[1])}"
 
 
-def _word(change: MetricChange) -> str:
-    if change.is_beyond_noise is None or change.difference is None:
+def _word(change: MetricChange, step_ns: int) -> str:
+    """Say what a measure of steps of `step_ns` does. If runs differ much, one that matters may look like noise."""
+    difference = change.difference
+    if change.is_beyond_noise is None or difference is None:
         return "cannot tell"
-    if not change.is_beyond_noise:
-        return "noise"
-    return "more" if change.difference.shift_ns > 0 else "less"
+    if change.is_beyond_noise:
+        return "more" if difference.shift_ns > 0 else "less"
+    may_matter = difference.is_measured and max(-difference.low_ns, difference.high_ns) > NOTICEABLE * step_ns
+    return "cannot tell" if may_matter else "noise"
 
 
 _TIMES: tuple[tuple[str, Callable[[BucketRow], int | None]], ...] = (

@@ -10,8 +10,10 @@ import jsonschema
 import pytest
 from reports import GOLDEN, HOSTILE, bucket, compare_runs, hostile_report, light_report, rank, report, step
 
-from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison.between_runs import Difference
+from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.comparison.gate import judge, parse_conditions
+from ddpprof.layout import Table
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.model import Kernel
 from ddpprof.render.json import ComparisonFile, render_json, schema
@@ -79,3 +81,25 @@ def test_a_bucket_that_is_ready_as_the_forward_ends_has_a_time() -> None:
     a, b = (report(buckets=(bucket(0, ready_ns=0, launched_ns=None),)) for _ in "ab")
     row = next(line for line in drawn(compare_runs(a, b)).splitlines() if "4.24" in line)
     assert row.split()[:7] == ["0", "0", "4.24", "0.00", "→", "0.00", "-"]
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms", "is_measured", "word"),
+    [
+        pytest.param(1, 9, True, "more", id="slower"),
+        pytest.param(-9, -1, True, "less", id="faster"),
+        pytest.param(-1, 1.9, True, "noise", id="less-than-matters"),
+        pytest.param(-1, 2.1, True, "cannot tell", id="perhaps-much-slower"),
+        pytest.param(-2.1, 1, True, "cannot tell", id="perhaps-much-faster"),
+        pytest.param(-90, 90, False, "cannot tell", id="few-runs"),
+    ],
+)
+def test_what_may_be_noise_but_may_also_matter_cannot_be_told(
+    low_ms: float, high_ms: float, is_measured: bool, word: str
+) -> None:
+    """Of a step of 40 ms, 2 matter."""
+    difference = Difference((low_ms + high_ms) / 2 * 1e6, low_ms * 1e6, high_ms * 1e6, is_measured)
+    step_of_40 = MetricChange("step", 40_000_000, 42_000_000, 80, 80, difference=difference)
+    tables = [one for one in comparison_sections(replace(SLOWER, metrics=(step_of_40,))) if isinstance(one, Table)]
+    (row,) = next(one.rows for one in tables if one.title.startswith("Per step"))
+    assert row[-1] == word
