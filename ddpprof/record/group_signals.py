@@ -5,6 +5,8 @@ A terminal's Ctrl-C can be told by itself; a signal that a program sent, such as
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import time
@@ -24,10 +26,13 @@ class Bystander:
     def __init__(self) -> None:
         """Start it. Block the signals before, and call this in a process without other threads."""
         self._process: Process | None = None
+        sleep = shutil.which("sleep", path=os.defpath)  # the system's, whatever PATH is
+        if sleep is None:
+            return  # so every signal counts as sent to this process alone
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        with suppress(OSError):  # there is no such command, so every signal counts as sent to this process alone
+        with suppress(OSError):
             begin = partial(end_with_parent, signal.SIGKILL)
-            self._process = start(["sleep", "infinity"], helper_environment(), begin, **streams)
+            self._process = start([sleep, "infinity"], helper_environment(), begin, **streams)
 
     def has_got(self, number: int) -> bool:
         """Return whether the signal, which has reached this process just now, or one like it, was sent to the group."""

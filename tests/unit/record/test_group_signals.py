@@ -36,7 +36,7 @@ def test_what_a_bystander_got_was_sent_to_the_group() -> None:
 
 
 def test_without_a_bystander_every_signal_counts_as_sent_to_one_process() -> None:
-    nothing_found = "import os; os.environ['PATH'] = '/nowhere'\n"
+    nothing_found = "import os; os.defpath = '/nowhere'\n"
     assert run(nothing_found + PROGRAM) == "False\nFalse False\n"
 
 
