@@ -71,13 +71,10 @@ def start_resource_tracker() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the system to end this process, by that signal, when its parent dies.
-
-    Use it as ``preexec_fn``; it runs in the child.
-    """
+def end_with_parent() -> None:
+    """Ask the system to end this process when its parent dies. Use it as ``preexec_fn``; it runs in the child."""
     if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def start(

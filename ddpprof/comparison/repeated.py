@@ -84,7 +84,7 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
 
 
 _OF_A_RANK = ("straggler", "slow-rank")
-"""rules that find another thing if they blame another rank"""
+"""rules whose finding is another one if it blames another rank"""
 
 
 def _what(finding: Finding) -> str:

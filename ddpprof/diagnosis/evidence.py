@@ -26,7 +26,7 @@ _LOOK_AGAIN_S = 0.2
 _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
 _MOVES_BYTES_PER_S = 2**20
-"""what a thread that writes a file moves at least, be its storage slow; one that only asks for something moves less"""
+"""least that a thread moves while it writes a file, even to slow storage; one that asks for something moves less"""
 _SWAPPING_PER_S = 50
 """least number of pages a second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
@@ -45,7 +45,7 @@ class RankEvidence:
     workers: tuple[Process, ...]
     computes: bool
     moves_data: bool
-    """whether its main thread reads or writes much, be it files or sockets"""
+    """whether its main thread reads or writes much"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None

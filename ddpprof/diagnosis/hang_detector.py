@@ -204,9 +204,9 @@ def pause_limit_s(one: RankEvidence) -> float:
         return _FIRST_BATCH_S
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
         return 0.0
+    evaluates = one.state.evaluates and collective_of(one.stack) is None
     awaits_program = places.awaits_a_program(one.stack) and bool(one.workers)
-    works = one.computes or one.moves_data or awaits_program
-    waits = collective_of(one.stack) is not None or places.is_at_a_lock(one.stack)
-    if (works and flags & StepFlag.EVALUATED) or (one.state.evaluates and (works or not waits)):
-        return _ON_PURPOSE_S
-    return _WORKS_S if works else 0.0
+    if one.computes or one.moves_data or awaits_program:
+        return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
+    may_wait = not one.stack or places.is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
+    return _ON_PURPOSE_S if evaluates and not may_wait else 0.0

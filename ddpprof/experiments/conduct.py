@@ -249,8 +249,9 @@ def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None
         settings = trial_settings(folder, experiment, experiment.variants[0])
         cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
         return (
-            f"nothing was recorded: no DistributedDataParallel module was made, or it trained fewer than {cpu} steps, "
-            f"on an accelerator {accelerator}. If there is one, let it train longer, or skip fewer (--skip-first)"
+            f"nothing was recorded: no DistributedDataParallel module was created, or it trained for fewer than {cpu} "
+            f"steps ({accelerator} on an accelerator). If there is one, train for longer, or skip fewer steps "
+            "(--skip-first)"
         )
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
         return "the training ended before a step was timed: let it take more steps, or time fewer (--skip-first)"

@@ -9,8 +9,9 @@
     .lock                  the process that is running trials
     network.json           `ddpprof tune`: a copy of the file given with --network
 
-Every round runs each variant once, so that a slow moment of the machine affects all of them; and in turns forwards and
-backwards, so that a machine which becomes slower or faster is not taken for a variant that is: A B C, C B A.
+Every round runs each variant once, so that a slow moment of the machine affects all of them; and the rounds alternate
+between forward and reverse order, so that a machine that becomes steadily slower or faster is hardly taken for a
+variant that is: A B C, C B A. With an odd number of rounds, a part of such a change remains.
 """
 
 from __future__ import annotations

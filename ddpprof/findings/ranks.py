@@ -103,17 +103,20 @@ _STEPS_OF_WHOLE_RUN = 10
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
 """time, ns, below which a rank may be late in every step by chance, since other work comes and goes"""
 _BY_OTHER_WORK = 5
-"""most by which sharing its cores makes a rank take longer, as a factor"""
+"""largest factor by which sharing its cores makes a rank take longer"""
+_TIME_SLICES_NS = 10_000_000
+"""time for which it may wait for its core in a step, ns, however little it has to do"""
 
 
 def _is_out_of_proportion(o: Observed) -> bool:
     """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
     slowest = o.stragglers[0]
-    own_ns = {rank: median(stretches_ns) for rank, stretches_ns in o.own_ns.items()}
-    own_of_others_ns = [ns for rank, ns in own_ns.items() if rank != slowest.rank]
     if slowest.since_step is not None:
         return False
-    if slowest.rank in own_ns and own_of_others_ns and own_ns[slowest.rank] > _BY_OTHER_WORK * max(own_of_others_ns):
+    own_ns = {rank: median(stretches_ns) for rank, stretches_ns in o.own_ns.items()}
+    of_slowest_ns = own_ns.pop(slowest.rank, 0)
+    next_ns = max(own_ns.values(), default=of_slowest_ns)
+    if of_slowest_ns > max(_BY_OTHER_WORK * next_ns, next_ns + _TIME_SLICES_NS):
         return True
     return slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
 

@@ -2,7 +2,7 @@
 
 The job, from its launch to the wrapped methods of torch:
 launch.py           around the job: starts it with ddpprof injected, and passes on signals and exit code
-group_signals.py    did a signal reach the whole process group, and so the job, too?
+group_signals.py    was a signal sent to the whole process group, or to this process alone?
 torchrun.py         torchrun's options, which `ddpprof trace` passes on
 one_rank.py         a trial's only rank, for which ddpprof sets the launcher's variables
 attempts.py         torchrun's restarts: which runs belong to one job

@@ -34,7 +34,7 @@ def saving_methods() -> Iterator[tuple[type, str]]:
 
 
 def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of what lists the checkpoints that the Trainer deletes as a training ends."""
+    """Yield the owner and the name of each function that lists the checkpoints which the Trainer deletes at its end."""
     trainer = sys.modules.get("transformers.trainer")
     for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
         if hasattr(owner, name):

@@ -1,6 +1,7 @@
-"""Did a signal reach the whole process group, and so the job, too? Passing it on would deliver it twice.
+"""Was a signal sent to the whole process group, or to this process alone?
 
-A terminal's Ctrl-C can be told by itself; a signal that a program sent, such as a notebook or a CI runner, cannot.
+A terminal's Ctrl-C is recognised by its `si_code`; a signal that a program sent, such as a notebook or a CI runner,
+is not.
 """
 
 from __future__ import annotations
@@ -11,34 +12,52 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-from ddpprof.child_processes import Process, end_with_parent, helper_environment, start
+from ddpprof.child_processes import Process, helper_environment, start
 
+_SI_KERNEL = 0x80
+"""`si_code` of a signal from the terminal, which sends it to a whole group"""
 _DELIVERED_S = 0.01
-"""seconds in which a signal has reached all processes of a group"""
+"""seconds after which a signal to a group has reached all of its processes"""
+
+
+def group_of(process: int) -> int | None:
+    """Return the number of a process's group; ``None`` if there is no such process."""
+    try:
+        return os.getpgid(process)
+    except ProcessLookupError:
+        return None
 
 
 class Bystander:
-    """A child in this process group that does nothing: all signals that are blocked here stay pending there."""
+    """A child in this process group that does nothing, so that signals that are blocked here stay pending there."""
 
     def __init__(self) -> None:
-        """Start it. Block the signals before, and call this in a process without other threads."""
+        """Start it. The signals must be blocked by then."""
         self._process: Process | None = None
-        sleep = shutil.which("sleep", path=os.defpath)  # the system's, whatever PATH is
-        if sleep is None:
-            return  # so every signal counts as sent to this process alone
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        with suppress(OSError):
-            begin = partial(end_with_parent, signal.SIGKILL)
-            self._process = start([sleep, "infinity"], helper_environment(), begin, **streams)
+        self._start()
 
-    def has_got(self, number: int) -> bool:
-        """Return whether the signal, which has reached this process just now, or one like it, was sent to the group."""
-        if self._process is None:
+    def _start(self) -> None:
+        command = shutil.which("cat", path=os.defpath)  # the system's, whatever PATH is; it ends when its input does
+        if command is not None:
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            with suppress(OSError):
+                self._process = start([command], helper_environment(), None, **streams)
+
+    def got(self, info: signal.struct_siginfo) -> bool:
+        """Return whether a signal, which has just arrived, was sent to the group; False without a bystander."""
+        if info.si_code != _SI_KERNEL and self._process is None:
             return False
         time.sleep(_DELIVERED_S)
+        to_group = info.si_code == _SI_KERNEL or self._has_pending(info.si_signo)
+        if to_group:  # the next one will be pending in another bystander
+            self.end()
+            self._start()
+        return to_group
+
+    def _has_pending(self, number: int) -> bool:
+        assert self._process is not None
         with suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
             pending = int(status.partition("\nShdPnd:")[2].split()[0], 16)
@@ -46,6 +65,7 @@ class Bystander:
         return False
 
     def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()

@@ -25,7 +25,7 @@ from ddpprof import rundir
 from ddpprof.child_processes import Process, adopt_orphans, descendants, end_descendants, end_with_parent, start
 from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
-from ddpprof.record.group_signals import Bystander
+from ddpprof.record.group_signals import Bystander, group_of
 from ddpprof.record.output import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 from ddpprof.scratch import scratch_folder
@@ -35,8 +35,6 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SLURM_RANK = "SLURM_PROCID"
 """variable that Slurm also sets for a batch script, which is no rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_SI_KERNEL = 0x80
-"""`si_code` of a signal that the terminal sent to the whole job"""
 _POLL_S = 1.0
 """seconds between two looks whether the job has ended, since a library's thread may have taken SIGCHLD"""
 _GRACE_S = 10.0
@@ -172,16 +170,18 @@ def run_to_its_end(
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
-    bystander = Bystander()
+    bystander: Bystander | None = None
     try:
         job = start(command, environment, _begin_job, **streams)
+        bystander = Bystander()
         if when_started is not None:
             when_started()
         returncode, interrupted = _wait(job, bystander)
     except OSError as error:
         raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
     finally:
-        bystander.end()
+        if bystander is not None:
+            bystander.end()
         _unblock()
     if interrupted:
         end_descendants(_GRACE_S)  # ranks that outlived their launcher
@@ -245,22 +245,21 @@ def _wait(job: Process, bystander: Bystander) -> tuple[int, bool]:
             return job.returncode, interrupted
         if info is not None and info.si_signo != signal.SIGCHLD:
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
-            to_all = info.si_code == _SI_KERNEL or bystander.has_got(info.si_signo)
-            if not has_ended and not to_all:
+            has_got_it = bystander.got(info) and group_of(job.pid) == os.getpgrp()
+            if not has_ended and not has_got_it:
                 _pass_on(job.pid, info.si_signo)
 
 
 def _pass_on(job: int, number: int) -> None:
-    """Pass a signal on to the job; SIGINT goes to all its process group, like Ctrl-C.
+    """Pass a signal on to the job. SIGINT goes to all processes of the job's group, as Ctrl-C does.
 
     Ranks of torchrun are in groups of their own, and get it from torchrun: a second one would interrupt what a script
     does about the first, such as saving.
     """
-    with suppress(ProcessLookupError):
-        group = os.getpgid(job)
-        os.kill(job, number)
+    processes = [job]
     if number == signal.SIGINT:
-        for process in descendants(job):
-            with suppress(ProcessLookupError):
-                if os.getpgid(process) == group:
-                    os.kill(process, number)
+        group = group_of(job)
+        processes += [one for one in descendants(job) if group_of(one) == group]  # before any of them ends
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)

@@ -299,7 +299,7 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
 def _old_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
     def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
         session = _active
-        if session is not None and not session.keeps_checkpoints("Trainer"):
+        if session is not None and not session.may_delete_checkpoints():
             return []
         return original(*args, **kwargs)
 

@@ -31,6 +31,9 @@ _ROUNDS_PER_COPY = 4
 _ROUNDS_PER_SAMPLE = 4
 _USUAL_STEPS = 50
 _END_S = 5.0
+_RECENTLY_NS = 60_000_000_000
+"""time before a step in which its modules were in training mode if they train in it; some jobs never leave evaluation
+mode"""
 
 
 class PulseKeeper:
@@ -51,6 +54,8 @@ class PulseKeeper:
         modules are in evaluation mode.
         """
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
+        self._seen_training_ns = 0
+        """when the modules were last seen in training mode"""
         self._pulse, self._last_step = pulse, last_step
         self._training_thread = training_thread
         self._training_clock = time.pthread_getcpuclockid(training_thread)  # only now is that thread sure to exist
@@ -142,6 +147,7 @@ class PulseKeeper:
     def _find_stack(self) -> None:
         """Write where the training thread stands, if its step is overdue."""
         state = self._state()
+        is_evaluating = self._is_evaluating(state)
         if not self._is_overdue(state):
             if state.stack_ns != UNKNOWN:
                 for name in ("stack_ns", "module", "bucket"):
@@ -150,7 +156,6 @@ class PulseKeeper:
             return
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
-        write_state(self._pulse.words, "evaluates", self._evaluates())
         frame = sys._current_frames().get(self._training_thread)
         if frame is None:
             return
@@ -162,6 +167,17 @@ class PulseKeeper:
         text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
         write_state(self._pulse.words, "stack_ns", time.time_ns())
+        write_state(self._pulse.words, "evaluates", is_evaluating)
+
+    def _is_evaluating(self, state: PulseState) -> bool:
+        """Return whether all modules are in evaluation mode, in which they did not train just before."""
+        try:
+            evaluates = self._evaluates()
+        except Exception:  # a module of the user's may be unusual
+            return False
+        if not evaluates:
+            self._seen_training_ns = time.time_ns()
+        return evaluates and self._seen_training_ns > state.step_since_ns - _RECENTLY_NS
 
     def _find_bucket(self, state: PulseState) -> None:
         """Write which bucket was launched last in the current backward pass, as torch's flight recorder knows."""

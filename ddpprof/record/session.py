@@ -235,6 +235,9 @@ class Session(Recording):
             self._say_not_saved(f"checkpoints of {owner}: {why}", self._warn_for_all)
         return why is None
 
+    def may_delete_checkpoints(self) -> bool:
+        return self._why_nothing_is_saved() is None
+
     def _why_nothing_is_saved(self) -> str | None:
         if self._settings.trial and (self._window.step or self._closed):
             return "this is a trial"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,10 +43,12 @@ class Clock:
         return self.now_ns
 
 
-def keep(pulse: PulseWriter, said: list[str] | None = None) -> PulseKeeper:
+def keep(
+    pulse: PulseWriter, said: list[str] | None = None, evaluates: Callable[[], bool] = lambda: False
+) -> PulseKeeper:
     last_step = LastStep(Path(pulse.identity.kept).with_name(last_step_file(0)))
     warn = (said if said is not None else []).append
-    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), lambda: False, warn)
+    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), evaluates, warn)
 
 
 def decoded(pulse: PulseWriter) -> Pulse:

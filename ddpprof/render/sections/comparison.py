@@ -81,7 +81,7 @@ def _note(comparison: Comparison) -> str:
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
         f"between their runs, and its interval, {CONFIDENCE:.1%}, comes from how much runs differ; it holds jointly "
-        "for the measures that were asked for, and likewise for all others"
+        "for the measures that were asked for with --fail-on, for which it is narrower, and likewise for all others"
     )
 
 
@@ -100,7 +100,7 @@ def _interval(change: MetricChange) -> str:
 
 
 def _word(change: MetricChange, step_ns: int) -> str:
-    """Say what a measure of steps of `step_ns` does. If runs differ much, one that matters may look like noise."""
+    """Return the word for a change in steps of `step_ns`. If runs differ much, one that matters may look like noise."""
     difference = change.difference
     if change.is_beyond_noise is None or difference is None:
         return "cannot tell"

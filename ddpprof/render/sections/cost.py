@@ -112,7 +112,9 @@ def _of_slowest_rank(report: Report) -> RecordingCost | None:
 
 
 def _noise(ratio: float, spread: float | None) -> str:
-    return f", within the {spread:.0%} by which unrecorded steps differ" if _is_within(ratio, spread) else ""
+    if _is_within(ratio, spread):
+        return f", within the {spread:.0%} by which unrecorded steps differ"
+    return ", which is chance" if ratio < 1 else ""
 
 
 def _is_within(ratio: float, spread: float | None) -> bool:

@@ -28,10 +28,14 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    if ratio.is_beyond_noise is False:
+    if not ratio.is_beyond_noise:
         pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} ms to {ms(report.without_ns)} ms"
         if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
-            return f"{pairs} cannot tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times})."
+            few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
+            return (
+                f"{pairs} {few} to tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times}). "
+                "Run more: --rounds"
+            )
         return (
             f"With DDP a step takes as long as without it, as far as {pairs} can tell, {on}: {interval(ratio)} × "
             f"({times})."
@@ -43,7 +47,7 @@ def _verdict(report: OverheadReport) -> str:
 
 
 _VAGUE = 0.1
-"""width of an interval above which a ratio says little, be it close to 1 or not"""
+"""width of its interval above which a ratio says little, whether it is close to 1 or not"""
 
 
 def interval(ratio: Ratio) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hung_ranks import NOW_NS, USER, S, died, distributed, process, rank, steps, waiting
+from msgspec.structs import replace as replace_struct
 
 from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
@@ -21,7 +22,12 @@ from ddpprof.monitor.pulse_files import PulseHead
 
 LOCK = Frame("/usr/lib/python3.11/threading.py", 1, "acquire")
 PROGRAM = Frame("/usr/lib/python3.11/subprocess.py", 1, "_try_wait")
+SELECTOR = Frame("/usr/lib/python3.11/selectors.py", 1, "select")
 PDB = Frame("/usr/lib/python3.11/pdb.py", 1, "interaction")
+
+
+def on_accelerator(one: RankEvidence) -> RankEvidence:
+    return replace(one, identity=replace_struct(one.identity, device="cuda"))
 
 
 def overdue(waited_s: float, usual_s: float | None = 0.1) -> Overdue:
@@ -168,10 +174,24 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(replace(rank(0, USER), moves_data=True), 120, id="writes-a-file"),
         pytest.param(replace(rank(0, USER, PROGRAM), workers=(process(),)), 120, id="awaits-a-program"),
         pytest.param(rank(0, USER, PROGRAM), 0, id="awaits-a-program-that-is-gone"),
+        pytest.param(
+            replace(rank(0, USER, PROGRAM, PROGRAM, PROGRAM, SELECTOR), workers=(process(),)),
+            120,
+            id="reads-output",
+        ),
+        pytest.param(
+            replace(rank(0, PROGRAM, USER, USER, USER, LOCK), workers=(process(),)), 0, id="called-by-subprocess"
+        ),
         pytest.param(replace(rank(0, USER, LOCK), workers=(process(),)), 0, id="awaits-a-lock"),
         pytest.param(rank(0, USER, evaluates=True), 600, id="evaluates-in-evaluation-mode"),
         pytest.param(rank(0, USER, LOCK, evaluates=True), 0, id="awaits-a-lock-in-evaluation-mode"),
         pytest.param(rank(0, USER, distributed("barrier"), evaluates=True), 0, id="awaits-others-in-evaluation-mode"),
+        pytest.param(
+            replace(rank(0, USER, distributed("barrier"), evaluates=True), computes=True), 120, id="spins-in-a-barrier"
+        ),
+        pytest.param(replace(rank(0, USER, evaluates=True), computes=True), 600, id="computes-in-evaluation-mode"),
+        pytest.param(rank(0, evaluates=True), 0, id="stands-nobody-knows-where-in-evaluation-mode"),
+        pytest.param(on_accelerator(rank(0, USER, evaluates=True)), 0, id="may-await-its-accelerator"),
         pytest.param(replace(rank(0, USER), computes=True, is_swapping=True), 0, id="swaps"),
         pytest.param(replace(rank(0, USER, activity=Activity.SAVE), is_swapping=True), 600, id="swaps-as-it-saves"),
         pytest.param(died(rank(0, activity=Activity.SAVE)), 0, id="dead"),

@@ -139,7 +139,7 @@ def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_num
     ((_, ended),) = conduct(tmp_path / "o", not_asked, list(not_asked.trials()))
     assert ended is not None
     assert ended.problem is not None
-    assert "trained fewer than 6 steps, on an accelerator 12. " in ended.problem
+    assert "trained for fewer than 6 steps (12 on an accelerator). " in ended.problem
 
 
 def test_how_many_steps_a_trial_takes() -> None:

@@ -92,6 +92,8 @@ def test_the_whole_run_tells_whether_a_rank_is_late_by_chance(
     [
         pytest.param({0: 10, 1: 51, 2: 10}, None, False, id="more-than-five-times-as-long"),
         pytest.param({0: 10, 1: 49, 2: 10}, None, True, id="less"),
+        pytest.param({0: 1, 1: 11, 2: 1}, None, True, id="by-no-more-than-it-may-wait-for-its-core"),
+        pytest.param({0: 1, 1: 12, 2: 1}, None, False, id="by-more"),
         pytest.param({0: 5, 1: 51, 2: 11}, None, True, id="not-of-the-next-slowest"),
         pytest.param({0: 10, 1: 51, 2: 10}, 7, True, id="since-a-step"),
         pytest.param({1: 51}, None, True, id="nobody-to-compare-with"),

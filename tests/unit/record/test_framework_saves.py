@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ddpprof.record import patches
 from ddpprof.record.framework_saves import lists_of_old_checkpoints, saving_methods
 
 
@@ -39,3 +40,13 @@ def test_what_lists_old_checkpoints_is_a_function_or_a_method(monkeypatch: pytes
     assert list(lists_of_old_checkpoints()) == [(OlderTrainer, "_sorted_checkpoints")]
     module.Trainer, module.sort_checkpoints = Trainer, list  # type: ignore[attr-defined]
     assert list(lists_of_old_checkpoints()) == [(module, "sort_checkpoints")]
+
+
+@pytest.mark.parametrize(("may_delete", "found"), [(True, ["checkpoint-1"]), (False, [])])
+def test_old_checkpoints_are_hidden_from_a_trainer_that_may_not_delete(may_delete: bool, found: list[str]) -> None:
+    session = SimpleNamespace(may_delete_checkpoints=lambda: may_delete)
+    try:
+        patches.activate(session)  # type: ignore[arg-type]
+        assert patches._old_checkpoints(OlderTrainer._sorted_checkpoints)(OlderTrainer()) == found
+    finally:
+        patches.activate(None)

@@ -1,12 +1,17 @@
-"""Signals that a program sends to the whole process group are told from those to one process."""
+"""A signal reaches each process of a job once, whoever it is sent to."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from ddpprof.child_processes import descendants
+import pytest
+
+from ddpprof.child_processes import children
 
 PROGRAM = """
 import os, signal
@@ -15,13 +20,48 @@ from ddpprof.record.group_signals import Bystander
 numbers = {signal.SIGINT, signal.SIGTERM}
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 bystander = Bystander()
-os.kill(os.getpid(), signal.SIGTERM)
-alone = signal.sigwait(numbers)
-print(bystander.has_got(alone))
-os.killpg(os.getpgrp(), signal.SIGINT)
-together = signal.sigwait(numbers)
-print(bystander.has_got(together), bystander.has_got(alone))
+def got(send, to, number):
+    send(to, number)
+    return bystander.got(signal.sigwaitinfo(numbers))
+
+print(got(os.kill, os.getpid(), signal.SIGTERM))
+print(got(os.killpg, os.getpgrp(), signal.SIGINT), got(os.killpg, os.getpgrp(), signal.SIGINT))
+print(got(os.kill, os.getpid(), signal.SIGINT))
 bystander.end()
+"""
+LAUNCH = """
+import os, sys
+from ddpprof.record import launch
+
+passed_on = []
+launch._pass_on = lambda job, number: passed_on.append(number)
+launch.run_to_its_end([sys.executable, "-c", sys.argv[1]], dict(os.environ))
+print(passed_on)
+"""
+JOB = """
+import os, signal, time
+{begin}
+signal.signal(signal.SIGINT, lambda *_: None)
+print("ready", flush=True)
+time.sleep(1)
+"""
+FIRST_DIES = """
+import os, sys
+from ddpprof.record import launch
+
+launch.run_to_its_end([sys.executable, "-c", sys.argv[1]], dict(os.environ))
+"""
+DIES_AT_ONCE = """
+import signal, subprocess, sys
+child = '''
+import signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: sys.exit(print("child got", signal.Signals(number).name, flush=True)))
+print("ready", flush=True)
+time.sleep(20)
+'''
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+subprocess.Popen([sys.executable, "-c", child]).wait()
 """
 
 
@@ -31,29 +71,62 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_what_a_bystander_got_was_sent_to_the_group() -> None:
-    assert run(PROGRAM) == "False\nTrue False\n"
+def test_a_bystander_tells_signals_to_the_group_from_those_to_one_process() -> None:
+    assert run(PROGRAM) == "False\nTrue True\nFalse\n"
 
 
 def test_without_a_bystander_every_signal_counts_as_sent_to_one_process() -> None:
     nothing_found = "import os; os.defpath = '/nowhere'\n"
-    assert run(nothing_found + PROGRAM) == "False\nFalse False\n"
+    assert run(nothing_found + PROGRAM) == "False\nFalse False\nFalse\n"
 
 
-def test_a_bystander_ends_with_its_parent() -> None:
-    program = PROGRAM.partition("os.kill(")[0] + "print('begun', flush=True); os.read(0, 1)"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", program], **pipes) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"begun\n"
-        (bystander,) = descendants(parent.pid)
-        parent.kill()
+def launched(program: str, job: str) -> subprocess.Popen[str]:
+    """Return the launcher of a job, in a group of its own, once the job is ready."""
+    command = [sys.executable, "-c", program, job]
+    launcher = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "ready\n"
+    return launcher
+
+
+@pytest.mark.parametrize(
+    ("begin", "to_group", "num_passed_on"),
+    [
+        pytest.param("", True, 0, id="to-all"),
+        pytest.param("", False, 1, id="to-ddpprof"),
+        pytest.param("os.setpgid(0, 0)", True, 1, id="to-all-but-the-job"),
+        pytest.param("os.setpgid(0, 0)", False, 1, id="to-ddpprof-beside-the-job"),
+    ],
+)
+def test_a_signal_is_passed_on_unless_the_job_has_got_it(begin: str, to_group: bool, num_passed_on: int) -> None:
+    launcher = launched(LAUNCH, JOB.format(begin=begin))
+    send = os.killpg if to_group else os.kill
+    send(launcher.pid, signal.SIGINT)
+    said, _ = launcher.communicate(timeout=30)
+    assert said == f"{[int(signal.SIGINT)] * num_passed_on}\n"
+
+
+def test_children_of_a_process_that_sigint_ends_get_it_too() -> None:
+    launcher = launched(FIRST_DIES, DIES_AT_ONCE)
+    launcher.send_signal(signal.SIGINT)
+    said, _ = launcher.communicate(timeout=30)
+    assert said == "child got SIGINT\n"
+
+
+def test_nothing_is_left_of_a_launcher_that_is_killed() -> None:
+    launcher = launched(LAUNCH, JOB.format(begin=""))
+    own = children(launcher.pid)
+    assert len(own) == 2, "the job and the bystander"
+    launcher.kill()
+    launcher.communicate()
     deadline = time.monotonic() + 10
-    while _is_alive(bystander):
+    while any(map(_is_alive, own)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def _is_alive(process: int) -> bool:
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
-    return state.stdout.strip()[:1] not in ("", "Z")
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -32,3 +34,23 @@ def test_an_evaluation_before_a_capture_is_none_of_its_first_step() -> None:
     notes.reopen()
     notes.begin_step(StepMode.PROFILED)
     assert notes.recorded_step(9, StepMode.PROFILED, 0).began_evaluation is False
+
+
+class Wrapper:
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(1, 1)
+
+
+def test_modules_that_are_all_in_evaluation_mode_are_evaluating() -> None:
+    notes = StepNotes()
+    assert not notes.is_evaluating(), "there is none"
+    ddps = [Wrapper() for _ in range(2)]
+    notes._seen = [weakref.ref(ddp) for ddp in ddps]
+    found = []
+    for ddp in ddps:
+        found.append(notes.is_evaluating())
+        ddp.module.eval()
+    assert [*found, notes.is_evaluating()] == [False, False, True]
+    del ddp
+    ddps.clear()
+    assert not notes.is_evaluating(), "they are gone"

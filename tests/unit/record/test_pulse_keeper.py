@@ -186,6 +186,33 @@ def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeyp
     keeper.close()
 
 
+def test_an_overdue_step_of_modules_that_left_training_mode_is_an_evaluation(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = iter((False, True, False, True))
+    keeper = keep(pulse, evaluates=lambda: next(modes))
+
+    def looks(overdue_s: float) -> int:
+        monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", overdue_s)
+        keeper._find_stack()
+        return read_pulse(tmp_path, 0).state.evaluates
+
+    assert [looks(1e9), looks(0.0), looks(0.0)] == [0, 1, 0]
+    assert looks(0.0) == 1
+    assert looks(1e9) == 0, "whatever was wrong with a module"
+    keeper.close()
+
+
+def test_an_overdue_step_of_modules_that_train_in_evaluation_mode_is_none(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keep(pulse, evaluates=lambda: True)
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    keeper._find_stack()
+    assert read_pulse(tmp_path, 0).state.evaluates == 0
+    keeper.close()
+
+
 def test_it_says_if_a_disk_holds_its_copy(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the memory must stay: the next job brings it home."""
     is_held, goes_on = threading.Event(), threading.Event()

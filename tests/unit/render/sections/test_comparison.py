@@ -103,3 +103,11 @@ def test_what_may_be_noise_but_may_also_matter_cannot_be_told(
     tables = [one for one in comparison_sections(replace(SLOWER, metrics=(step_of_40,))) if isinstance(one, Table)]
     (row,) = next(one.rows for one in tables if one.title.startswith("Per step"))
     assert row[-1] == word
+
+
+def test_what_matters_is_a_part_of_the_step_and_not_of_the_measure() -> None:
+    whole = MetricChange("step", 40_000_000, 40_000_000, 80, 80, difference=Difference(0, -1e6, 1e6, True))
+    part = replace(whole, metric="optimizer", a_ns=1_000_000, b_ns=1_000_000)
+    tables = [one for one in comparison_sections(replace(SLOWER, metrics=(whole, part))) if isinstance(one, Table)]
+    rows = next(one.rows for one in tables if one.title.startswith("Per step"))
+    assert [row[-1] for row in rows] == ["noise", "noise"]
