@@ -58,7 +58,7 @@ def whole_run_line(report: Report) -> Iterator[Section]:
     run, steps = report.whole_run, _steps(report)
     if run is None or steps is None:
         return
-    step = _at_first_and_last(run) or f"step {ms(steps.median_ns)} ms"
+    step = _at_first_and_last(run) or f"median step {ms(steps.median_ns)} ms"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))

@@ -143,7 +143,7 @@ def test_profiled_steps_that_are_longer_than_most_are_pointed_out(
 
 def test_few_steps_do_not_tell_how_long_they_took_at_first(tmp_path: Path) -> None:
     said = said_of_whole_run(tmp_path, [*[MadeStep()] * 20, *[MadeStep(ms=130)] * 30])
-    assert said == "Whole run: 53 steps, 5.9 s; step 130.00 ms"
+    assert said == "Whole run: 53 steps, 5.9 s; median step 130.00 ms"
 
 
 def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
