@@ -47,6 +47,14 @@ def test_what_was_given_up_stays_so_though_starts_turn_out_to_differ() -> None:
     assert report.tried[0].fate is Fate.LOSING
 
 
+def test_results_count_in_the_order_in_which_they_came() -> None:
+    """The second round is run backwards: the last setting has lost before the job as it is starts so differently."""
+    uneven = result(2, 0, (98, 98, 98, 108, 108, 108))
+    rounds = [*steps(0, 100, 140), *steps(1, 100, 100), uneven, result(2, 1, (130,) * 6)]
+    report = tuning(choice(CAP, Candidate({"bucket_cap_mb": 50})), *rounds, rounds=2)
+    assert [one.fate for one in report.tried] == [Fate.TRIED, Fate.LOSING]
+
+
 @pytest.mark.parametrize(
     ("candidate", "fate", "best"),
     [
