@@ -1,10 +1,17 @@
-"""Frameworks write and delete checkpoints by methods of their own, which this file lists."""
+"""Frameworks write and delete checkpoints by methods of their own, which this file lists and wraps.
+
+They do nothing in steps whose result is discarded.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpprof.record.session import Session
 
 _TRAINER = "Trainer", ("_save_checkpoint", "save_model")
 _ACCELERATOR = "Accelerator", ("save_state", "save_model")
@@ -25,6 +32,18 @@ _METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
 """module → class, and its methods"""
 
 
+_Active = Callable[[], "Session | None"]
+_Method = Callable[..., Any]
+
+
+def checkpoint_wrappers(active: _Active) -> Iterator[tuple[Any, str, Callable[[_Method], _Method]]]:
+    """Yield the owner, the name and the wrapper of each method; `active` returns the active session."""
+    for owner, name in saving_methods():
+        yield owner, name, partial(_save, active)
+    for owner, name in lists_of_old_checkpoints():
+        yield owner, name, partial(_old_checkpoints, active)
+
+
 def saving_methods() -> Iterator[tuple[type, str]]:
     """Yield the class and the name of each of them, in frameworks that have been imported."""
     for module, (kind, names) in _METHODS.items():
@@ -39,3 +58,23 @@ def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
     for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
         if hasattr(owner, name):
             yield owner, name
+
+
+def _save(active: _Active, original: _Method) -> _Method:
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = active()
+        if session is not None and not session.keeps_checkpoints(type(self).__name__):
+            return None
+        return original(self, *args, **kwargs)
+
+    return save
+
+
+def _old_checkpoints(active: _Active, original: _Method) -> _Method:
+    def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
+        session = active()
+        if session is not None and not session.may_delete_checkpoints():
+            return []
+        return original(*args, **kwargs)
+
+    return old_checkpoints

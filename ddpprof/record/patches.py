@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.framework_saves import lists_of_old_checkpoints, saving_methods
+from ddpprof.record.framework_saves import checkpoint_wrappers
 from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
@@ -151,10 +151,8 @@ def install_around_training() -> None:
 
 def install_around_checkpoints() -> None:
     """Wrap the methods by which frameworks write and delete checkpoints."""
-    for owner, name in saving_methods():
-        _wrap(owner, name, _checkpoint)
-    for owner, name in lists_of_old_checkpoints():
-        _wrap(owner, name, _old_checkpoints)
+    for owner, name, wrapper in checkpoint_wrappers(active):
+        _wrap(owner, name, wrapper)
 
 
 def installed() -> bool:
@@ -284,26 +282,6 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
             session.save_ends()
 
     return save
-
-
-def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    def checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is not None and not session.keeps_checkpoints(type(self).__name__):
-            return None
-        return original(self, *args, **kwargs)
-
-    return checkpoint
-
-
-def _old_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
-    def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is not None and not session.may_delete_checkpoints():
-            return []
-        return original(*args, **kwargs)
-
-    return old_checkpoints
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
