@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.processes import Process
@@ -87,6 +88,10 @@ def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankE
         num_oom_kills=None,
         now_ns=NOW_NS,
     )
+
+
+def on_device(one: RankEvidence, device: str = "cuda") -> RankEvidence:
+    return replace(one, identity=replace_struct(one.identity, device=device))
 
 
 def waiting(number: int, passes: int = 11, bucket: int = 1, since_s: float = 8) -> RankEvidence:

@@ -98,7 +98,7 @@ def recording_cost_remark(report: Report) -> Iterable[Remark]:
     if cost is not None:
         modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
         ratios = [
-            f"{mode} {ratio:{digits}} ×{' (noise)' if ratio < 1 or _is_within(ratio, cost.spread) else ''}"
+            f"{mode} {ratio:{digits}} ×{' (noise)' if _noise(ratio, cost.spread) else ''}"
             for mode, ratio, digits in modes
             if ratio is not None
         ]
@@ -112,10 +112,7 @@ def _of_slowest_rank(report: Report) -> RecordingCost | None:
 
 
 def _noise(ratio: float, spread: float | None) -> str:
-    if _is_within(ratio, spread):
+    """Say why a cost may be chance; empty if it is none."""
+    if spread is not None and abs(ratio - 1) < spread:
         return f", within the {spread:.0%} by which unrecorded steps differ"
     return ", which is chance" if ratio < 1 else ""
-
-
-def _is_within(ratio: float, spread: float | None) -> bool:
-    return spread is not None and abs(ratio - 1) < spread

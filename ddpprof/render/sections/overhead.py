@@ -28,21 +28,17 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    if not ratio.is_beyond_noise:
-        pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} ms to {ms(report.without_ns)} ms"
-        if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
-            few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
-            return (
-                f"{pairs} {few} to tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times}). "
-                "Run more: --rounds"
-            )
+    pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} ms to {ms(report.without_ns)} ms"
+    if ratio.is_beyond_noise:
+        return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
+    if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
+        few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
         return (
-            f"With DDP a step takes as long as without it, as far as {pairs} can tell, {on}: {interval(ratio)} × "
-            f"({times})."
+            f"{pairs} {few} to tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times}). "
+            "Run more: --rounds"
         )
     return (
-        f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {ms(report.with_ns)} ms to "
-        f"{ms(report.without_ns)} ms."
+        f"With DDP a step takes as long as without it, as far as {pairs} can tell, {on}: {interval(ratio)} × ({times})."
     )
 
 

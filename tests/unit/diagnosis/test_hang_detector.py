@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hung_ranks import NOW_NS, USER, S, died, distributed, process, rank, steps, waiting
-from msgspec.structs import replace as replace_struct
+from hung_ranks import NOW_NS, USER, S, died, distributed, on_device, process, rank, steps, waiting
 
 from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
@@ -24,10 +23,6 @@ LOCK = Frame("/usr/lib/python3.11/threading.py", 1, "acquire")
 PROGRAM = Frame("/usr/lib/python3.11/subprocess.py", 1, "_try_wait")
 SELECTOR = Frame("/usr/lib/python3.11/selectors.py", 1, "select")
 PDB = Frame("/usr/lib/python3.11/pdb.py", 1, "interaction")
-
-
-def on_accelerator(one: RankEvidence) -> RankEvidence:
-    return replace(one, identity=replace_struct(one.identity, device="cuda"))
 
 
 def overdue(waited_s: float, usual_s: float | None = 0.1) -> Overdue:
@@ -191,7 +186,7 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         ),
         pytest.param(replace(rank(0, USER, evaluates=True), computes=True), 600, id="computes-in-evaluation-mode"),
         pytest.param(rank(0, evaluates=True), 0, id="stands-nobody-knows-where-in-evaluation-mode"),
-        pytest.param(on_accelerator(rank(0, USER, evaluates=True)), 0, id="may-await-its-accelerator"),
+        pytest.param(on_device(rank(0, USER, evaluates=True)), 0, id="may-await-its-accelerator"),
         pytest.param(replace(rank(0, USER), computes=True, is_swapping=True), 0, id="swaps"),
         pytest.param(replace(rank(0, USER, activity=Activity.SAVE), is_swapping=True), 600, id="swaps-as-it-saves"),
         pytest.param(died(rank(0, activity=Activity.SAVE)), 0, id="dead"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, process, rank, waiting
+from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, waiting
 from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
@@ -89,13 +89,13 @@ def test_ranks_that_seem_to_await_their_accelerators_at_one_line_wait_for_what_d
     device: str, inner: tuple[Frame, ...], computes: bool, passes: int, fault: Fault
 ) -> None:
     ranks = [rank(0, USER, *inner, num_passes=11), rank(1, USER, *inner, num_passes=passes)]
-    placed = [replace(one, identity=replace_struct(one.identity, device=device), computes=computes) for one in ranks]
+    placed = [replace(on_device(one, device), computes=computes) for one in ranks]
     assert judge(placed).fault is fault
 
 
 def on_cuda(one: RankEvidence) -> RankEvidence:
     """Return a rank that may await its accelerator."""
-    return replace(one, identity=replace_struct(one.identity, device="cuda"), computes=True)
+    return replace(on_device(one), computes=True)
 
 
 def test_ranks_that_compute_their_next_batches_at_one_line_do_not_wait_for_the_link() -> None:

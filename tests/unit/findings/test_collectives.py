@@ -108,7 +108,7 @@ def test_the_trainers_own_gather_is_named_among_others() -> None:
 
 
 def test_of_gradients_is_spoken_only_where_they_may_be_sent() -> None:
-    """What is reduced after the optimizer's step is no gradient, and a few numbers of known size are none either."""
+    """An all-reduce after the optimizer's step reduces no gradients, and neither does one of a few numbers."""
     after = beside(Purpose.OTHER, MS, num_bytes=None)
     known = beside(Purpose.FEW_NUMBERS, MS, place=Place.AFTER_BACKWARD)
     for call in (after, known):

@@ -29,7 +29,7 @@ print(got(os.killpg, os.getpgrp(), signal.SIGINT), got(os.killpg, os.getpgrp(), 
 print(got(os.kill, os.getpid(), signal.SIGINT))
 bystander.end()
 """
-LAUNCH = """
+NOTE_WHAT_IS_PASSED_ON = """
 import os, sys
 from ddpprof.record import launch
 
@@ -45,7 +45,7 @@ signal.signal(signal.SIGINT, lambda *_: None)
 print("ready", flush=True)
 time.sleep(1)
 """
-FIRST_DIES = """
+LAUNCH = """
 import os, sys
 from ddpprof.record import launch
 
@@ -99,7 +99,7 @@ def launched(program: str, job: str) -> subprocess.Popen[str]:
     ],
 )
 def test_a_signal_is_passed_on_unless_the_job_has_got_it(begin: str, to_group: bool, num_passed_on: int) -> None:
-    launcher = launched(LAUNCH, JOB.format(begin=begin))
+    launcher = launched(NOTE_WHAT_IS_PASSED_ON, JOB.format(begin=begin))
     send = os.killpg if to_group else os.kill
     send(launcher.pid, signal.SIGINT)
     said, _ = launcher.communicate(timeout=30)
@@ -107,14 +107,14 @@ def test_a_signal_is_passed_on_unless_the_job_has_got_it(begin: str, to_group: b
 
 
 def test_children_of_a_process_that_sigint_ends_get_it_too() -> None:
-    launcher = launched(FIRST_DIES, DIES_AT_ONCE)
+    launcher = launched(LAUNCH, DIES_AT_ONCE)
     launcher.send_signal(signal.SIGINT)
     said, _ = launcher.communicate(timeout=30)
     assert said == "child got SIGINT\n"
 
 
 def test_nothing_is_left_of_a_launcher_that_is_killed() -> None:
-    launcher = launched(LAUNCH, JOB.format(begin=""))
+    launcher = launched(NOTE_WHAT_IS_PASSED_ON, JOB.format(begin=""))
     own = children(launcher.pid)
     assert len(own) == 2, "the job and the bystander"
     launcher.kill()

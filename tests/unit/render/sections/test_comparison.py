@@ -97,7 +97,7 @@ def test_a_bucket_that_is_ready_as_the_forward_ends_has_a_time() -> None:
 def test_what_may_be_noise_but_may_also_matter_cannot_be_told(
     low_ms: float, high_ms: float, is_measured: bool, word: str
 ) -> None:
-    """Of a step of 40 ms, 2 matter."""
+    """A change of 2 ms or more matters in a step of 40 ms."""
     difference = Difference((low_ms + high_ms) / 2 * 1e6, low_ms * 1e6, high_ms * 1e6, is_measured)
     step_of_40 = MetricChange("step", 40_000_000, 42_000_000, 80, 80, difference=difference)
     tables = [one for one in comparison_sections(replace(SLOWER, metrics=(step_of_40,))) if isinstance(one, Table)]

@@ -1,4 +1,4 @@
-"""What ddpprof itself costs, in the words of the first screen."""
+"""The first screen says what ddpprof itself costs."""
 
 from __future__ import annotations
 
