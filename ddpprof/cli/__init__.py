@@ -58,15 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_process()
     try:
-        from ddpprof.cli.commands import COMMANDS, parsers  # inside the try, which catches Ctrl-C
+        from ddpprof.cli.commands import parsers  # inside the try, which catches Ctrl-C
 
-        parser, of_commands = parsers()
-        command = COMMANDS.get(arguments[0]) if arguments else None
-        if command is not None and command.run_job is not None:
-            return command.run_job(of_commands[command.name], arguments[1:])
+        parser, of_commands = parsers(wanted=arguments[:1])
+        command = of_commands.get(arguments[0], parser) if arguments else parser
+        run_words = command.get_default("run_words")
+        if run_words is not None:
+            return int(run_words(command, arguments[1:]))
         options, left = parser.parse_known_args(arguments)
         if left:
-            (of_commands[command.name] if command else parser).error(f"unrecognized arguments: {' '.join(left)}")
+            command.error(f"unrecognized arguments: {' '.join(left)}")
         if options.run is None:
             parser.print_help()
             return 0

@@ -54,6 +54,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     )
     add_output_options(parser)
     add_reading_options(parser)
+    parser.set_defaults(run_words=run_compare)
 
 
 def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
@@ -61,7 +62,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     paths = _sides(options)
     from ddpprof.comparison.compare import compare
     from ddpprof.comparison.gate import judge, overall, parse_conditions
-    from ddpprof.render.json import ComparisonFile
+    from ddpprof.render.json_documents import ComparisonFile
     from ddpprof.render.sections.comparison import comparison_sections
 
     conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()

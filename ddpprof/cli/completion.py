@@ -18,12 +18,12 @@ def add_completion_options(parser: argparse.ArgumentParser) -> None:
 def run_completion(options: argparse.Namespace) -> int:
     import shtab
 
-    from ddpprof.cli.commands import COMMANDS, parsers
+    from ddpprof.cli.commands import parsers
     from ddpprof.render.glossary import TERMS
 
     root, of_commands = parsers()
-    for name, parser in of_commands.items():
-        if COMMANDS[name].run_job is not None:
+    for parser in of_commands.values():
+        if parser.get_default("run_words") is not None:
             parser.add_argument("script", nargs=argparse.REMAINDER, type=Path)
         for action in parser._actions:  # noqa: SLF001 (argparse has no public list of them)
             if action.type in (Path, local, location) or action.dest == "out":

@@ -29,8 +29,20 @@ _LONG_S = 60
 """seconds after which users want to know how long it takes"""
 
 
-def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> None:
-    parser.set_defaults(kind=kind)
+def add_overhead_options(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser, "overhead", rounds=5)
+
+
+def add_scale_options(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser, "scale", rounds=3)
+
+
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser, "sweep", rounds=3)
+
+
+def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> None:
+    parser.set_defaults(kind=kind, run_words=run_experiment)
     add = parser.add_argument
     if kind == "overhead":
         add(

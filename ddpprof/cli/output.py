@@ -16,7 +16,7 @@ from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
     from ddpprof.layout import Section
-    from ddpprof.render.json import Written
+    from ddpprof.render.json_documents import Written
 
 _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 

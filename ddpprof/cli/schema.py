@@ -18,7 +18,7 @@ def add_schema_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_schema(options: argparse.Namespace) -> int:
-    from ddpprof.render.json import DOCUMENTS, render_schema
+    from ddpprof.render.json_documents import DOCUMENTS, render_schema
 
     sys.stdout.write(render_schema(DOCUMENTS[options.document]))
     return 0

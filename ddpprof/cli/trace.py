@@ -87,6 +87,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add_profiler_options(parser)
     add("--no-pulse", action="store_true", help="do not watch the steps after the recorded ones")
     add_job_options(parser)
+    parser.set_defaults(run_words=run_trace)
 
 
 def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:

@@ -50,6 +50,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         help="also try settings that round gradients in transit, such as torch's fp16 hook (bf16 for NCCL)",
     )
     add_place_options(parser, "tune", "tuning")
+    parser.set_defaults(run_words=run_tune)
 
 
 def _trials(text: str) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
     add_out_options(parser)
     add_job_options(parser)
+    parser.set_defaults(run_words=run_watch)
 
 
 def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:

@@ -6,7 +6,8 @@ sections/           the content, order and words of a report, which terminal, Ma
 html/               pages of one file each
 tensorboard/        event files
 glossary.py         the meaning of all terms
-json.py             JSON forms of reports, comparisons and experiments, their parser, and the JSON Schema of each
+json.py             reports, comparisons and experiments as JSON, and back from JSON to a report
+json_documents.py   every document that ddpprof writes as JSON, and its JSON Schema
 markdown.py         rendering of sections as GitHub-flavoured Markdown
 notebook.py         reports, comparisons and predictions in a notebook: HTML without scripts, and a few lines of text
 perfetto.py         rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format

@@ -9,7 +9,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from ddpprof.render.json import DOCUMENTS, schema
+from ddpprof.render.json_documents import DOCUMENTS, schema
 
 _WRITTEN_BY = {
     "report": "ddpprof report RUN --out report.json",

@@ -26,7 +26,7 @@ from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import DataParallelModule, Kernel
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.render.html.result_pages import result_page
-from ddpprof.render.json import ComparisonFile
+from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel

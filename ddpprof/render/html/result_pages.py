@@ -21,7 +21,8 @@ from ddpprof.render.html.result_charts import (
     tuning_charts,
     whatif_chart,
 )
-from ddpprof.render.json import ComparisonFile, Written, render_json
+from ddpprof.render.json import render_json
+from ddpprof.render.json_documents import ComparisonFile, Written
 from ddpprof.report.whatif import WhatIf
 
 

@@ -15,7 +15,7 @@ from shared import TRACES
 
 from ddpprof.cli import main
 from ddpprof.cli.commands import COMMANDS, GROUPS
-from ddpprof.render.json import DOCUMENTS
+from ddpprof.render.json_documents import DOCUMENTS
 
 REAL_TRACES = sorted(TRACES.glob("*.json*"))
 FORWARD, BACKWARD = "DistributedDataParallel.forward", "autograd::engine::evaluate_function: MmBackward0"
@@ -54,22 +54,32 @@ def output(capsys: pytest.CaptureFixture[str]) -> Out:
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Which of the heavy packages a command imports."""
+    """Return the names of all modules that a command imports."""
     code = (
         "import sys; from ddpprof.cli import main\n"
         f"try: main({list(arguments)!r})\n"
         "except SystemExit: pass\n"
-        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+        "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stderr.split()) & {"torch", "numpy", "rich", "msgspec", "isal", "fsspec", "shtab"}
+    return set(done.stderr.split())
 
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["trace", "--help"], ["report", "--help"], ["timeline", "--help"], []]
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    assert loaded_by(*arguments) == set()
+    assert not loaded_by(*arguments) & {"torch", "numpy", "rich", "msgspec", "isal", "fsspec", "shtab"}
+
+
+def test_only_the_given_command_is_imported() -> None:
+    modules = {f"ddpprof.cli.{command.module or command.name}" for command in COMMANDS.values()}
+    assert not loaded_by("--help") & modules
+    assert loaded_by("sweep", "--help") & modules == {"ddpprof.cli.experiments"}
+
+
+def test_report_on_a_run_imports_no_experiments(trace_file: Path) -> None:
+    assert not loaded_by("report", str(trace_file)) & {"ddpprof.experiments.tuning", "ddpprof.comparison.compare"}
 
 
 @pytest.mark.parametrize("form", ["terminal", "json", "markdown"])

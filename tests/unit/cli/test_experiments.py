@@ -10,15 +10,13 @@ import pytest
 from experiments import PLAN
 
 from ddpprof.cli import main
+from ddpprof.cli.commands import parsers
 from ddpprof.cli.experiment_plan import plan, split_experiment
-from ddpprof.cli.experiments import add_experiment_options
 from ddpprof.experiments.plan import ExperimentKind, write_plan
 
 
 def experiment_parser(kind: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_experiment_options(parser, kind, rounds=3)
-    return parser
+    return parsers({kind})[1][kind]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shared import TRACES
 from ddpprof.cli import main
 from ddpprof.cli.arguments import bytes_per_s
 from ddpprof.cli.whatif import _WORLD, add_whatif_options
-from ddpprof.render.json import schema
+from ddpprof.render.json_documents import schema
 from ddpprof.report.whatif import WhatIf
 
 CHECKOUT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpprof.render.glossary import TERMS, Term, find_term, similar_terms
-from ddpprof.render.json import schema
+from ddpprof.render.json_documents import schema
 from ddpprof.report import Report
 
 SCHEMA = schema(Report)

@@ -10,7 +10,8 @@ from tables import ddp_module, record, recorded, run, trace
 
 from ddpprof.errors import NotARun
 from ddpprof.model import Rank
-from ddpprof.render.json import ComparisonFile, read_report, render_json, schema
+from ddpprof.render.json import read_report, render_json
+from ddpprof.render.json_documents import ComparisonFile, schema
 from ddpprof.report import Report, build_report
 
 CHECKOUT = Path(__file__).parents[3]

@@ -19,7 +19,8 @@ from ddpprof.model import Phase
 from ddpprof.record.live import scalars_of as live_scalars
 from ddpprof.render.html.report_charts import bucket_chart, slowdown_chart
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.json import render_json, schema
+from ddpprof.render.json import render_json
+from ddpprof.render.json_documents import schema
 from ddpprof.render.sections import sections
 from ddpprof.render.tensorboard.scalars import scalars_of
 from ddpprof.render.terminal import render_terminal

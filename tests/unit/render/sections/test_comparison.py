@@ -16,7 +16,8 @@ from ddpprof.comparison.gate import judge, parse_conditions
 from ddpprof.layout import Table
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.model import Kernel
-from ddpprof.render.json import ComparisonFile, render_json, schema
+from ddpprof.render.json import render_json
+from ddpprof.render.json_documents import ComparisonFile, schema
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.terminal import render_terminal

@@ -18,7 +18,8 @@ from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.sweep import SweepPoint, SweepReport
 from ddpprof.measures.statistics.joint_ratios import joint_ratios
 from ddpprof.predict.candidates import Candidate
-from ddpprof.render.json import render_json, schema
+from ddpprof.render.json import render_json
+from ddpprof.render.json_documents import schema
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.plot import can_plot, plot
 from ddpprof.render.sections.experiments import experiment_sections

@@ -1,0 +1,63 @@
+"""Every document that ddpprof writes as JSON, by the name that `ddpprof schema` takes, and its JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison.gate import ConditionVerdict
+from ddpprof.comparison.repeated import RepeatedReport
+from ddpprof.experiments.overhead import OverheadReport
+from ddpprof.experiments.scaling import ScalingReport
+from ddpprof.experiments.sweep import SweepReport
+from ddpprof.experiments.tuning import TuneReport
+from ddpprof.model.hang import Verdict
+from ddpprof.report import Report
+from ddpprof.report.whatif import WhatIf
+
+
+class ComparisonFile(msgspec.Struct):
+    """A comparison, and the verdicts on its conditions."""
+
+    comparison: Comparison
+    verdicts: tuple[ConditionVerdict, ...]
+
+
+Written = (
+    Report
+    | ComparisonFile
+    | RepeatedReport
+    | OverheadReport
+    | ScalingReport
+    | SweepReport
+    | TuneReport
+    | WhatIf
+    | Verdict
+)
+
+DOCUMENTS: dict[str, type[Written]] = {
+    "report": Report,
+    "comparison": ComparisonFile,
+    "repeated": RepeatedReport,
+    "overhead": OverheadReport,
+    "scaling": ScalingReport,
+    "sweep": SweepReport,
+    "tuning": TuneReport,
+    "whatif": WhatIf,
+    "verdict": Verdict,
+}
+"""documents by the names that ``ddpprof schema`` takes"""
+
+
+def schema(of: type[Written]) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of `render_json`'s output."""
+    name = next(name for name, document in DOCUMENTS.items() if document is of)
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ddpprof {name}"}
+    return {**about, **msgspec.json.schema(of)}
+
+
+def render_schema(of: type[Written]) -> str:
+    return json.dumps(schema(of), indent=2, sort_keys=True) + "\n"
