@@ -117,6 +117,7 @@ RULES: tuple[Rule, ...] = (
     collectives.optimizer_broadcasts,
     losses.nonfinite_loss,
     replicas.copies_differ,
+    replicas.unfrozen_parameters,
     data.same_samples,
     data.same_random_numbers,
     data.epoch_never_set,

@@ -175,6 +175,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """True if DDP trains within ``join()``, which lets ranks have different numbers of batches"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     """collectives that the training script calls on some ranks only, as far as its source leaves no doubt"""
+    unfrozen: tuple[str, ...] = ()
+    """parameters that DDP does not average, as they were frozen when it was constructed, and that need gradients now"""
     ended_place: str | None = None
     """line of the user's code at which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None

@@ -33,6 +33,7 @@ What is noted of a step, and of the job:
 notes.py            events inside the current step
 modules.py          one DDP module under observation
 ddp_facts.py        description of DDP, its buckets and its parameters
+reducer.py          which parameters DDP averages: those that need gradients when it builds its reducer
 buckets.py          when each gradient bucket is launched and finished
 accumulated.py      which parameters got a gradient in a backward pass
 replicas.py         values that tell whether all ranks have the same model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DdpModule, Parameter
 from ddpprof.model.recorded_step import TORCH_TIMES
+from ddpprof.record.reducer import ReducerParameters
 
 _SETTINGS = {
     "find_unused_parameters": False,
@@ -22,21 +23,6 @@ _SETTINGS = {
     "require_backward_grad_sync": True,
 }
 """attributes of DDP with these names, and the behaviour of older torch versions without them"""
-
-
-class ReducerParameters(NamedTuple):
-    """The parameters that need gradients now, which a script may change later, in the reducer's order."""
-
-    names: list[str]
-    """first name of each in the module"""
-    parameters: list[torch.nn.Parameter]
-    expect_sparse: list[bool]
-
-
-def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
-    parameters, expect_sparse = ddp._build_params_for_reducer()
-    names = {parameter: name for name, parameter in reversed(list(ddp.module.named_parameters()))}
-    return ReducerParameters([names[parameter] for parameter in parameters], parameters, expect_sparse)
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
@@ -55,7 +41,7 @@ def _indices(text: str) -> list[int]:
     return [int(word) for word in text.replace(",", " ").split()]
 
 
-def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> list[list[int]]:
+def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -> list[list[int]]:
     """Return the parameter indices of each bucket, as the reducer uses them now.
 
     After the rebuild torch's own logging data has them. Before it, or if DDP never rebuilds
@@ -65,7 +51,6 @@ def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parame
     rebuilt = logged.get("rebuilt_per_bucket_param_indices")
     if rebuilt:
         return [_indices(bucket) for bucket in rebuilt.split(",")]
-    _, expect_sparse = ddp._build_params_for_reducer()
     config = getattr(ddp, "_bucket_config", None)
     if config is not None:
         limits, _ = config.compute_bucket_size_limits(
@@ -75,7 +60,8 @@ def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parame
         limits = [sys.maxsize]
     else:
         limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, ddp.bucket_bytes_cap]
-    assignment, _ = dist._compute_bucket_assignment_by_size(list[torch.Tensor](parameters), limits, expect_sparse)
+    parameters = list[torch.Tensor](of_reducer.parameters)
+    assignment, _ = dist._compute_bucket_assignment_by_size(parameters, limits, of_reducer.expect_sparse)
     return [list(bucket) for bucket in reversed(assignment)]
 
 
@@ -114,7 +100,6 @@ def module_facts(
     `unused`: parameters without gradient in each of the `num_searched` examined backward passes.
     `num_lacking`: number of these that left any parameter without gradient.
     """
-    names, parameters, _ = of_reducer
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
     hooks = getattr(ddp, "_comm_hooks", [])
@@ -127,12 +112,12 @@ def module_facts(
             Parameter(name, parameter.numel() * parameter.element_size(), *_kind_of(parameter), sparse)
             for name, parameter, sparse in zip(*of_reducer, strict=True)
         ),
-        buckets=tuple(map(tuple, bucket_layout(ddp, parameters))),
+        buckets=tuple(map(tuple, bucket_layout(ddp, of_reducer))),
         num_buffers=len(ddp.modules_buffers),
         buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
         num_batch_norms=len(batch_norms),
         num_buffers_of_batch_norms=sum(id(buffer) in of_batch_norms for buffer in ddp.modules_buffers),
-        unused=None if unused is None else tuple(names[index] for index in sorted(unused)),
+        unused=None if unused is None else tuple(of_reducer.names[index] for index in sorted(unused)),
         graph_is_static=bool(static()) if static is not None else None,
         num_searched_passes=num_searched,
         num_lacking_passes=num_lacking,

@@ -19,6 +19,7 @@ from typing import Any
 
 from ddpprof.errors import CannotRecord
 from ddpprof.record.compiled import has_compiled
+from ddpprof.record.reducer import reducer_parameters
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
 """arguments whose work DDP does itself, so that the module would compute something else without DDP"""
@@ -65,7 +66,7 @@ def switch(ddp: Any, on: bool) -> None:
     if not on:
         ddp.reducer._remove_autograd_hooks()
         return
-    parameters, expect_sparse = ddp._build_params_for_reducer()
+    _, parameters, expect_sparse = reducer_parameters(ddp)
     names = ddp._build_debug_param_to_name_mapping(parameters)
     del ddp.reducer  # two reducers would need twice the memory
     ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.model import DETAILED_MODES, BackwardPass, DdpModule, Replica, StepMode
 from ddpprof.record.accumulated import Accumulated
 from ddpprof.record.buckets import ReducerTimer, TimingProcessGroup
-from ddpprof.record.ddp_facts import bucket_layout, module_facts, reducer_parameters, torch_times, unused_indices
+from ddpprof.record.ddp_facts import bucket_layout, module_facts, torch_times, unused_indices
+from ddpprof.record.reducer import reducer_parameters
 from ddpprof.record.replicas import ReplicaNotes
 
 _TORCH_SAMPLES_EVERY = 100
@@ -118,7 +119,7 @@ class RecordedModule:
     def bucket_numels(self) -> tuple[int, ...]:
         """Return the number of elements of each bucket, in the order of the buckets."""
         parameters = self._of_reducer.parameters
-        layout = bucket_layout(self.ddp, parameters)
+        layout = bucket_layout(self.ddp, self._of_reducer)
         return tuple(sum(parameters[i].numel() for i in bucket) for bucket in layout)
 
     def _layout_is_final(self) -> bool:

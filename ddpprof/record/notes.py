@@ -17,6 +17,7 @@ from ddpprof.record.feeding import Feeding
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import OpenForward, RecordedModule
 from ddpprof.record.random_states import random_states
+from ddpprof.record.reducer import unfrozen_parameters
 from ddpprof.record.rpc import RpcNotes
 
 
@@ -38,6 +39,7 @@ class StepNotes:
         self._num_calls = 0
         """number of calls of ``backward`` in the step"""
         self._began_evaluation = False
+        self._unfrozen: dict[str, None] = {}
         self._facts_of_released: dict[str, Any] | None = None
 
     def find(self, ddp: Any) -> RecordedModule | None:
@@ -65,11 +67,9 @@ class StepNotes:
 
     def reopen(self) -> None:
         """Note modules again that `release_modules` has released. Call this between steps."""
-        self.modules, self._facts_of_released = [], None
-        for seen in list(self._seen):
-            ddp = seen()
-            if ddp is not None:
-                self.module(ddp)
+        self.forget_modules()
+        for ddp in self._living():
+            self.module(ddp)
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
         """Note that a forward of a `DataParallel` begins."""
@@ -113,8 +113,11 @@ class StepNotes:
 
     def is_evaluating(self) -> bool:
         """Return whether all DDP modules are in evaluation mode. Any thread may call this."""
-        ddps = [ddp for seen in list(self._seen) if (ddp := seen()) is not None]
+        ddps = self._living()
         return bool(ddps) and not any(ddp.module.training for ddp in ddps)
+
+    def _living(self) -> list[DistributedDataParallel]:
+        return [ddp for seen in list(self._seen) if (ddp := seen()) is not None]
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
         """Note DDP's own work before the module's forward, from `start_ns` to now."""
@@ -193,10 +196,24 @@ class StepNotes:
         self._facts_of_released = self._facts_of_modules()
         self.modules = []
 
+    def forget_modules(self) -> None:
+        """Release the modules without their facts, which may be what cannot be noted."""
+        self.modules, self._facts_of_released = [], None
+
     def facts(self) -> dict[str, Any]:
         """Return fields of the `Record`."""
-        facts = {**self._facts_of_modules(), "devices": self.memory.devices(), **self.environment.facts()}
+        of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
+        facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
         return {**facts, **self.feeding.facts(), **self.data_parallel.facts()}
+
+    def unfrozen(self) -> tuple[str, ...]:
+        """Return all parameters found so far that need gradients which DDP does not average. Any thread may call this.
+
+        Modules are looked at as long as the script keeps them.
+        """
+        for ddp in self._living():
+            self._unfrozen.update(dict.fromkeys(unfrozen_parameters(ddp)))
+        return tuple(self._unfrozen)
 
     def _facts_of_modules(self) -> dict[str, Any]:
         if self._facts_of_released is not None:

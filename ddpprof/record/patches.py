@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpprof.errors import CannotRecord
 from ddpprof.record.framework_saves import checkpoint_wrappers
+from ddpprof.record.reducer import noting_parameters
 from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def install(distributed: ModuleType) -> None:
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
     wrappers: dict[str, _Wrapper] = {
-        "_ddp_init_helper": _beginning_first,
+        "_ddp_init_helper": lambda original: noting_parameters(_beginning_first(original)),
         "forward": _forward,
         "_pre_forward": _pre_forward,
         "_post_forward": _post_forward,

@@ -296,14 +296,21 @@ class Recording:
         ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must go on
             self._window.give_up()
-        with suppress(Exception):
-            self._window.write_facts(ended)
+        self._write_last_facts(ended)
         if self._main_window is not None:  # it was within a capture
             self._leave_capture(self._main_window)
-            with suppress(Exception):
-                self._window.write_facts(ended)
+            self._write_last_facts(ended)
         if self._settings.trial:  # whatever it trains from here on is useless
             raise SystemExit(1)
+
+    def _write_last_facts(self, ended: str) -> None:
+        """Write how the recording ended, if need be without what is known of the modules."""
+        try:
+            self._window.write_facts(ended)
+        except Exception:
+            self._notes.forget_modules()
+            with suppress(Exception):  # the error was already reported
+                self._window.write_facts(ended)
 
     def _retire(self) -> None:
         self._closed = True

@@ -92,6 +92,7 @@ def observe(
         cores_per_rank=_cores_per_rank([*facts.values()], run.world_size),
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
+        unfrozen=next((one.unfrozen for one in facts.values() if one.unfrozen), ()),
         nonfinite={one.rank: one.nonfinite for one in watched},
         own_ns={one.rank: one.own_ns_of_stretches for one in watched if one.own_ns_of_stretches and averages(one.rank)},
         watched_ns=run.whole_run.duration_ns if run.whole_run is not None else 0,

@@ -57,3 +57,20 @@ def test_copies_that_may_differ(hook: str | None, group_size: int) -> None:
 
 def test_of_a_module_that_a_killed_rank_did_not_describe_nothing_is_said() -> None:
     assert find(observed(ddp_module(), drifts=(replace(APART, module=1),), group_size=2)) == ()
+
+
+def test_parameters_that_ddp_does_not_average() -> None:
+    finding = only(observed(ddp_module(), unfrozen=("stem.weight", "stem.bias")))
+    assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("unfrozen-parameters", None, True)
+    assert finding.title == (
+        "DDP does not average the gradients of 2 parameters that were frozen when it was constructed: "
+        "stem.weight, stem.bias"
+    )
+    assert finding.evidence == "they need gradients now, so each rank trains its own copy of them"
+    one = only(observed(ddp_module(), unfrozen=("stem.weight",)))
+    assert one.title.startswith("DDP does not average the gradients of 1 parameter that was frozen")
+    assert one.evidence == "it needs gradients now, so each rank trains its own copy of it"
+
+
+def test_a_job_of_one_rank_averages_nothing() -> None:
+    assert find(observed(ddp_module(), unfrozen=("stem.weight",), world_size=1)) == ()

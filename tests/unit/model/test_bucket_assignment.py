@@ -130,16 +130,17 @@ def alone() -> Iterator[None]:
 )
 def test_buckets_of_a_reducer_that_trains(arguments: dict, dtypes: int) -> None:
     from ddpprof.record.ddp_facts import bucket_layout
+    from ddpprof.record.reducer import reducer_parameters
 
     searches = arguments.get("find_unused_parameters", False)
     static_graph = arguments.get("static_graph", False)
     rebuilt = rebuilds_buckets(find_unused_parameters=searches, static_graph=static_graph)
     ddp = torch.nn.parallel.DistributedDataParallel(Model(dtypes, unused=searches), **arguments)
-    parameters, sparse = ddp._build_params_for_reducer()
-    gradients = gradients_of(parameters, sparse)
+    of_reducer = reducer_parameters(ddp)
+    gradients = gradients_of(of_reducer.parameters, of_reducer.expect_sparse)
     caps = Caps.of(arguments.get("bucket_cap_mb"), arguments.get("bucket_cap_mb_list", ()))
     for _ in range(4):
         ddp(torch.arange(5)).backward()
     ready = ddp._get_ddp_logging_data()["prev_iteration_grad_ready_order_indices"]
     buckets = final_buckets(gradients, caps, [int(word) for word in ready.split(",")], rebuilt=rebuilt)
-    assert buckets == plain(bucket_layout(ddp, parameters))
+    assert buckets == plain(bucket_layout(ddp, of_reducer))

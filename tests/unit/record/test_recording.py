@@ -71,6 +71,23 @@ def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Ste
     assert len(main.said) == 1, "it has said already how it ended"
 
 
+def test_modules_that_cannot_be_described_do_not_hide_why_recording_stopped(tmp_path: Path) -> None:
+    recording = Recording(Settings(str(tmp_path / "run")))
+    steps = Steps(10)
+
+    def write_facts(ended: str | None) -> None:
+        recording._notes.facts()
+        Steps.write_facts(steps, ended)
+
+    def describe() -> None:
+        raise RuntimeError("no such bucket")
+
+    recording._window = cast("Any", SimpleNamespace(mode=StepMode.DONE, give_up=steps.give_up, write_facts=write_facts))
+    recording._notes.modules = [cast("Any", SimpleNamespace(describe=describe))]
+    recording.give_up(OSError("no space left"))
+    assert steps.said == [(STOPPED, 10)]
+
+
 def test_no_memory_is_left_where_the_run_directory_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
