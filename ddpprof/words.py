@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MOST_RANKS = 8
+_MOST_PARAMETERS = 4
 
 
 def listed(words: Sequence[object], most: int) -> str:
@@ -26,3 +27,10 @@ def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
 def utf8_text(name: str) -> str:
     """Return a name as valid UTF-8, which JSON requires and file names need not be."""
     return name.encode("utf-8", "replace").decode()
+
+
+def not_averaged(parameters: Sequence[str]) -> str:
+    """Return the sentence on parameters that were frozen when DDP was constructed, and need gradients now."""
+    those = "1 parameter that was" if len(parameters) == 1 else f"{len(parameters)} parameters that were"
+    named = listed(parameters, _MOST_PARAMETERS)
+    return f"DDP does not average the gradients of {those} frozen when it was constructed: {named}"

@@ -46,7 +46,7 @@ from ddpprof.findings.noise import is_noise
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 
 Rule = Callable[[Observed], Iterator[Finding]]
-_BROKEN = ("nonfinite-loss", "copies-differ")
+_BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters")
 """rules that find a training whose result is worthless: no gain matters before that is mended"""
 
 

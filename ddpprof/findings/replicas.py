@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed
 from ddpprof.measures.ranks.replicas import Drift
-from ddpprof.words import listed
-
-_MOST_NAMED = 4
+from ddpprof.words import not_averaged
 
 
 def copies_differ(o: Observed) -> Iterator[Finding]:
@@ -35,11 +33,9 @@ def unfrozen_parameters(o: Observed) -> Iterator[Finding]:
     if not o.unfrozen or (o.world_size or 1) < 2:
         return
     is_one = len(o.unfrozen) == 1
-    those = "1 parameter that was" if is_one else f"{len(o.unfrozen)} parameters that were"
     yield Finding(
         "unfrozen-parameters",
-        f"DDP does not average the gradients of {those} frozen when it was constructed: "
-        f"{listed(o.unfrozen, _MOST_NAMED)}",
+        not_averaged(o.unfrozen),
         f"{'it needs' if is_one else 'they need'} gradients now, so each rank trains its own copy of "
         f"{'it' if is_one else 'them'}",
         "Construct DDP again after unfreezing parameters. Or construct it while all of them need gradients, and freeze "

@@ -27,10 +27,18 @@ class ReducerParameters(NamedTuple):
     expect_sparse: list[bool]
 
 
+class _Frozen(NamedTuple):
+    """A parameter that needs no gradient when the reducer is built, and that DDP was not told to ignore."""
+
+    name: str
+    parameter: weakref.ref[Parameter]
+    version: int
+    """torch's count of changes to its values"""
+
+
 class _Noted(NamedTuple):
     of_reducer: ReducerParameters
-    frozen: list[tuple[str, weakref.ref[Parameter]]]
-    """other parameters of the module that DDP was not told to ignore"""
+    frozen: list[_Frozen]
 
 
 _noted: weakref.WeakKeyDictionary[DistributedDataParallel, _Noted] = weakref.WeakKeyDictionary()
@@ -50,9 +58,9 @@ def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
 def _note(ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_sparse: Sequence[bool]) -> None:
     ignored = {*ddp.parameters_to_ignore, *ddp._delay_all_reduce_params}
     frozen = [
-        (name, weakref.ref(one))
+        _Frozen(name, weakref.ref(one), one._version)
         for name, one in ddp.module.named_parameters()
-        if not one.requires_grad and name not in ignored
+        if not (one.requires_grad or one.is_inference() or name in ignored)
     ]
     _noted[ddp] = _Noted(_with_names(ddp, parameters, expect_sparse), frozen)
 
@@ -72,10 +80,14 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
 
 
 def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
-    """Return the names of parameters that need gradients by now, and which DDP has never averaged."""
+    """Return the names of parameters that are trained by now, though DDP does not average their gradients."""
     noted = _noted.get(ddp)
-    frozen = noted.frozen if noted is not None else []
-    return tuple(name for name, one in frozen if (parameter := one()) is not None and parameter.requires_grad)
+    return tuple(one.name for one in noted.frozen if _is_trained(one)) if noted is not None else ()
+
+
+def _is_trained(one: _Frozen) -> bool:
+    parameter = one.parameter()
+    return parameter is not None and parameter.requires_grad and parameter._version != one.version
 
 
 def _with_names(

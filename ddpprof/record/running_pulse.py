@@ -13,6 +13,7 @@ from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
+from ddpprof.words import not_averaged
 
 
 class RunningPulse:
@@ -30,7 +31,9 @@ class RunningPulse:
     ) -> None:
         """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
         assert job.files is not None
-        self._job, self._live = job, live
+        self._job, self._live, self._notes, self._warn = job, live, notes, warn
+        self._unfrozen: tuple[str, ...] = ()
+        self._looks_for_unfrozen = job.rank == 0 and job.world_size > 1
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
@@ -40,9 +43,25 @@ class RunningPulse:
             undo.callback(self._keeper.close)
             self.captures = captures_of(job, settings)
             undo.pop_all()
-        self._keeper.each_round = self.captures.round
+        self._keeper.each_round = self._round
         if live is not None:
             live.read(self.writer, notes.device.is_accelerator)
+
+    def _round(self) -> None:
+        """Do what is to be done several times a second."""
+        self.captures.round()
+        if self._looks_for_unfrozen:
+            self._look_for_unfrozen()
+
+    def _look_for_unfrozen(self) -> None:
+        """Say once that the script trains parameters which DDP does not average, as soon as it unfreezes no more."""
+        before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
+        if self._unfrozen and self._unfrozen == before:
+            self._looks_for_unfrozen = False
+            self._warn(
+                f"{not_averaged(before)}. They need gradients now, so each rank trains its own copy of them. Construct "
+                "DDP again after unfreezing parameters."
+            )
 
     def end(self, ended: Ended) -> None:
         """Note how the training ended, and copy the pulse a last time. In a forked child it only takes no requests."""

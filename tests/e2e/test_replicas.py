@@ -30,3 +30,12 @@ def test_copies_that_differ(way: str, advice: str | None, ddpprof: Run, report: 
     assert done.stdout.splitlines()[0] == ("equal" if advice is None else "different")
     found = [finding for finding in report("run")["findings"] if finding["rule"] == "copies-differ"]
     assert [finding["advice"].startswith(advice or "") for finding in found] == ([] if advice is None else [True])
+
+
+def test_parameters_that_are_unfrozen_after_ddp_was_constructed(ddpprof: Run, report: Report) -> None:
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, *script("two_losses.py", "--way", "unfrozen")))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "different"
+    first = report("run")["findings"][0]
+    assert (first["rule"], first["is_correctness"]) == ("unfrozen-parameters", True)
+    assert first["title"].endswith("2 parameters that were frozen when it was constructed: 0.weight, 0.bias")

@@ -1,4 +1,4 @@
-"""Lists name the first of many things."""
+"""Lists that name the first of many things, and sentences that several rooms say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpprof.words import ranks_in_words
+from ddpprof.words import not_averaged, ranks_in_words
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,12 @@ from ddpprof.words import ranks_in_words
 )
 def test_ranks(ranks: Sequence[int], words: str) -> None:
     assert ranks_in_words(ranks) == words
+
+
+def test_parameters_that_are_not_averaged() -> None:
+    assert not_averaged(["a"]) == (
+        "DDP does not average the gradients of 1 parameter that was frozen when it was constructed: a"
+    )
+    assert not_averaged("abcdef").endswith(
+        "6 parameters that were frozen when it was constructed: a, b, c, d and 2 more"
+    )

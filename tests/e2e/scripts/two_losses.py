@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WAYS = ["sum", "second-backward", "second-forward", "loaded-on-one-rank", "accumulated"]
+WAYS = ["sum", "second-backward", "second-forward", "loaded-on-one-rank", "accumulated", "unfrozen"]
 
 
 def backward(way: str, model: DistributedDataParallel, inputs: torch.Tensor) -> None:
@@ -35,7 +35,10 @@ def main() -> None:
     way = parser.parse_args().way
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)))
+    layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    layers[0].requires_grad_(way != "unfrozen")
+    model = DistributedDataParallel(layers)
+    layers.requires_grad_(True)
     if way == "loaded-on-one-rank" and dist.get_rank() == 0:
         model.module.load_state_dict({name: 2 * value for name, value in model.module.state_dict().items()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

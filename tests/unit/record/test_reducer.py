@@ -33,6 +33,13 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DistributedDataParallel, "_ddp_init_helper", noting_parameters(original))
 
 
+def train(ddp: DistributedDataParallel) -> None:
+    """Take one step with all parameters that need gradients."""
+    optimizer = torch.optim.SGD([one for one in ddp.parameters() if one.requires_grad], lr=0.1)
+    ddp(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+
+
 def model(*, is_frozen: bool) -> nn.Sequential:
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     layers[0].requires_grad_(not is_frozen)
@@ -59,6 +66,8 @@ def test_the_reducer_does_not_know_parameters_that_are_unfrozen_later() -> None:
     ddp = DistributedDataParallel(model(is_frozen=True))
     assert unfrozen_parameters(ddp) == ()
     ddp.module[0].requires_grad_(True)
+    assert unfrozen_parameters(ddp) == (), "a gradient alone changes nothing"
+    train(ddp)
     assert reducer_parameters(ddp).names == ALL[2:]
     assert unfrozen_parameters(ddp) == ("0.weight", "0.bias")
 
@@ -69,15 +78,17 @@ def test_parameters_that_ddp_is_told_to_ignore_are_not_missed() -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layers, ["0.weight"])
     ddp = DistributedDataParallel(layers)
     ddp.module[0].requires_grad_(True)
+    train(ddp)
     assert unfrozen_parameters(ddp) == ("0.bias",)
 
 
 @pytest.mark.usefixtures("noting")
-def test_notes_remember_what_was_unfrozen_once() -> None:
+def test_notes_remember_what_was_trained_once() -> None:
     ddp = DistributedDataParallel(model(is_frozen=True))
     notes = StepNotes()
     notes.module(ddp)
     ddp.module[0].bias.requires_grad_(True)
+    train(ddp)
     assert notes.unfrozen() == ("0.bias",)
     ddp.module[0].requires_grad_(False)
     assert notes.facts()["unfrozen"] == ("0.bias",)
