@@ -2,14 +2,15 @@
 
 Rank 0 opens the run directory and announces it in the job's own store; every rank counts itself in before its first
 synchronising backward pass. Once the all-reduces of that pass are over on the device, all ranks of its process group
-have counted themselves in. Ranks of other groups, or with a comm hook that does not wait, get a moment to appear.
-Whoever looks first writes the verdict, and the others read it.
+have counted themselves in; with a comm hook that does not wait, they get a moment to appear. The first of the group to
+look writes the verdict, and the others read it. A job may have ranks that never train with DDP, and only generate.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,25 +27,29 @@ class AgreedRecording:
     """run directory; ``None`` if nothing can be recorded"""
     run_id: str
     everyone: bool
-    """True if every rank records"""
+    """True if every rank of the process group records"""
     problem: str | None
 
 
 class Agreement:
-    def __init__(self, store: Store, world_size: int, prefix: str) -> None:
-        """`prefix`: begin of the names in the store that belong to this agreement."""
+    def __init__(self, store: Store, world_size: int, group: Sequence[int], prefix: str) -> None:
+        """Create this rank's part.
+
+        `group`: the ranks that average gradients together, such as this one. `prefix`: begin of the names in the store
+        that belong to this agreement.
+        """
         self.store = store
-        self._world_size = world_size
+        self._world_size, self._group = world_size, group
         self.prefix = prefix
 
     def renewed(self, purpose: str) -> Agreement:
         """Return an agreement of the same ranks about something else."""
-        return Agreement(self.store, self._world_size, f"{self.prefix}/{purpose}")
+        return Agreement(self.store, self._world_size, self._group, f"{self.prefix}/{purpose}")
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
         try:
-            self.store.add(f"{self.prefix}/joined", 0)
+            self.store.add(self._of_group("joined"), 0)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotImplementedError) or "virtual" in str(error):
                 return False
@@ -57,12 +62,15 @@ class Agreement:
 
     def join(self) -> None:
         """Count this rank in. Every rank calls this before its first synchronising backward pass."""
-        self.store.add(f"{self.prefix}/joined", 1)
+        self.store.add(self._of_group("joined"), 1)
+
+    def _of_group(self, name: str) -> str:
+        return f"{self.prefix}/{name}/{self._group[0]}"
 
     def verdict(self) -> AgreedRecording:
         """Return the verdict. Every rank calls this after its first synchronising backward pass."""
         ready = self._all_joined() and self.store.check([f"{self.prefix}/offer"])
-        said = self.store.compare_set(f"{self.prefix}/verdict", "", "all" if ready else "some").decode()
+        said = self.store.compare_set(self._of_group("verdict"), "", "all" if ready else "some").decode()
         if not self.store.check([f"{self.prefix}/offer"]):
             return AgreedRecording(None, "", False, None)
         out, run_id, problem = json.loads(self.store.get(f"{self.prefix}/offer"))
@@ -70,8 +78,8 @@ class Agreement:
 
     def _all_joined(self) -> bool:
         deadline = time.monotonic() + _PATIENCE_S
-        while self.store.add(f"{self.prefix}/joined", 0) < self._world_size:
-            if self.store.check([f"{self.prefix}/verdict"]) or time.monotonic() > deadline:
+        while self.store.add(self._of_group("joined"), 0) < len(self._group):
+            if self.store.check([self._of_group("verdict")]) or time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True

@@ -62,11 +62,14 @@ class JobRank:
         """Return False in a child that was forked from the training process."""
         return os.getpid() == self._process
 
-    def attach(self) -> None:
-        """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run."""
+    def attach(self, group: dist.ProcessGroup) -> None:
+        """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run.
+
+        `group`: that of the DDP module.
+        """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
-        agreement = Agreement(store, self.world_size, self._prefix)
+        agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group), self._prefix)
         if not agreement.is_possible():
             raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
         self._join(agreement)
@@ -81,7 +84,7 @@ class JobRank:
             self.rank = int(rank_given(os.environ) or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
-        self._join(Agreement(dist.HashStore(), 1, self._prefix))
+        self._join(Agreement(dist.HashStore(), 1, (0,), self._prefix))
 
     def _join(self, agreement: Agreement) -> None:
         self._agreement = agreement

@@ -97,7 +97,7 @@ class Recording:
     def _attach(self, ddp: DistributedDataParallel) -> None:
         self._notes.environment.describe(ddp)
         self._notes.module(ddp)
-        self._begin_training(self._job.attach)
+        self._begin_training(functools.partial(self._job.attach, ddp.process_group))
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
         self._training_thread = threading.get_ident()
@@ -158,8 +158,10 @@ class Recording:
         if not self._job.open_files(self._notes.device):
             self._retire()
             return
-        if not self._job.everyone_records:
-            self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
+        if self._settings.profiler and not self._job.everyone_records:
+            self._window.do_without_profiler(
+                "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
+            )
         self._window.write_facts(None)
         if not self._has_begun_pulse:
             self._has_begun_pulse = True

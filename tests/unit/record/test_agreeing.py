@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ddpprof.model import StepMode
-from ddpprof.record.agreement import Agreement
+from ddpprof.record.agreement import AgreedRecording, Agreement
 from ddpprof.record.device import TrainingDevice
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
@@ -125,8 +125,30 @@ def test_a_rank_that_is_not_profiled_takes_the_same_steps(monkeypatch: pytest.Mo
 
 def test_all_have_come_when_each_has_said_so() -> None:
     store = dist.HashStore()
-    first, second = Agreement(store, 2, "ddpprof/0"), Agreement(store, 2, "ddpprof/0")
+    first, second = (Agreement(store, 2, (0, 1), "ddpprof/0") for _ in range(2))
     first.come_to_the_end()
     assert not second.all_came_to_the_end()
     second.come_to_the_end()
     assert first.all_came_to_the_end()
+
+
+def test_ranks_that_do_not_train_are_not_awaited() -> None:
+    store = dist.HashStore()
+    first, second = (Agreement(store, 3, (0, 1), "ddpprof/0") for _ in range(2))
+    first.offer("runs/a", "id", None)
+    first.join()
+    second.join()
+    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None)] * 2
+
+
+def test_each_process_group_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.0)
+    store = dist.HashStore()
+    first, second, third = (Agreement(store, 4, group, "ddpprof/0") for group in ((0, 1), (2, 3), (2, 3)))
+    first.offer("runs/a", "id", None)
+    first.join()
+    assert not first.verdict().everyone, "rank 1 does not record"
+    second.join()
+    third.join()
+    assert second.verdict().everyone
+    assert third.verdict().everyone

@@ -1,6 +1,7 @@
 """A process's place in the job."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch.distributed as dist
@@ -15,10 +16,11 @@ def test_where_ranks_have_no_store_nothing_is_recorded(tmp_path: Path, monkeypat
     """As under the MPI backend."""
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0])
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", dist.Store)
     job = JobRank(Settings(str(tmp_path / "run")))
     with pytest.raises(DdpprofError, match="MPI"):
-        job.attach()
+        job.attach(cast("dist.ProcessGroup", None))
     assert not job.attached
     assert not (tmp_path / "run").exists()
 

@@ -95,7 +95,8 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path / "gone")
     recording._job = cast(
-        "JobRank", SimpleNamespace(rank=0, files=SimpleNamespace(last_step=None), identity=lambda *_: mine)
+        "JobRank",
+        SimpleNamespace(rank=0, world_size=1, files=SimpleNamespace(last_step=None), identity=lambda *_: mine),
     )
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
@@ -113,7 +114,7 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path)
     files = SimpleNamespace(last_step=LastStep(tmp_path / "last"))
-    job = SimpleNamespace(rank=0, files=files, identity=lambda *_: mine, neighbours=fails)
+    job = SimpleNamespace(rank=0, world_size=1, files=files, identity=lambda *_: mine, neighbours=fails)
     recording._job = cast("JobRank", job)
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
