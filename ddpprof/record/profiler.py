@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,8 @@ class StepProfiler:
         self._profile: profile | None = None
         self.left: profile | None = None
         """profile that could not be stopped because the device did not come to rest"""
+        self._other: weakref.ref[Any] | None = None
+        """the script's own autograd profiler that warmed up last"""
         self._is_busy = False
         self._recording = False
         self._collects = True
@@ -55,6 +59,15 @@ class StepProfiler:
         """Return whether `inner`, about to start, is the autograd profiler that this one drives."""
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
+    def another_prepares(self, inner: object) -> None:
+        """Note that the script's own autograd profiler is about to warm up."""
+        self._other = weakref.ref(inner)
+
+    def _other_warms_up(self) -> bool:
+        """Return whether it has not ended yet: two that warm up share one preparation, of which the first disposes."""
+        other = self._other() if self._other is not None else None
+        return other is not None and getattr(other, "kineto_results", None) is None
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Measure a pause of the training for the profiler."""
@@ -69,7 +82,7 @@ class StepProfiler:
     def prepare(self) -> None:
         """Warm up: allocate buffers without keeping anything. Raises ``RuntimeError`` if another profiler runs."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or Kineto reports its start and stop on the job's stderr
-        if torch.autograd._profiler_enabled():
+        if torch.autograd._profiler_enabled() or self._other_warms_up():
             raise RuntimeError("the script's own profiler is running")
         with self.paused():
             try:

@@ -260,7 +260,12 @@ class Session(Recording):
     @harmless
     def another_profiler_starts(self, inner: Any) -> None:
         profiler = self._window.profiler
-        if profiler.running and not profiler.owns(inner):
+        if profiler.owns(inner):
+            return
+        profiler.another_prepares(inner)
+        if not self._settings.trial:
+            self._window.cut_short("the script starts a profiler of its own")
+        if profiler.running:  # in steps that are worthless without ddpprof's
             profiler.stop()
             raise DdpprofError("the script started its own profiler in the profiled steps")
 

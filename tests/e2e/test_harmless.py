@@ -136,6 +136,38 @@ time.sleep(0.2)
     assert all(len(rank["light_steps"]) >= 7 for rank in ranks)
 
 
+@pytest.mark.parametrize(
+    "wait",
+    [
+        pytest.param(4, id="begins-before", marks=pytest.mark.slow),
+        pytest.param(5, id="warms-up-before"),
+        pytest.param(6, id="warms-up-after", marks=pytest.mark.slow),
+        pytest.param(8, id="begins-after", marks=pytest.mark.slow),
+    ],
+)
+def test_the_scripts_own_profiler_wins_and_the_rest_is_recorded(
+    wait: int, tmp_path: Path, ddpprof: Run, report: Report
+) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""{TRAINING}
+from torch.profiler import ProfilerActivity, profile, schedule
+numbers_of_events = []
+with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait={wait}, warmup=1, active=2, repeat=2),
+             on_trace_ready=lambda own: numbers_of_events.append(len(own.events()))) as own:
+    train(wrap(), 30, step=lambda index, loss: own.step() or loss * 0)
+assert len(numbers_of_events) == 2 and min(numbers_of_events) > 50, numbers_of_events
+time.sleep(0.2)
+"""
+    )
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, "train.py"))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^ddpprof: (.*?)[:;]", done.stderr, re.MULTILINE) == ["rank 0"]
+    assert "no active profiling session" not in done.stderr
+    found = report("run")
+    assert found["whole_run"]["num_steps"] == 30
+    assert all(len(rank["light_steps"]) >= 2 for rank in found["ranks"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "rule"),

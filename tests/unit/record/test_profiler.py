@@ -57,6 +57,21 @@ def test_a_stuck_device_costs_the_trace_and_no_more(profiler: StepProfiler) -> N
     assert not torch.autograd._profiler_enabled()  # so that the script may profile
 
 
+def test_it_does_not_warm_up_beside_the_scripts_own() -> None:
+    device, own = TrainingDevice(), torch.autograd.profiler.profile(use_kineto=True, use_cpu=True)
+    one = StepProfiler(Settings("run"), device)
+    one.another_prepares(own)
+    own._prepare_trace()
+    with pytest.raises(RuntimeError, match="the script's own profiler is running"):
+        one.prepare()
+    own._start_trace()
+    work()
+    own.__exit__(None, None, None)
+    one.prepare()
+    assert one.running
+    one.stop()
+
+
 def test_after_a_failure_nothing_waits_for_the_device(profiler: StepProfiler) -> None:
     profiler.begin_step(7)
     with emulate(blocks=True) as device:
