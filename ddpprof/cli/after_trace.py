@@ -97,7 +97,8 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         )
     else:
         why = (
-            f"no DistributedDataParallel module was trained in {name}. ddpprof measures DDP, not FSDP; "
-            "docs/guides/trouble.md lists other ways to train that it supports"
+            f"no DistributedDataParallel module was trained in {name}, or a line above says why it could not be "
+            "recorded. ddpprof measures DDP, not FSDP; docs/guides/trouble.md lists other ways to train that it "
+            "supports"
         )
     return f"ddpprof: nothing was recorded: {why}."

@@ -96,9 +96,13 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 
 def _about_end(path: Path, overview: Overview) -> str:
-    """Say that all ranks have ended, and name the command to run next: diagnose if a rank failed, else report."""
+    """Say why there is no more to see, and name the command to run next: diagnose if a rank failed, else report."""
+    from ddpprof.monitor.rank_now import Standing
+
     if any(one.standing.is_trouble for one in overview.ranks):
         return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
+    if any(one.standing is Standing.UNWATCHED for one in overview.ranks):
+        return f"ddpprof has stopped watching, and the job may go on. See what it saw with: ddpprof report {path}"
     return f"All ranks have ended. See the whole run with: ddpprof report {path}"
 
 

@@ -161,7 +161,7 @@ def _why_no_trace(record: Record | None) -> str:
     if record is not None and record.no_trace is not None:
         return record.no_trace
     if record is None or record.ended is None:
-        return "it was killed before the profiled steps ended"
+        return "it was killed, or called os._exit(), before the profiled steps ended"
     if record.ended == "finished":
         num_profiled = sum(step.mode is StepMode.PROFILED for step in record.steps)
         if not num_profiled:

@@ -56,7 +56,8 @@ def _sentences(failure: Failure) -> Iterator[str]:
     if ended:
         yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
     if silent:
-        yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {_WITHOUT_A_WORD}."
+        they_were = "it was" if len(silent) == 1 else "they were"
+        yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."
     if failure.first is None and failure.finished:
         yield (
             f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. If ranks have different numbers "
@@ -68,8 +69,8 @@ def _sentences(failure: Failure) -> Iterator[str]:
 
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
-    "they were killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all "
-    "ranks when one fails"
+    "killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "
+    "one fails, or by os._exit()"
 )
 
 

@@ -50,6 +50,16 @@ def test_one_view_of_a_run_in_which_a_rank_failed_names_diagnose(
     assert last == f"All ranks have ended, and some failed. See why with: ddpprof diagnose {tmp_path}"
 
 
+def test_a_job_that_goes_on_unwatched_has_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        write_pulse(tmp_path, rank, [MadeStep()] * 10, ended=Ended.UNWATCHED, ended_ns=BEGIN_NS + 2 * SECOND)
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == (
+        f"ddpprof has stopped watching, and the job may go on. See what it saw with: ddpprof report {tmp_path}"
+    )
+
+
 @pytest.mark.parametrize("resumed_ns", [None, BEGIN_NS])
 def test_one_view_of_a_job_that_hangs_has_the_verdict(
     resumed_ns: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -110,7 +110,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             Failure(None, (end(0, None, 31), end(1, None, 31)), ()),
             "The job failed, and no rank reported why.\n"
             "Ranks 0, 1 ended without a message after 31 steps: they were killed, for example by SIGKILL or the "
-            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails.",
+            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails, or by os._exit().",
             id="no-rank-said-why",
         ),
         pytest.param(
@@ -125,7 +125,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv operation "
             "to complete.\n"
             "Ranks 1, 2 ended without a message after 13 to 14 steps: they were killed, for example by SIGKILL or the "
-            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails.\n"
+            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails, or by os._exit().\n"
             "A collective times out when another rank does not take part in it: look at what the others were doing.",
             id="a-timeout",
         ),
