@@ -42,7 +42,9 @@ def has_run_to_tell_of(
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(ranks_in(path) for path in attempts.values()):
         failed = end.exit_code != 0 and not end.was_stopped
-        say(nothing_recorded([out], job.name, failed=failed, is_one_node=job.is_one_node), file=sys.stderr)
+        known = end.was_reached or failed
+        why = nothing_recorded([out], job.name, failed, job.is_one_node) if known else _NOT_REACHED
+        say(why, file=sys.stderr)
         return False
     return True
 
@@ -80,7 +82,14 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
         say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 
 
-def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, *, is_one_node: bool = True) -> str:
+_NOT_REACHED = (
+    "ddpprof: nothing was recorded: no Python process of the job on this machine let ddpprof in. It gets in by "
+    "PYTHONPATH, which the job must pass on and which python -I and -E ignore, and by sitecustomize, which -S leaves "
+    "out. Or use `with ddpprof.profile(…):` in the script."
+)
+
+
+def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
     """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
     from ddpprof import rundir
 

@@ -52,6 +52,8 @@ class JobEnd:
     """launcher's variable whose absence ended the script"""
     interrupted: bool
     """True if ddpprof was asked to end, and passed that on"""
+    was_reached: bool
+    """whether any Python process of the job let ddpprof in; on a file system of its own, the job cannot say so"""
 
     @property
     def was_stopped(self) -> bool:
@@ -141,17 +143,18 @@ def run_job(
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
     with scratch_folder() as scratch:
-        note = scratch / "needs-rank"
+        note, reached = scratch / "needs-rank", scratch / "reached"
         settings = dataclasses.replace(settings, launched_unix_s=time.time())
-        environment = {**_environment(settings, note if explain_rank else None), **variables}
+        environment = {**_environment(settings, note if explain_rank else None), "DDPPROF_REACHED": str(reached)}
+        environment |= variables
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         returncode, interrupted = run_to_its_end(command, environment, when_started, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
-    if returncode < 0:
-        return JobEnd(128 - returncode, -returncode, needs_rank, interrupted)
-    return JobEnd(returncode, None, needs_rank, interrupted)
+        was_reached = reached.exists()
+    number = -returncode if returncode < 0 else None
+    return JobEnd(returncode if number is None else 128 + number, number, needs_rank, interrupted, was_reached)
 
 
 def run_to_its_end(

@@ -123,6 +123,20 @@ def test_a_script_without_ddp(tmp_path: Path, ddpprof: Run) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([sys.executable, "-I", "plain.py"], id="isolated"),
+        pytest.param(["env", "-u", "PYTHONPATH", sys.executable, "plain.py"], id="without-PYTHONPATH"),
+    ],
+)
+def test_a_job_that_does_not_let_ddpprof_in(command: list[str], tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "plain.py").write_text("print('trained')\n")
+    done = ddpprof("trace", "--out", "run", "--", *command)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "nothing was recorded: no Python process of the job on this machine let ddpprof in" in done.stderr
+
+
 def test_stop_after_ends_the_job_cleanly(ddpprof: Run, tmp_path: Path, report: Report) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     done = ddpprof("trace", "--stop-after", "--out", "run", *QUICK, "endless.py", "-1")
