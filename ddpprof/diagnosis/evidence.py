@@ -44,6 +44,8 @@ class RankEvidence:
     """its process, if that is on this machine and alive"""
     workers: tuple[Process, ...]
     computes: bool
+    helpers_compute: bool
+    """whether processes that it has started compute, or on the CPU other threads of its own"""
     moves_data: bool
     """whether its main thread reads or writes much"""
     is_swapping: bool
@@ -133,6 +135,9 @@ def _of_rank(
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and _computes(earlier, process),
+        helpers_compute=earlier is not None
+        and process is not None
+        and _helpers_compute(earlier, process, with_threads=identity.device == "cpu"),
         moves_data=earlier is not None and process is not None and _moves_data(earlier, process),
         is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process, swapped_in),
         exit=seen,
@@ -146,6 +151,14 @@ def _computes(earlier: Process | None, now: Process) -> bool:
         return now.state == "R"
     took_s = now.seen_s - earlier.seen_s
     return now.main_thread_cpu_s - earlier.main_thread_cpu_s > _COMPUTES * took_s
+
+
+def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
+    """Return whether others compute for the main thread. On an accelerator threads of libraries may spin for ever."""
+    computed_s = now.children_cpu_s - earlier.children_cpu_s
+    if with_threads:
+        computed_s = max(computed_s, now.threads_cpu_s - earlier.threads_cpu_s)
+    return computed_s > _COMPUTES * (now.seen_s - earlier.seen_s)
 
 
 def _moves_data(earlier: Process, now: Process) -> bool:

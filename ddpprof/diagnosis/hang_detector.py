@@ -204,9 +204,11 @@ def pause_limit_s(one: RankEvidence) -> float:
         return _FIRST_BATCH_S
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
         return 0.0
-    evaluates = one.state.evaluates and collective_of(one.stack) is None
+    awaits_others = collective_of(one.stack) is not None
+    evaluates = one.state.evaluates and not awaits_others
     awaits_program = places.awaits_a_program(one.stack) and bool(one.workers)
-    if one.computes or one.moves_data or awaits_program:
+    awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others
+    if one.computes or one.moves_data or awaits_program or awaits_helpers:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
     may_wait = not one.stack or places.is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
     return _ON_PURPOSE_S if evaluates and not may_wait else 0.0

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpprof.child_processes import children
+from ddpprof.child_processes import children, descendants
 from ddpprof.linux_files import OF_MACHINE, number_in, stat_of
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -24,6 +24,10 @@ class Process:
     tracer: int | None
     """process of the debugger that is attached"""
     main_thread_cpu_s: float
+    threads_cpu_s: float
+    """time that its other threads have computed"""
+    children_cpu_s: float
+    """time that its living descendants have computed"""
     num_paged_in: int
     """number of pages that its main thread has had to read from a disk: from swap, or from a file in memory"""
     swapped_bytes: int
@@ -50,9 +54,10 @@ class Process:
 
 def look_at(pid: int) -> Process | None:
     """Return the process; ``None`` if there is none, or it is dead."""
-    main_thread = stat_of(Path(f"/proc/{pid}/task/{pid}"))
-    if main_thread is None or main_thread.is_dead:
+    main_thread, whole = stat_of(Path(f"/proc/{pid}/task/{pid}")), stat_of(Path(f"/proc/{pid}"))
+    if main_thread is None or whole is None or main_thread.is_dead:
         return None
+    of_children = [found for child in descendants(pid) if (found := stat_of(Path(f"/proc/{child}"))) is not None]
     status = Path(f"/proc/{pid}/status")
     return Process(
         pid=pid,
@@ -60,6 +65,8 @@ def look_at(pid: int) -> Process | None:
         state=main_thread.state,
         tracer=number_in(status, "TracerPid:") or None,
         main_thread_cpu_s=main_thread.cpu_ticks / _TICKS_PER_S,
+        threads_cpu_s=max(whole.cpu_ticks - main_thread.cpu_ticks, 0) / _TICKS_PER_S,
+        children_cpu_s=sum(one.cpu_ticks for one in of_children) / _TICKS_PER_S,
         num_paged_in=main_thread.num_paged_in,
         swapped_bytes=1024 * (number_in(status, "VmSwap:") or 0),
         seen_s=time.monotonic(),

@@ -95,6 +95,21 @@ def test_a_rank_computes(
 
 
 @pytest.mark.parametrize(
+    ("device", "spent", "compute"),
+    [
+        pytest.param("cpu", {"children_cpu_s": 0.4}, True, id="children"),
+        pytest.param("cpu", {"children_cpu_s": 0.2}, False, id="children-hardly"),
+        pytest.param("cpu", {"threads_cpu_s": 0.4}, True, id="threads"),
+        pytest.param("cuda", {"threads_cpu_s": 0.4}, False, id="threads-that-may-spin"),
+        pytest.param("cuda", {"children_cpu_s": 0.4}, True, id="children-beside-an-accelerator"),
+    ],
+)
+def test_others_compute_for_a_rank(device: str, spent: dict[str, float], compute: bool) -> None:
+    now = process(seen_s=1.0, **spent)
+    assert evidence._helpers_compute(process(), now, with_threads=device == "cpu") is compute
+
+
+@pytest.mark.parametrize(
     ("before", "moved_mib", "moves_data"),
     [
         pytest.param(process(), 2, True, id="much"),
