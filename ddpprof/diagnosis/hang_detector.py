@@ -93,6 +93,7 @@ class HangDetector:
         pauses = any(places.is_debugged(one.stack) for one in evidence) or any(
             overdue.waited_s < pause_limit_s(one) and self._idle.of(one, now) < _IDLE_S for one in evidence
         )
+        pauses |= overdue.waited_s < _IDLE_S and _nobody_waits(evidence)
         if not pauses:
             if not _has_moved(evidence, _rest_s(overdue.usual_s)) or self._pause.num_moves == _MOST_MOVES:
                 return False
@@ -169,6 +170,21 @@ class _Pause:
 def _rest_s(usual_s: float | None) -> float:
     """Return in how many seconds a step ends after a pause in it."""
     return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
+
+
+def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
+    """Return whether every rank is busy with the script's own code, so that none holds another up.
+
+    On an accelerator, ranks may wait for each other at any line.
+    """
+    return len(evidence) == evidence[0].identity.world_size and all(map(_is_by_itself, evidence))
+
+
+def _is_by_itself(one: RankEvidence) -> bool:
+    process, activity = one.process, one.state.activity
+    runs = not (process is None or process.is_stopped or one.is_silent or one.has_ended or one.is_swapping)
+    on_cpu = one.identity.device == "cpu" and activity in (Activity.OTHER, Activity.FORWARD)
+    return runs and on_cpu and bool(one.stack) and collective_of(one.stack) is None
 
 
 def _has_moved(evidence: Sequence[RankEvidence], within_s: float) -> bool:

@@ -205,6 +205,27 @@ def test_what_jobs_pause_for(one: RankEvidence, until_s: float, monkeypatch: pyt
         assert detector.is_on_purpose([waiting(1), one], overdue(until_s - 1)) is True
 
 
+@pytest.mark.parametrize(
+    ("ranks", "until_s"),
+    [
+        pytest.param((rank(0, USER), rank(1, USER, LOCK)), 60, id="in-their-own-code"),
+        pytest.param((rank(0, USER), rank(1, distributed("barrier"))), 0, id="one-waits"),
+        pytest.param((rank(0, USER), rank(1)), 0, id="one-stands-nobody-knows-where"),
+        pytest.param((rank(0, USER), replace(rank(1, USER), process=process("T"))), 0, id="one-is-stopped"),
+        pytest.param((rank(0, USER),), 0, id="one-is-elsewhere"),
+        pytest.param((rank(0, USER), on_device(rank(1, USER))), 0, id="one-may-await-its-accelerator"),
+    ],
+)
+def test_ranks_none_of_which_waits_for_another(
+    ranks: tuple[RankEvidence, ...], until_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = Job(monkeypatch).detector
+    ranks = tuple(on_device(one, one.identity.device or "cpu") for one in ranks)
+    assert detector.is_on_purpose(ranks, overdue(until_s + 1)) is False
+    if until_s:
+        assert detector.is_on_purpose(ranks, overdue(until_s - 1)) is True
+
+
 def test_a_job_that_somebody_debugs_pauses_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     for _ in range(3):
