@@ -90,18 +90,21 @@ class StoreBoard:
 class Neighbours:
     """Do all ranks run on this machine and see this folder? Every rank says where it is, and asks a little later."""
 
-    def __init__(self, directory: Path, store: Store, prefix: str, world_size: int) -> None:
+    def __init__(self, directory: Path, store: Store, prefix: str, rank: int, world_size: int) -> None:
         """Say where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
-        self._store, self._world_size = store, world_size
+        self._directory, self._store, self._prefix = directory, store, prefix
+        self._rank, self._world_size = rank, world_size
         folder = directory.stat()  # containers of one machine may have folders of the same name
         self._key = f"{prefix}/on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
         self._deadline = time.monotonic() + _PATIENCE_S
         self._num_here = store.add(self._key, 1)
 
-    def are_all(self) -> bool | None:
-        """Return whether all ranks are here; ``None`` while that is not known."""
+    def board(self) -> Board | None:
+        """Return the board of the ranks; ``None`` while it is not known where they are. Raises as `Board.post` does."""
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
         if self._num_here >= self._world_size:
-            return True
-        return False if time.monotonic() > self._deadline else None
+            return FolderBoard(self._directory, self._rank)
+        if time.monotonic() > self._deadline:
+            return StoreBoard(self._store, self._prefix, self._rank)
+        return None

@@ -22,7 +22,7 @@ from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
 from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
-from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
+from ddpprof.record.boards import Neighbours
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.launch import is_first_rank, rank_given
 from ddpprof.record.parts import keep_part
@@ -139,17 +139,11 @@ class JobRank:
         captured._agreement = self.agreement.renewed(directory.name)
         return captured
 
-    def board(self, store_only: bool) -> Board:
-        """Return where this job's ranks leave notes for each other. Raises ``OSError`` or ``RuntimeError``."""
-        assert self.files is not None
-        if store_only:
-            return StoreBoard(self.agreement.store, self.agreement.prefix, self.rank)
-        return FolderBoard(self.files.directory, self.rank)
-
     def neighbours(self) -> Neighbours:
         """Say to the other ranks where this one is; every rank calls this at the same step. Raises ``OSError``."""
         assert self.files is not None
-        return Neighbours(self.files.directory, self.agreement.store, self.agreement.prefix, self.world_size)
+        agreement = self.agreement
+        return Neighbours(self.files.directory, agreement.store, agreement.prefix, self.rank, self.world_size)
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""

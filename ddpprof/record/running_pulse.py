@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from ddpprof.model.pulse import Ended
-from ddpprof.record.captures import captures_of
+from ddpprof.record.captures import Captures
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
@@ -38,7 +38,7 @@ class RunningPulse:
                 self.writer, job.files.last_step, training_thread, notes.bucket_numels(), notes.is_evaluating, warn
             )
             undo.callback(self._keeper.close)
-            self.captures = captures_of(job, settings)
+            self.captures = Captures(job, settings)
             undo.pop_all()
         self._keeper.each_round = self.captures.round
         if live is not None:

@@ -95,7 +95,7 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     recording = Recording(Settings(str(tmp_path)))
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path)
-    files = SimpleNamespace(last_step=LastStep(tmp_path / "last"))
+    files = SimpleNamespace(directory=tmp_path, last_step=LastStep(tmp_path / "last"))
     job = SimpleNamespace(rank=0, files=files, identity=lambda *_: mine, neighbours=fails)
     recording._job = cast("JobRank", job)
     recording._begin_pulse()
