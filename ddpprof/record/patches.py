@@ -1,8 +1,8 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
 The one exception is saving (and deleting checkpoints) in steps whose result is discarded: ``--baseline-steps``, trials.
-Rare events reach the active session, and those of every step its `StepEvents`. Without an active session a wrapper
-costs one comparison. `remove` restores the originals.
+Rare events reach the active session, and those of every step `step_events`. Without an active session a wrapper costs
+one comparison. `remove` restores the originals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ddpprof.errors import CannotRecord
 from ddpprof.record.framework_saves import checkpoint_wrappers
@@ -20,36 +20,12 @@ from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
-
-
-class StepEvents(Protocol):
-    """A receiver of what happens in every step. A method that is given an original calls it once."""
-
-    def ddp_forward_begins(self, ddp: Any, /) -> None: ...
-
-    def ddp_forward_fails(self, ddp: Any, error: RuntimeError, /) -> None: ...
-
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any, /) -> Any: ...
-
-    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any, /) -> Any: ...
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any: ...
-
-    def backward_begins(self, tensors: Any, /) -> bool:
-        """Return whether `backward_is_over` is to be called at its end."""
-
-    def backward_is_over(self) -> None: ...
-
-    def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> tuple[Any, Any] | None: ...
-
-    def optimizer_ends(self, optimizer: Any, /) -> None: ...
-
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any, /) -> Any: ...
+    from ddpprof.record.watching import WatchedSteps
 
 
 _active: Session | None = None
-step_events: StepEvents | None = None
-"""who is told of what happens in every step"""
+step_events: Session | WatchedSteps | None = None
+"""who is told of what happens in every step: the active session, or less code after the recorded steps"""
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -63,7 +39,7 @@ def activate(session: Session | None) -> None:
     _active = step_events = session
 
 
-def send_step_events_to(events: StepEvents | None) -> None:
+def send_step_events_to(events: WatchedSteps | None) -> None:
     """Send the events of every step to `events` from now on; ``None``: to the active session."""
     global step_events
     step_events = _active if events is None else events

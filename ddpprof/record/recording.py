@@ -114,7 +114,7 @@ class Recording:
             self._step_is_over = False
             self._end_step()
 
-    def _count_step(self) -> None:
+    def count_step(self) -> None:
         """Count a step after the recorded ones, when only the progress of the training counts."""
         self._window.count_step()
         if self._captures is not None and self._captures.request is not None:
@@ -124,18 +124,8 @@ class Recording:
         """Choose who handles the events of every step from now on: this recording, or less code once it is over."""
         if patches.active() is not self:
             return
-        patches.send_step_events_to(
-            WatchedSteps(
-                pulse=self.pulse,
-                finder=self.finder,
-                count_step=self._count_step,
-                ddp_forward_fails=self.ddp_forward_fails,
-                runs_out=self._note_end_of_loader,
-                give_up=self.give_up,
-            )
-            if self._is_over and not self._window.stopping
-            else None
-        )
+        is_watched = self._is_over and not self._window.stopping
+        patches.send_step_events_to(WatchedSteps(self) if is_watched else None)
 
     def _end_step(self) -> None:
         if self.graphs.captured:
@@ -166,7 +156,7 @@ class Recording:
             self._begin_pulse()
 
     @harmless
-    def _note_end_of_loader(self, iterator: Any) -> None:
+    def loader_runs_out(self, iterator: Any) -> None:
         self._notes.feeding.runs_out(iterator)
 
     @harmless

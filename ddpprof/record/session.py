@@ -77,7 +77,7 @@ class Session(Recording):
             return
         if self._is_over:
             if self.finder.forward_begins(id(model), synchronises=True):
-                self._count_step()
+                self.count_step()
             return
         if not self._job.attached:
             if self._settings.baseline_steps or self._settings.alone_steps:
@@ -154,7 +154,7 @@ class Session(Recording):
         if not self._is_over:
             self._optimizer_is_done(optimizer)
         elif self.finder.optimizer_stepped(id(optimizer)):
-            self._count_step()
+            self.count_step()
 
     def _optimizer_is_done(self, optimizer: Any) -> None:
         if self._job.attached and self.finder.optimizer_stepped(id(optimizer)):
@@ -275,7 +275,7 @@ class Session(Recording):
         """Handle a step that the user marks as ended."""
         self._end_step_that_is_over()
         if self.finder.step_marked():
-            self._count_step() if self._is_over else self._end_step()
+            self.count_step() if self._is_over else self._end_step()
 
     @harmless
     def _note(self, note: Callable[..., None], *what: Any) -> None:
