@@ -24,7 +24,7 @@ import ddpprof.record
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.pulse import Activity, StepFlag
-from ddpprof.record import patches
+from ddpprof.record import framework_saves, patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.optimizer_hooks import hook_optimizers
@@ -44,7 +44,7 @@ class Session(Recording):
         self._notes.environment.look_who_calls()
         patches.install_around_training()
         if self._settings.trial or self._settings.baseline_steps:
-            patches.install_around_checkpoints()
+            framework_saves.install()
         self._handles = hook_optimizers()
         patches.activate(self)
 
