@@ -52,13 +52,13 @@ def test_when_a_verdict_is_told(
     monkeypatch.setattr(hang_look, "diagnose_overdue", lambda *_: verdict)
     look = HangLook(said.append, None, dumps_stacks=False)
     for detector.waited_s in silent_at_s:
-        look.at(tmp_path, 0.0)
+        look.at(tmp_path, 0.0, is_over=False)
         assert said == []
     detector.waited_s = told_at_s
-    look.at(tmp_path, 0.0)
+    look.at(tmp_path, 0.0, is_over=False)
     num_said = len(said)
     assert said[0].startswith("The job ")
-    look.at(tmp_path, 0.0)
+    look.at(tmp_path, 0.0, is_over=False)
     assert len(said) == num_said, "once"
 
 
@@ -72,6 +72,6 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a job that has only begun to hang is not ended"))
     for attempt in ("attempt-0", "attempt-1"):
         (tmp_path / attempt).mkdir()
-        look.at(tmp_path / attempt, 0.0)
+        look.at(tmp_path / attempt, 0.0, is_over=False)
         assert (tmp_path / attempt / "hang.json").exists()
     assert len([line for line in said if line.startswith("The job hangs")]) == 2
