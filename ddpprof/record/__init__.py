@@ -14,7 +14,6 @@ hooks.py            `ddpprof.hooks`: a comm hook that times buckets, without the
 patches.py          the methods of torch that are wrapped
 optimizer_hooks.py  hooks around every ``Optimizer.step``
 framework_saves.py  methods by which frameworks write and delete checkpoints
-closures.py         optimizer closures: they compute loss and gradients, which is not the optimizer's own work
 ddp_variants.py     DDP with other arguments, or without its work, for trials
 
 One recording, step by step:
@@ -32,12 +31,10 @@ watching.py         the events of each step after the recorded ones
 What is noted of a step, and of the job:
 notes.py            events inside the current step
 modules.py          one DDP module under observation
-ddp_facts.py        description of DDP, its buckets and its parameters
+ddp_facts.py        description of DDP, its buckets and its parameters, and of ``nn.DataParallel``
 buckets.py          when each gradient bucket is launched and finished
-accumulated.py      which parameters got a gradient in a backward pass
 replicas.py         values that tell whether all ranks have the same model
 same_model.py       whether all ranks construct DDP with the same model and the same arguments
-data_parallel.py    the ``nn.DataParallel`` modules of a process that trains without DDP
 rpc.py              calls through ``torch.distributed.rpc`` in the current step
 feeding.py          which data loader feeds the training, with which samples
 samples.py          digests of a batch's samples

@@ -26,7 +26,6 @@ from ddpprof.model import StepMode
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import framework_saves, patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
-from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
 
@@ -137,7 +136,7 @@ class Session(Recording):
         notes = self._notes
         self._note(notes.optimizer_begins)
         ends, begins = (partial(self._note, note) for note in (notes.optimizer_ends, notes.optimizer_begins))
-        return with_noted_closure(args, kwargs, ends, begins)  # what a closure computes is not the optimizer's own work
+        return _with_noted_closure(args, kwargs, ends, begins)
 
     @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -280,6 +279,32 @@ class Session(Recording):
     @harmless
     def _note(self, note: Callable[..., None], *what: Any) -> None:
         note(*what)
+
+
+def _with_noted_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], begins: Callable[[], None], ends: Callable[[], None]
+) -> tuple[Any, Any] | None:
+    """Return arguments of ``Optimizer.step`` whose closure reports when it runs; ``None`` if they have no closure.
+
+    A closure computes loss and gradients, which is not the optimizer's own work.
+    """
+    if len(args) > 1 and callable(args[1]):  # the first is the optimizer
+        return (args[0], _noted(args[1], begins, ends), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _noted(kwargs["closure"], begins, ends)}
+    return None
+
+
+def _noted(closure: Callable[[], Any], begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], Any]:
+    @functools.wraps(closure)
+    def noted() -> Any:
+        begins()
+        try:
+            return closure()
+        finally:
+            ends()
+
+    return noted
 
 
 @functools.cache
