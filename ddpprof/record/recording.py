@@ -25,7 +25,7 @@ from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.captures import Captures
 from ddpprof.record.device import PATIENCE_S
-from ddpprof.record.end_words import EndPlace
+from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
@@ -233,15 +233,12 @@ class Recording:
             running.end(ended)
 
     @harmless
-    def close(self, ended: str, place: EndPlace | None = None) -> None:
-        """Write what there is.
-
-        `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``; `place` is where an error ended it.
-        """
-        self._window.end_place = place or EndPlace()
+    def close(self, error: BaseException | None) -> None:
+        """Write what there is. `error`: what ends the training, if anything does."""
         if not self._job.in_this_process():
             return
-        pulse = self.pulse
+        ended, pulse = how_it_ends(error), self.pulse
+        self._window.end_place = where_it_ends(error)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -315,7 +312,7 @@ class Recording:
 
 
 _COMPARED_STEPS = 50
-_ENDS = {"finished": Ended.FINISHED, "stopped": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
+_ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 def _one_line(error: Exception) -> str:

@@ -235,7 +235,7 @@ class Window:
                 files.trace.wait(GRACE_S, arrived)
 
     def close(self, ended: str) -> None:
-        """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``. Raises `OSError`."""
+        """Write what there is. `ended`: how the training ended, as `how_it_ends` says it. Raises `OSError`."""
         files, is_well = self._job.files, ended == "finished"
         if files is None:
             return

@@ -60,14 +60,14 @@ def within_a_capture(tmp_path: Path, main: Any, capture: Any) -> Recording:
 
 
 def test_a_training_ends_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
-    within_a_capture.close("finished")
+    within_a_capture.close(None)
     assert (main.said, capture.said) == ([("finished", 13)], [("finished", 13)])
 
 
 def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
     within_a_capture.give_up(OSError("no space left"))
     assert (main.said, capture.said) == ([(STOPPED, 13)], [(STOPPED, 13)])
-    within_a_capture.close("finished")
+    within_a_capture.close(None)
     assert len(main.said) == 1, "it has said already how it ended"
 
 
