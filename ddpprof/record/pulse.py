@@ -27,7 +27,7 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity, StepFlag
 from ddpprof.model.pulse_layout import state_word, write_state
-from ddpprof.record.pulse_rows import Note, PulseRows
+from ddpprof.record.pulse_rows import GRADIENTS, NOTED_FLAGS, STEP_ENDED, WAITED, PulseRows
 
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
@@ -39,8 +39,6 @@ _NO_TASK = -1
 """number of the current backward pass where there is none"""
 _GOLDEN = 0x9E3779B1
 """the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
-_WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
-_NOTED_FLAGS, _STEP_ENDED = int(Note.FLAGS), int(Note.STEP_ENDED)
 _PATIENCE_NS = 1_000_000_000
 """time after which the training thread makes rows itself, since `PulseKeeper` waits for a disk"""
 _MOST_NOTES = 10_000
@@ -129,7 +127,7 @@ class PulseWriter:
             if self.words[_ACTIVITY] != _BACKWARD:
                 within_ns = self._waited_ns - before_ns
                 waited_ns = time_ns() - began_ns - within_ns
-                self._note((_WAITED, waited_ns))
+                self._note((WAITED, waited_ns))
                 self._waited_ns += waited_ns
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
@@ -209,7 +207,7 @@ class PulseWriter:
                     gradients.append((came_ns, end_ns, noted_ns))
             except Exception as error:  # the training goes on
                 self.rows.end_for(error)
-            self._note((_GRADIENTS, gradients))
+            self._note((GRADIENTS, gradients))
 
     def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
         self.begins(_OPTIMIZER)
@@ -225,9 +223,9 @@ class PulseWriter:
         """Note that a step has ended, and that `num_steps` are over."""
         now, words = self.begins(_OTHER), self.words
         if self._flags:
-            self._note((_NOTED_FLAGS, self._flags))
+            self._note((NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0
-        self._note((_STEP_ENDED, num_steps - 1))
+        self._note((STEP_ENDED, num_steps - 1))
         words[_STEP] = num_steps
         words[_STEP_SINCE] = now
         self._reduces = False
