@@ -16,10 +16,7 @@ def install(distributed: ModuleType) -> None:
     """Prepare the recording. ``sitecustomize`` calls this while torch is being imported, so torch is not usable yet."""
     settings = settings_from_environment()
     if settings is not None:
-        if settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks:
-            ddp_variants.install(
-                distributed, settings.ddp, settings.without_ddp, settings.ddp_blocks > 0, settings.comm_hook
-            )
+        ddp_variants.install(distributed, settings)
         patches.install(distributed)
         patches.wait_for_ddp(lambda: _begin(settings))
 

@@ -65,7 +65,6 @@ class PulseKeeper:
         self._num_samples = 0
         self._copies = True
         self._told_of_rows = False
-        self._process = os.getpid()
         self._ending = threading.Event()
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
@@ -107,8 +106,6 @@ class PulseKeeper:
 
     def close(self) -> bool:
         """Copy what there is, and end. Return False if a disk that does not answer keeps it from that."""
-        if os.getpid() != self._process:
-            return False
         self._ending.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
