@@ -11,7 +11,6 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpprof import own_files, rundir
-from ddpprof.diagnosis.diagnose import diagnose_overdue
 from ddpprof.diagnosis.evidence import gather
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.stacks import dump_stacks
@@ -59,7 +58,7 @@ class HangLook:
             os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
 
     def _judge(self, directory: Path, overdue: Overdue) -> None:
-        verdict = diagnose_overdue(directory, overdue, self._detector)
+        verdict = self._detector.diagnose(overdue)
         if verdict is None or (verdict.has_failed and overdue.waited_s < _patience_s(directory)):
             return
         self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
