@@ -48,8 +48,7 @@ rank_conditions.py  collectives that the training script calls on some ranks onl
 flight_recorder.py  what torch's flight recorder knows: the bucket that was launched last, and an unusual collective
 
 The pulse of a whole run:
-pulse.py            the pulse of this rank: notes of what it does, in memory that outlives it
-no_pulse.py         a rank without a pulse notes only how many steps it has finished, in a file
+pulse.py            the pulse of this rank: notes of what it does, in memory that outlives it; or none
 pulse_rows.py       the rows of its steps, and summaries of many, made of these notes
 pulse_keeper.py     a thread that has the rows made, copies the pulse into the run directory, and samples the machine
 machine.py          what the machine gives to this process, and what it withholds

@@ -27,6 +27,7 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity, StepFlag
 from ddpprof.model.pulse_layout import state_word, write_state
+from ddpprof.record.output import LastStep
 from ddpprof.record.pulse_rows import GRADIENTS, NOTED_FLAGS, STEP_ENDED, WAITED, PulseRows
 
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
@@ -251,3 +252,45 @@ class PulseWriter:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)
+
+
+class NoPulse:
+    """A stand-in for `PulseWriter` where there is none. Only how many steps are finished is noted, in a file.
+
+    A method that is given an original calls it.
+    """
+
+    def __init__(self, last_step: LastStep | None = None) -> None:
+        self._last_step = last_step
+
+    def begins(self, _activity: int) -> None:
+        return
+
+    def ends(self, _activity: int) -> None:
+        return
+
+    def flag(self, _flag: int) -> None:
+        return
+
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
+        return original(*work, **kwargs)
+
+    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
+        return original(iterator)
+
+    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
+        return original(ddp, output)
+
+    def backward_begins(self, _loss: Any) -> bool:
+        return False
+
+    def backward_is_over(self) -> None:
+        return
+
+    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
+        return
+
+    def step_ends(self, num_steps: int) -> None:
+        """Note that `num_steps` are over. Raises ``OSError``."""
+        if self._last_step is not None:
+            self._last_step.is_over(num_steps, time_ns())

@@ -31,9 +31,8 @@ from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
-from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.running_pulse import RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_detector import StepDetector

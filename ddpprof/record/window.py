@@ -19,10 +19,9 @@ from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
 from ddpprof.record.hang_signals import GRACE_S
 from ddpprof.record.job import JobRank
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
-from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.signals import deferred_signals

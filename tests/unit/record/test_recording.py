@@ -13,8 +13,8 @@ import pytest
 from pulse_writers import identity
 
 from ddpprof.model import StepMode
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.output import LastStep
+from ddpprof.record.pulse import NoPulse
 from ddpprof.record.recording import Recording
 from ddpprof.record.settings import Settings
 

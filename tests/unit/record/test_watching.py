@@ -10,7 +10,7 @@ import pytest
 
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
-from ddpprof.record.no_pulse import NoPulse
+from ddpprof.record.pulse import NoPulse
 from ddpprof.record.step_detector import StepDetector
 from ddpprof.record.watching import WatchedSteps
 
