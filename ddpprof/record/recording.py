@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.model import StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.captures import Captures
@@ -75,7 +74,6 @@ class Recording:
         self._training_thread = 0
         self._step_is_over = False
         self.pulse: PulseWriter | NoPulse = NoPulse()
-        self._has_begun_pulse = False
         self._running_pulse: RunningPulse | None = None
         self._captures: Captures | None = None
         self._main_window: Window | None = None
@@ -144,14 +142,14 @@ class Recording:
 
     def _open_files(self) -> None:
         """Open the files after the last skipped step: the ranks agree, or nothing is recorded."""
+        is_pulse_to_begin = self._job.files is None
         if not self._job.open_files(self._notes.device):
             self._retire()
             return
         if not self._job.everyone_records:
             self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
         self._window.write_facts(None)
-        if not self._has_begun_pulse:
-            self._has_begun_pulse = True
+        if is_pulse_to_begin:
             self._begin_pulse()
 
     @harmless
@@ -180,19 +178,13 @@ class Recording:
             if live is not None:
                 self._warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
             return
-        if live is not None:
-            live.open(self._job.rank)  # which takes a while, before the first step of the pulse begins
-        gather_left()
         first_step, thread = self._window.step, self._training_thread
         try:
             running = RunningPulse(self._job, self._settings, self._notes, first_step, thread, live, self._warn)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            what = "what ranks do after the recorded steps"
-            if live is not None:
-                live.close()
-                what += ", and writes no live scalars"
-            self._warn_for_all(f"does not note {what}: {why}. Training goes on.")
+            nor = "" if live is None else ", and writes no live scalars"
+            self._warn_for_all(f"does not note what ranks do after the recorded steps{nor}: {why}. Training goes on.")
             return
         self._running_pulse, self._captures = running, running.captures
         self.pulse = self._window.pulse = running.writer

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record.captures import Captures
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
@@ -31,7 +32,11 @@ class RunningPulse:
         """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
         assert job.files is not None
         self._job, self._live = job, live
+        gather_left()
         with ExitStack() as undo:
+            if live is not None:
+                live.open(job.rank)  # which takes a while, before the first step of the pulse begins
+                undo.callback(live.close)
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
             self._keeper = PulseKeeper(
