@@ -6,8 +6,10 @@ import copy
 import itertools
 import os
 import socket
+import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,16 @@ class JobRank:
         """Return False in a child that was forked from the training process."""
         return os.getpid() == self._process
 
+    def warn(self, message: str) -> None:
+        """Write a line on the job's stderr, which may be closed, or its disk full."""
+        with suppress(Exception):
+            sys.stderr.write(f"ddpprof: rank {self.rank}: {message}\n")
+
+    def warn_for_all(self, message: str) -> None:
+        """Write a line that says the same on all ranks."""
+        if self.rank == 0:
+            self.warn(message)
+
     def attach(self) -> None:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -115,7 +127,7 @@ class JobRank:
         directory = Path(verdict.out)
         make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
-        self.began_part = keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
+        self.began_part = keep_part(directory, self._settings, verdict.run_id, self.world_size, self.warn)
         self.files = output.RankOutput(directory, self.rank)
         return True
 
@@ -126,7 +138,7 @@ class JobRank:
             output.open_capture(directory, settings, run_id, self.world_size)
         else:
             make_named_folder(directory)
-            keep_part(directory, settings, run_id, self.rank, self.world_size)
+            keep_part(directory, settings, run_id, self.world_size, self.warn)
 
     def _id_of_capture(self, directory: Path) -> str:
         return f"{self._run_id}-{directory.name}"

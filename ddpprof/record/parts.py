@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from msgspec import structs
 
 from ddpprof import rundir
 from ddpprof.errors import RunExists
+from ddpprof.model.run_file import RunFile
 from ddpprof.own_files import make_folder
 from ddpprof.record.output import about_run, write_run_file
 from ddpprof.record.settings import Settings
@@ -26,7 +27,7 @@ _PATIENCE_S = 1.0
 """seconds that a network file system may take to show what another host has written"""
 
 
-def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> bool:
+def keep_part(directory: Path, settings: Settings, run_id: str, world_size: int, warn: Callable[[str], None]) -> bool:
     """Make `directory` a part of the run, unless it is the one that rank 0 created; return whether it has become one.
 
     Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
@@ -38,7 +39,7 @@ def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world
         if time.monotonic() > deadline:
             make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
-                _begin_part(directory, settings, run_id, rank, world_size)
+                _begin_part(directory, about_run(settings, run_id, world_size), settings, warn)
                 return True
         time.sleep(0.05)
     return False
@@ -52,13 +53,11 @@ def _run_in(directory: Path) -> str | None:
     return None
 
 
-def _begin_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
-    about = about_run(settings, run_id, world_size)
+def _begin_part(directory: Path, about: RunFile, settings: Settings, warn: Callable[[str], None]) -> None:
     write_run_file(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
     host = socket.gethostname()
     copied = f"{directory}-{host}"
-    with suppress(Exception):  # stderr may be closed
-        sys.stderr.write(
-            f"ddpprof: rank {rank}: {host} does not see the folder of rank 0, so the files of its ranks stay here. On "
-            f"rank 0's host: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}\n"
-        )
+    warn(
+        f"{host} does not see the folder of rank 0, so the files of its ranks stay here. On rank 0's host: "
+        f"rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+    )

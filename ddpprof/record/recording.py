@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,7 +68,7 @@ class Recording:
         self.graphs = Graphs()
         self._losses = LossNotes() if settings.losses else None
         self._job = JobRank(settings)
-        self._window = Window(settings, self._job, self._notes, self._warn_for_all)
+        self._window = Window(settings, self._job, self._notes)
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
@@ -169,22 +168,22 @@ class Recording:
 
     def _begin_pulse(self) -> None:
         """Begin to note what happens in every step, unless that is switched off or not possible."""
-        assert self._job.files is not None
-        live = self._live
-        self.pulse = self._window.pulse = NoPulse(self._job.files.last_step)
+        job, live = self._job, self._live
+        assert job.files is not None
+        self.pulse = self._window.pulse = NoPulse(job.files.last_step)
         if self._settings.trial:
             return
         if not self._settings.pulse:
             if live is not None:
-                self._warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
+                job.warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
             return
         first_step, thread = self._window.step, self._training_thread
         try:
-            running = RunningPulse(self._job, self._settings, self._notes, first_step, thread, live, self._warn)
+            running = RunningPulse(job, self._settings, self._notes, first_step, thread, live)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             nor = "" if live is None else ", and writes no live scalars"
-            self._warn_for_all(f"does not note what ranks do after the recorded steps{nor}: {why}. Training goes on.")
+            job.warn_for_all(f"does not note what ranks do after the recorded steps{nor}: {why}. Training goes on.")
             return
         self._running_pulse, self._captures = running, running.captures
         self.pulse = self._window.pulse = running.writer
@@ -205,7 +204,7 @@ class Recording:
     def _begin_capture(self, captures: Captures, request: CaptureRequest) -> None:
         settings = self._settings.to_capture(request, captures.folder, self._window.step)
         job = self._job.for_capture(captures.folder)
-        window = Window(settings, job, self._notes, self._warn_for_all)
+        window = Window(settings, job, self._notes)
         window.step, window.pulse = self._window.step, self.pulse
         self._notes.reopen()
         window.begin()
@@ -245,7 +244,7 @@ class Recording:
             self._leave_capture(self._main_window)
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
-            self._warn_for_all(self._too_short())
+            self._job.warn_for_all(self._too_short())
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
         if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
@@ -269,7 +268,7 @@ class Recording:
 
     def give_up(self, error: Exception) -> None:
         """End the recording here but not the training, unless it is a trial."""
-        self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
+        self._job.warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must go on
@@ -292,14 +291,6 @@ class Recording:
         self._choose_step_events()
         if self._between_backward_passes():
             self._notes.begin_step(StepMode.DONE)
-
-    def _warn(self, message: str) -> None:
-        with suppress(Exception):  # stderr may be closed, or its disk full
-            sys.stderr.write(f"ddpprof: rank {self._job.rank}: {message}\n")
-
-    def _warn_for_all(self, message: str) -> None:
-        if self._job.rank == 0:
-            self._warn(message)
 
 
 _COMPARED_STEPS = 50

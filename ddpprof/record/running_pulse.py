@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from ddpprof.model.pulse import Ended
@@ -27,7 +26,6 @@ class RunningPulse:
         first_step: int,
         training_thread: int,
         live: LiveScalars | None,
-        warn: Callable[[str], None],
     ) -> None:
         """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
         assert job.files is not None
@@ -40,7 +38,7 @@ class RunningPulse:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
             self._keeper = PulseKeeper(
-                self.writer, job.files.last_step, training_thread, notes.bucket_numels(), notes.is_evaluating, warn
+                self.writer, job.files.last_step, training_thread, notes.bucket_numels(), notes.is_evaluating, job.warn
             )
             undo.callback(self._keeper.close)
             self.captures = Captures(job, settings)

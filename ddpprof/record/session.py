@@ -223,7 +223,7 @@ class Session(Recording):
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
             return True
-        self._say_not_saved(f"{target}: {why}", self._warn)
+        self._say_not_saved(f"{target}: {why}", self._job.warn)
         return False
 
     def keeps_checkpoints(self, owner: str) -> bool:
@@ -231,7 +231,7 @@ class Session(Recording):
         why = self._why_nothing_is_saved()
         if why is not None and owner not in self._not_saving:
             self._not_saving.add(owner)
-            self._say_not_saved(f"checkpoints of {owner}: {why}", self._warn_for_all)
+            self._say_not_saved(f"checkpoints of {owner}: {why}", self._job.warn_for_all)
         return why is None
 
     def may_delete_checkpoints(self) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from ddpprof import profiled_ranks
@@ -40,11 +39,10 @@ _FAILED = "the job failed in the profiled steps, and a failed job does not wait 
 
 
 class Window:
-    def __init__(self, settings: Settings, job: JobRank, notes: StepNotes, warn_for_all: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, job: JobRank, notes: StepNotes) -> None:
         self._settings = settings
         self._job = job
         self._notes = notes
-        self._warn_for_all = warn_for_all
         self._schedule = Schedule(settings)
         self.profiler = StepProfiler(settings, notes.device)
         self._bounds = Bounds(self._leave_out, settings.most_seconds, settings.most_bytes)
@@ -142,7 +140,7 @@ class Window:
         if mode in _PROFILED and self._no_trace is None:
             self._no_trace = self._bounds.exceeded()
             if self._no_trace is not None:
-                self._warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
+                self._job.warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
         if mode in _PROFILED and self._no_trace is not None:
             return StepMode.SKIP
         return mode
@@ -151,7 +149,7 @@ class Window:
         """Stop profiling within a step, between two operators."""
         if self.mode in _PROFILED and self.profiler.running:
             self._no_trace, self.mode = why, StepMode.SKIP
-            self._warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
+            self._job.warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
             self._end_profiling()
 
     def _agree(self) -> None:
@@ -171,7 +169,7 @@ class Window:
             if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._warn_for_all("not every rank still records, so the job goes on as in the script")
+                self._job.warn_for_all("not every rank still records, so the job goes on as in the script")
 
     @property
     def _patience_s(self) -> float:
@@ -201,14 +199,14 @@ class Window:
         num_steps = self._schedule.num_profiled
         num_bytes = num_parameters * num_steps * _BYTES_OF_A_PARAMETER
         if num_bytes > _MUCH_BYTES:
-            self._warn_for_all(
+            self._job.warn_for_all(
                 f"{num_steps} profiled steps of {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} GB "
                 "of memory in each rank: --steps 1 takes less, --no-profiler almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:
         self._no_trace = why
-        self._warn_for_all(f"{why}: recording without it")
+        self._job.warn_for_all(f"{why}: recording without it")
         self._schedule.without_profiler()
         self.mode = self._schedule.mode(self.step)
 

@@ -44,7 +44,7 @@ class Job:
     def nothing(self, *_: object) -> None:
         pass
 
-    append_step = write_facts = write = wait = nothing
+    append_step = write_facts = write = wait = warn_for_all = nothing
 
 
 class Notes:
@@ -67,7 +67,7 @@ def modes_of(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tupl
     """Of all steps until the record is over."""
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: setattr(job, "device_is_done", True))
     chosen = Settings("run", skip_first=11, cost_steps=2, steps=3, **settings)
-    window, modes = Window(chosen, job, Notes(), job.nothing), []  # type: ignore[arg-type]
+    window, modes = Window(chosen, job, Notes()), []  # type: ignore[arg-type]
     window.begin()
     while window.mode is not StepMode.DONE:
         modes.append(window.mode)

@@ -12,13 +12,15 @@ import pytest
 
 from ddpprof.errors import RunExists
 from ddpprof.record import parts
+from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 
 Out = pytest.CaptureFixture[str]
 
 
 def keep(directory: Path) -> None:
-    parts.keep_part(directory, Settings(str(directory), command=("train.py",)), "mine", rank=2, world_size=4)
+    settings = Settings(str(directory), command=("train.py",))
+    parts.keep_part(directory, settings, "mine", world_size=4, warn=JobRank(settings).warn)
 
 
 def write(directory: Path, run_id: str) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from pulse_writers import identity
@@ -17,9 +17,6 @@ from ddpprof.record.output import LastStep
 from ddpprof.record.pulse import NoPulse
 from ddpprof.record.recording import Recording
 from ddpprof.record.settings import Settings
-
-if TYPE_CHECKING:
-    from ddpprof.record.job import JobRank
 
 STOPPED = "stopped recording: no space left."
 
@@ -77,9 +74,8 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     recording = Recording(Settings(str(tmp_path / "run")))
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path / "gone")
-    recording._job = cast(
-        "JobRank", SimpleNamespace(rank=0, files=SimpleNamespace(last_step=None), identity=lambda *_: mine)
-    )
+    job: Any = recording._job
+    job.files, job.identity = SimpleNamespace(last_step=None), lambda *_: mine
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
     assert isinstance(recording.pulse, NoPulse)
@@ -95,9 +91,9 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     recording = Recording(Settings(str(tmp_path)))
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path)
-    files = SimpleNamespace(directory=tmp_path, last_step=LastStep(tmp_path / "last"))
-    job = SimpleNamespace(rank=0, files=files, identity=lambda *_: mine, neighbours=fails)
-    recording._job = cast("JobRank", job)
+    job: Any = recording._job
+    job.files = SimpleNamespace(directory=tmp_path, last_step=LastStep(tmp_path / "last"))
+    job.identity, job.neighbours = lambda *_: mine, fails
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
     assert isinstance(recording.pulse, NoPulse)
