@@ -61,8 +61,8 @@ live.py             live scalars for TensorBoard: during training, the times of 
 Files, and how a rank ends:
 job.py              the process's rank, and its files in the run directory
 agreement.py        all ranks record, or none does
+run_directory.py    the run directory, which rank 0 opens, and the part of a host that does not see it
 output.py           files of one rank
-parts.py            a part of the run: the files of one host's own ranks, if hosts share no file system
 trace_file.py       one rank's trace on its way into the run directory, written during training
 end_words.py        a rank's words for how it ended
 exits.py            how torchrun, the launcher and the kernel (out of memory) saw ranks end

@@ -22,12 +22,12 @@ from ddpprof.model import Record
 from ddpprof.model.pulse import PulseIdentity
 from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
-from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
 from ddpprof.record.boards import Neighbours
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.launch import is_first_rank, rank_given
-from ddpprof.record.parts import keep_part
+from ddpprof.record.output import RankOutput
+from ddpprof.record.run_directory import keep_part, open_capture, open_run
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
 
@@ -43,7 +43,7 @@ class JobRank:
         self._process = os.getpid()
         self.rank = 0
         self.world_size = 1
-        self.files: output.RankOutput | None = None
+        self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
         """True if this rank is the first of a host that does not see rank 0's folder"""
@@ -105,7 +105,7 @@ class JobRank:
         """Open the run, and tell the other ranks where it is, or why there is none."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
-            out = str(output.open_run(self._settings, run_id, self.world_size))
+            out = str(open_run(self._settings, run_id, self.world_size))
         except (OSError, DdpprofError) as error:
             problem = str(error)
         agreement.offer(out, run_id, problem)
@@ -128,14 +128,14 @@ class JobRank:
         make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
         self.began_part = keep_part(directory, self._settings, verdict.run_id, self.world_size, self.warn)
-        self.files = output.RankOutput(directory, self.rank)
+        self.files = RankOutput(directory, self.rank)
         return True
 
     def prepare_capture(self, directory: Path, settings: Settings) -> None:
         """Make the folder of a capture. Rank 0 calls this before the others do. Raises ``OSError``."""
         run_id = self._id_of_capture(directory)
         if self.rank == 0:
-            output.open_capture(directory, settings, run_id, self.world_size)
+            open_capture(directory, settings, run_id, self.world_size)
         else:
             make_named_folder(directory)
             keep_part(directory, settings, run_id, self.world_size, self.warn)
@@ -147,7 +147,7 @@ class JobRank:
         """Return this rank as it records a capture into another directory. Raises ``OSError``."""
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
-        captured.files = output.RankOutput(directory, self.rank)
+        captured.files = RankOutput(directory, self.rank)
         captured._agreement = self.agreement.renewed(directory.name)
         return captured
 

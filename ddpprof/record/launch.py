@@ -26,7 +26,7 @@ from ddpprof.child_processes import Process, adopt_orphans, descendants, end_des
 from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
 from ddpprof.record.group_signals import Bystander, group_of
-from ddpprof.record.output import refuse_earlier_run
+from ddpprof.record.run_directory import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 from ddpprof.scratch import scratch_folder
 

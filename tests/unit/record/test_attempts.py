@@ -17,7 +17,7 @@ from ddpprof.errors import RunExists
 from ddpprof.model.run_file import TorchrunJob
 from ddpprof.record.attempts import agent_of_this_process, describe, is_restart, next_attempt
 from ddpprof.record.launch import clear_out
-from ddpprof.record.output import open_run
+from ddpprof.record.run_directory import open_run
 from ddpprof.record.settings import Settings
 
 HOST = socket.gethostname()
