@@ -89,8 +89,8 @@ class JobRank:
         Raises `DdpprofError` in all but the first of several processes that a launcher started: each is a job of its
         own, and all of them would record into one directory.
         """
-        if not is_first_rank(os.environ):
-            self.rank = int(rank_given(os.environ) or 0)
+        if not is_first_rank():
+            self.rank = int(rank_given() or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
         self._join(Agreement(dist.HashStore(), 1, self._prefix))
