@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 _PATIENCE_S = 2.0
 """seconds that a rank may be behind if nothing synchronised it"""
@@ -31,20 +29,19 @@ class AgreedRecording:
 
 
 class Agreement:
-    def __init__(self, store: Store, world_size: int, prefix: str) -> None:
-        """`prefix`: begin of the names in the store that belong to this agreement."""
+    def __init__(self, store: Store, world_size: int) -> None:
+        """`store`: the part of the job's own store that belongs to this agreement."""
         self.store = store
         self._world_size = world_size
-        self.prefix = prefix
 
     def renewed(self, purpose: str) -> Agreement:
         """Return an agreement of the same ranks about something else."""
-        return Agreement(self.store, self._world_size, f"{self.prefix}/{purpose}")
+        return Agreement(PrefixStore(purpose, self.store), self._world_size)
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
         try:
-            self.store.add(f"{self.prefix}/joined", 0)
+            self.store.add("joined", 0)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotImplementedError) or "virtual" in str(error):
                 return False
@@ -53,41 +50,41 @@ class Agreement:
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
         """Announce where the run goes, or why it cannot. Rank 0 calls this before `join`."""
-        self.store.set(f"{self.prefix}/offer", json.dumps([out, run_id, problem]))
+        self.store.set("offer", json.dumps([out, run_id, problem]))
 
     def join(self) -> None:
         """Count this rank in. Every rank calls this before its first synchronising backward pass."""
-        self.store.add(f"{self.prefix}/joined", 1)
+        self.store.add("joined", 1)
 
     def verdict(self) -> AgreedRecording:
         """Return the verdict. Every rank calls this after its first synchronising backward pass."""
-        ready = self._all_joined() and self.store.check([f"{self.prefix}/offer"])
-        said = self.store.compare_set(f"{self.prefix}/verdict", "", "all" if ready else "some").decode()
-        if not self.store.check([f"{self.prefix}/offer"]):
+        ready = self._all_joined() and self.store.check(["offer"])
+        said = self.store.compare_set("verdict", "", "all" if ready else "some").decode()
+        if not self.store.check(["offer"]):
             return AgreedRecording(None, "", False, None)
-        out, run_id, problem = json.loads(self.store.get(f"{self.prefix}/offer"))
+        out, run_id, problem = json.loads(self.store.get("offer"))
         return AgreedRecording(out, run_id, said == "all", problem)
 
     def _all_joined(self) -> bool:
         deadline = time.monotonic() + _PATIENCE_S
-        while self.store.add(f"{self.prefix}/joined", 0) < self._world_size:
-            if self.store.check([f"{self.prefix}/verdict"]) or time.monotonic() > deadline:
+        while self.store.add("joined", 0) < self._world_size:
+            if self.store.check(["verdict"]) or time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True
 
     def come_to_the_end(self) -> None:
         """Note that this rank still records. Call this before an all-reduce of the last step that ranks share."""
-        self.store.add(f"{self.prefix}/at-end", 1)
+        self.store.add("at-end", 1)
 
     def all_came_to_the_end(self) -> bool:
         """Return whether all ranks still recorded: the same answer on all. Call this after that step's all-reduces."""
-        return self.store.add(f"{self.prefix}/at-end", 0) >= self._world_size
+        return self.store.add("at-end", 0) >= self._world_size
 
     def veto(self) -> None:
         """Keep all ranks from profiling, since this one cannot."""
-        self.store.set(f"{self.prefix}/veto", "1")
+        self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
         """Return whether any rank vetoed before the all-reduces whose end this rank has seen."""
-        return bool(self.store.check([f"{self.prefix}/veto"]))
+        return bool(self.store.check(["veto"]))

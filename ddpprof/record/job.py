@@ -77,8 +77,8 @@ class JobRank:
     def attach(self) -> None:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        store = dist.distributed_c10d._get_default_store()
-        agreement = Agreement(store, self.world_size, self._prefix)
+        store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
+        agreement = Agreement(store, self.world_size)
         if not agreement.is_possible():
             raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
         self._join(agreement)
@@ -93,7 +93,7 @@ class JobRank:
             self.rank = int(rank_given() or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
-        self._join(Agreement(dist.HashStore(), 1, self._prefix))
+        self._join(Agreement(dist.HashStore(), 1))
 
     def _join(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -154,8 +154,7 @@ class JobRank:
     def neighbours(self) -> Neighbours:
         """Say to the other ranks where this one is; every rank calls this at the same step. Raises ``OSError``."""
         assert self.files is not None
-        agreement = self.agreement
-        return Neighbours(self.files.directory, agreement.store, agreement.prefix, self.rank, self.world_size)
+        return Neighbours(self.files.directory, self.agreement.store, self.rank, self.world_size)
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""

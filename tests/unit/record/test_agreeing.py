@@ -125,7 +125,7 @@ def test_a_rank_that_is_not_profiled_takes_the_same_steps(monkeypatch: pytest.Mo
 
 def test_all_have_come_when_each_has_said_so() -> None:
     store = dist.HashStore()
-    first, second = Agreement(store, 2, "ddpprof/0"), Agreement(store, 2, "ddpprof/0")
+    first, second = Agreement(store, 2), Agreement(store, 2)
     first.come_to_the_end()
     assert not second.all_came_to_the_end()
     second.come_to_the_end()

@@ -44,7 +44,7 @@ def folder_board(directory: Path, rank: int) -> Board:
 @pytest.fixture
 def store_board() -> Callable[[Path, int], Board]:
     store = dist.HashStore()
-    return lambda _directory, rank: StoreBoard(store, "ddpprof/0", rank)
+    return lambda _directory, rank: StoreBoard(store, rank)
 
 
 @pytest.fixture(params=["folder", "store"])
@@ -184,13 +184,13 @@ def test_a_slow_down_shows_in_the_last_steps_of_a_second(lengths_ms: list[int], 
 def test_neighbours_see_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = dist.HashStore(), tmp_path / "other"
     other.mkdir()
-    zero = Neighbours(tmp_path, store, "p", 0, 2)
+    zero = Neighbours(tmp_path, store, 0, 2)
     assert zero.board() is None
-    apart = Neighbours(other, store, "p", 1, 2)
+    apart = Neighbours(other, store, 1, 2)
     monkeypatch.setattr(boards.time, "monotonic", lambda: 1e12)
     assert [type(one.board()) for one in (zero, apart)] == [StoreBoard, StoreBoard]
     store = dist.HashStore()
-    together = [Neighbours(tmp_path, store, "p", rank, 2) for rank in range(2)]
+    together = [Neighbours(tmp_path, store, rank, 2) for rank in range(2)]
     assert [type(one.board()) for one in together] == [FolderBoard, FolderBoard]
 
 
