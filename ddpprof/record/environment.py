@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import FrameType
+import traceback
 from typing import Any
 
 import torch
@@ -120,9 +120,7 @@ def _holding_the_model() -> str | None:
 
 def _on_stack() -> str | None:
     found: set[str] = set()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_globals.get("__name__", "")
         found.update(module for module in _BY_MODULE if name == module or name.startswith(f"{module}."))
-        frame = frame.f_back
     return next((framework for module, framework in _BY_MODULE.items() if module in found), None)

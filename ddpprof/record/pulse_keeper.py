@@ -121,7 +121,6 @@ class PulseKeeper:
     def _sample(self) -> None:
         memory_bytes = resident_bytes()
         self._pulse.rows.memory_bytes = UNKNOWN if memory_bytes is None else memory_bytes
-        at = layout.SAMPLES_AT + self._num_samples % layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
         row = (
             time.time_ns(),
             self._pulse.rows.memory_bytes,
@@ -131,7 +130,7 @@ class PulseKeeper:
             machine.core_khz(),
             self._training_cpu_ns(),
         )
-        layout.SAMPLE.pack_into(self._pulse.memory, at, *row)
+        layout.SAMPLES.row.pack_into(self._pulse.memory, layout.SAMPLES.place(self._num_samples), *row)
         self._num_samples += 1
         write_state(self._pulse.words, "num_samples", self._num_samples)
 
@@ -187,7 +186,7 @@ class PulseKeeper:
         took_s = (time.time_ns() - state.step_since_ns) / 1e9
         if took_s < OVERDUE_S:
             return False
-        content = self._pulse.memory[layout.STEPS_AT : layout.SUMMARIES_AT]
+        content = self._pulse.memory[layout.STEPS.at : layout.STEPS.end]
         steps = layout.in_order(layout.decode_rows(PulseSteps, content), self._pulse.identity, state)
         usual = steps.length_ns[-_USUAL_STEPS:]
         return not len(usual) or took_s >= overdue_after_s(float(np.median(usual)) / 1e9)
@@ -206,18 +205,14 @@ class PulseKeeper:
         self._make_rows()
         memory, state = self._pulse.memory, self._state()
         changed = [
-            *layout.ring_spans(
-                self._copied_steps, state.num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size
-            ),
-            *layout.ring_spans(
-                self._copied_samples, state.num_samples, layout.NUM_SAMPLES_KEPT, layout.SAMPLES_AT, layout.SAMPLE.size
-            ),
+            *layout.STEPS.spans(self._copied_steps, state.num_steps),
+            *layout.SAMPLES.spans(self._copied_samples, state.num_samples),
         ]
         if (state.num_summaries, state.steps_per_summary) != (self._copied_summaries, self._copied_span):
             first = self._copied_summaries if state.steps_per_summary == self._copied_span else 0
             size = layout.SUMMARY.size
             changed.append((layout.SUMMARIES_AT + first * size, layout.SUMMARIES_AT + state.num_summaries * size))
-        changed.append((0, layout.STEPS_AT))  # the state comes last, since it says which rows are valid
+        changed.append((0, layout.STEPS.at))  # the state comes last, since it says which rows are valid
         for begin, end in changed:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples

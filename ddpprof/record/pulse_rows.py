@@ -109,8 +109,7 @@ class PulseRows:
         return layout.decode_rows(PulseSteps, rows)
 
     def _rows(self, first: int, until: int) -> bytes:
-        spans = layout.ring_spans(first, until, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
-        return b"".join(self._memory[begin:end] for begin, end in spans)
+        return b"".join(self._memory[begin:end] for begin, end in layout.STEPS.spans(first, until))
 
     def _read_notes(self) -> None:
         notes = self.notes
@@ -160,10 +159,9 @@ class PulseRows:
             self._first_gradient_ns = max(0, first_ns - begin_ns)
 
     def _end_step(self, number: int, end_ns: int) -> None:
-        at = layout.STEPS_AT + number % layout.NUM_STEPS_KEPT * layout.STEP.size
-        layout.STEP.pack_into(
+        layout.STEPS.row.pack_into(
             self._memory,
-            at,
+            layout.STEPS.place(number),
             number,
             self._step_start_ns,
             end_ns - self._step_start_ns,
@@ -190,7 +188,7 @@ class PulseRows:
         write_state(self._words, "num_summaries", self._num_summaries)
 
     def _halve_summaries(self) -> None:
-        content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES_AT]
+        content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES.at]
         halved = layout.encode_rows(joined(layout.decode_rows(PulseSummaries, content)))
         self._num_summaries //= 2
         self._steps_per_summary = min(2 * self._steps_per_summary, layout.NUM_STEPS_KEPT)
