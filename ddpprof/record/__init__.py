@@ -40,8 +40,7 @@ feeding.py          which data loader feeds the training, with which samples
 samples.py          digests of a batch's samples
 random_states.py    digests of the states of torch's random-number generators
 losses.py           the losses of each step: the scalars on which the script calls ``backward``
-environment.py      device, backend, framework, cores, checkpoints
-compiled.py         whether torch.compile has compiled anything
+environment.py      device, backend, framework, cores, checkpoints, and whether torch.compile has compiled anything
 device.py           which devices DDP trains on, and when they have finished their work
 memory.py           how much memory this process holds
 rank_conditions.py  collectives that the training script calls on some ranks only

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.compiled import has_compiled
 from ddpprof.record.settings import Settings
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
@@ -54,6 +53,8 @@ def switch(ddp: Any, on: bool) -> None:
 
     Raises `CannotRecord`.
     """
+    from ddpprof.record.environment import has_compiled  # which imports torch
+
     if on != getattr(ddp, _AWAY, False):
         return
     if has_compiled():

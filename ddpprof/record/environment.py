@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record import rank_conditions
-from ddpprof.record.compiled import has_compiled
 
 _MAX_CHECKPOINTS_KEPT = 64
 _BY_MODULE = {
@@ -81,6 +80,12 @@ class JobEnvironment:
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": rank_conditions.of_main_script(),
         }
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process, as torch's own counters tell."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def _num_cores() -> int | None:
