@@ -59,11 +59,11 @@ class PulseWriter:
         "_note",
         "_num_passes",
         "_reduces",
-        "_training_thread",
         "_waited_ns",
         "identity",
         "memory",
         "rows",
+        "training_thread",
         "words",
     )
 
@@ -72,7 +72,7 @@ class PulseWriter:
         if sys.byteorder != "little":
             raise ValueError("this machine stores numbers with the highest byte first")
         self.identity = identity
-        self._training_thread = training_thread
+        self.training_thread = training_thread
         begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
         # All of it is in place at once: in full memory, a later write would end the training with SIGBUS.
         self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
@@ -119,7 +119,7 @@ class PulseWriter:
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
         there the times of gradients tell. Other threads wait unseen.
         """
-        if get_ident() != self._training_thread:
+        if get_ident() != self.training_thread:
             return original(*work, **kwargs)
         began_ns, before_ns = time_ns(), self._waited_ns
         try:
@@ -133,7 +133,7 @@ class PulseWriter:
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch, and note how long that takes. Other threads fetch unseen."""
-        if get_ident() != self._training_thread:
+        if get_ident() != self.training_thread:
             return original(iterator)
         self.begins(_DATA)
         try:
@@ -169,7 +169,7 @@ class PulseWriter:
         Returns False for a pass inside another, as in reentrant checkpointing, and for other threads: they are part of
         what the training thread does.
         """
-        if _current_graph_task_id() != _NO_TASK or get_ident() != self._training_thread:
+        if _current_graph_task_id() != _NO_TASK or get_ident() != self.training_thread:
             return False
         self.begins(_BACKWARD)
         if self._reduces:

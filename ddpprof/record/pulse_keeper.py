@@ -43,7 +43,6 @@ class PulseKeeper:
         self,
         pulse: PulseWriter,
         last_step: LastStep,
-        training_thread: int,
         bucket_numels: tuple[tuple[int, ...], ...],
         evaluates: Callable[[], bool],
         warn: Callable[[str], None],
@@ -57,8 +56,7 @@ class PulseKeeper:
         self._seen_training_ns = 0
         """when the modules were last seen in training mode"""
         self._pulse, self._last_step = pulse, last_step
-        self._training_thread = training_thread
-        self._training_clock = time.pthread_getcpuclockid(training_thread)  # only now is that thread sure to exist
+        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it sure to exist
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
@@ -152,7 +150,7 @@ class PulseKeeper:
             return
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
-        frame = sys._current_frames().get(self._training_thread)
+        frame = sys._current_frames().get(self._pulse.training_thread)
         if frame is None:
             return
         kept: list[str] = []

@@ -38,7 +38,7 @@ class RunningPulse:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
             self._keeper = PulseKeeper(
-                self.writer, job.files.last_step, training_thread, notes.bucket_numels(), notes.is_evaluating, job.warn
+                self.writer, job.files.last_step, notes.bucket_numels(), notes.is_evaluating, job.warn
             )
             undo.callback(self._keeper.close)
             self.captures = Captures(job, settings)
