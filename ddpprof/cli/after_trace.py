@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ def has_run_to_tell_of(
     from ddpprof.record.launch import is_first_rank
 
     if inside:
-        if is_first_rank(os.environ):
+        if is_first_rank():
             say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}

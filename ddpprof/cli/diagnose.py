@@ -94,7 +94,6 @@ def _say_well(words: str, form: str) -> int:
 
 def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     """Return the verdict, if there is one, and a sentence: what to know before reading it, or why there is none."""
-    from ddpprof.diagnosis.diagnose import diagnose_overdue
     from ddpprof.diagnosis.evidence import gather
     from ddpprof.diagnosis.hang_detector import HangDetector
     from ddpprof.diagnosis.judge import judge
@@ -128,7 +127,7 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
         if waited_s > OVERDUE_S:
             return None, f"the job has been at step {step:,} for {waited_s:.0f} s, which is not called a hang yet."
         return None, f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
-    verdict = diagnose_overdue(directory, overdue, detector)
+    verdict = detector.diagnose(overdue)
     if verdict is not None:
         return verdict, ""
     return None, (

@@ -181,12 +181,12 @@ def run_recorded(
     from ddpprof.record.exits import OomKills
 
     options, words = job.options, job.words
-    inside = options.torchrun is None and launch.inside_job(os.environ)
+    inside = options.torchrun is None and launch.inside_job()
     settings = _settings_of(job, out, settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
     tell = (lambda _text: None) if options.quiet else _tell
     watch = RunWatch(out, tell, options.kill_after, options.dump_stacks, names_top=verb == "watch")
-    speaks = settings.pulse and (not inside or launch.is_first_rank(os.environ))
+    speaks = settings.pulse and (not inside or launch.is_first_rank())
     if speaks:
         _check_packages(options)
     ends: list[Callable[[], None]] = [watch.end]
@@ -239,7 +239,7 @@ def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -
         recorded_with=job.recorded_with if shown else (),
         agent=agent_of_this_process() if inside else settings.agent,
     )
-    is_first = launch.is_first_rank(os.environ) if inside else job.is_first_node
+    is_first = launch.is_first_rank() if inside else job.is_first_node
     return launch.clear_out(settings, inside) if is_first else settings
 
 
@@ -265,7 +265,7 @@ def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills:
     from ddpprof.record import exits
     from ddpprof.record.launch import rank_given
 
-    whose = {"rank": int(rank_given(os.environ) or 0)} if inside else {"is_job": True}
+    whose = {"rank": int(rank_given() or 0)} if inside else {"is_job": True}
     code = outcome.exit_code if outcome.signal is None else -outcome.signal
     with suppress(OSError, ValueError):  # the job's exit code is what counts
         how = {"exit_code": code, "interrupted": outcome.interrupted, "num_oom_kills": num_oom_kills}

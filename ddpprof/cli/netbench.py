@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +62,7 @@ def run_netbench(options: argparse.Namespace) -> int:
     if options.out is not None and not options.out.parent.is_dir():
         raise DdpprofError(f"cannot write {options.out}: there is no folder {options.out.parent}.")
     launch.refuse_without_torch()
-    if options.torchrun is None and launch.inside_job(os.environ):
+    if options.torchrun is None and launch.inside_job():
         return _run_as_a_rank(options)
     if options.torchrun is None:
         raise DdpprofError("say how many ranks: ddpprof netbench --nproc-per-node 2 (in a job, they are the job's).")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,7 +105,7 @@ def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
     from ddpprof.record import launch
 
     out, options = job.out, job.options
-    if launch.inside_job(os.environ):
+    if launch.inside_job():
         parser.error("--repeat starts the job itself, so it cannot be used under a launcher")
     if rundir.is_run(out):
         parser.error(f"{out} is itself a run. Choose another folder for repeated runs: --out {out}s")

@@ -1,6 +1,6 @@
 """Jobs that hang or have failed: which rank holds them up, where, and why.
 
-hang_detector.py  does a job hang? It learns how long steps usually take
+hang_detector.py  does a job hang? It learns how long steps usually take, and pauses on purpose are told apart
 processes.py      what the system tells of a rank's process
 places.py         where a training thread stands, from its stack
 evidence.py       everything that is known of each rank
@@ -8,5 +8,4 @@ position.py       what a rank does, as far as other ranks are concerned: it wait
 stacks.py         where all threads of the ranks stand, as py-spy reads it
 flight_dumps.py   dumps of torch's flight recorder: who called fewer collectives, or others
 judge.py          from the evidence to a verdict
-diagnose.py       the verdict on the run in a directory
 """

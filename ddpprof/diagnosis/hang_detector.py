@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from ddpprof.diagnosis import places
-from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.diagnosis.evidence import RankEvidence, gather
+from ddpprof.diagnosis.judge import judge
+from ddpprof.model.hang import Verdict
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s
 from ddpprof.model.stack import collective_of
 from ddpprof.monitor.pulse_files import PulseHead, read_heads
@@ -37,6 +39,8 @@ _MOST_MOVES = 3
 _STEPS = 64
 _SLEPT_S = 5.0
 """seconds by which a look is only late if the machine slept, this process was stopped, or somebody set the clock"""
+_STACKS_S = 2.5
+"""seconds for the ranks to write where they stand, which they do once their step is overdue"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Overdue:
 
 
 class HangDetector:
-    """Looks at a run again and again."""
+    """Looks at the run in a directory again and again, while it hangs or afterwards."""
 
     def __init__(self, directory: Path, clock: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
@@ -86,6 +90,21 @@ class HangDetector:
         """Handle that times before now say nothing: the machine slept, or the clock was set."""
         self._waking.wakes(now_ns)
         self._idle = _IdleTimes()
+
+    def diagnose(self, overdue: Overdue) -> Verdict | None:
+        """Return what holds up a job whose step is overdue; ``None`` if it pauses on purpose, or has gone on.
+
+        Ranks that can still write where they stand get some seconds for it.
+        """
+        deadline = time.monotonic() + _STACKS_S
+        evidence = gather(self._directory, records=False)
+        while _lacks_stacks(evidence) and time.monotonic() < deadline:
+            time.sleep(0.2)
+            evidence = gather(self._directory, records=False)
+        if _has_gone_on(evidence, overdue) or self.is_on_purpose(evidence, overdue):
+            return None
+        evidence = gather(self._directory)
+        return None if _has_gone_on(evidence, overdue) else judge(evidence)
 
     def is_on_purpose(self, evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
         """Return whether an overdue job pauses on purpose, or a rank has just ended a pause; the pause is noted."""
@@ -165,6 +184,16 @@ class _Pause:
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
         """Return whether it was a moment ago, so that the rest of its step may still be to come."""
         return self.step == overdue.step and now_ns - self.seen_ns < _rest_s(overdue.usual_s) * 1e9
+
+
+def _has_gone_on(evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
+    """Return whether a rank has ended the step, or all ranks have ended."""
+    training = [one.state.step for one in evidence if not one.has_ended]
+    return not training or max(training) > overdue.step
+
+
+def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
+    return any(not (one.stack or one.has_ended or one.is_dead or one.is_silent) for one in evidence)
 
 
 def _rest_s(usual_s: float | None) -> float:

@@ -211,15 +211,15 @@ def _of_link(positions: Sequence[Position]) -> Verdict:
     """Return the verdict on ranks that all wait for each other at the same place."""
     first = min(positions, key=_waits_since)
     state = first.evidence.state
-    module, bucket = _module(first, state.module), state.bucket if first.waits_in_reducer else UNKNOWN
-    known = module is not None and bucket != UNKNOWN
+    knows_bucket = first.waits_in_reducer and state.bucket != UNKNOWN
+    module = _module(first, state.module) if knows_bucket else None
     return Verdict(
         fault=Fault.LINK,
         step=state.step,
         activity=activity_word(state.activity),
-        module=module.name if module is not None and known else None,
-        bucket=bucket if known else None,
-        parameters=_names(module, bucket) if module is not None and known else (),
+        module=None if module is None else module.name,
+        bucket=None if module is None else state.bucket,
+        parameters=() if module is None else _names(module, state.bucket),
         waiting=tuple(one.rank for one in positions),
         waiting_at=first.place,
         since_unix_ns=_waits_since(first),

@@ -11,11 +11,10 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpprof import own_files, rundir
-from ddpprof.diagnosis.diagnose import diagnose_overdue
 from ddpprof.diagnosis.evidence import gather
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.stacks import dump_stacks
-from ddpprof.job_watch.look import Say
+from ddpprof.job_watch.run_watch import Say
 from ddpprof.model.hang import Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, read_heads
@@ -42,7 +41,9 @@ class HangLook:
         """step of the current hang"""
         self._judged_at = 0.0
 
-    def at(self, directory: Path, missed_s: float) -> None:
+    def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
+        if is_over:  # how a job ended is told by others
+            return
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
             self._verdict = self._hangs_at = None
@@ -56,11 +57,8 @@ class HangLook:
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
 
-    def last_time(self, directory: Path) -> None:
-        """Do nothing: how a job ended is told by others."""
-
     def _judge(self, directory: Path, overdue: Overdue) -> None:
-        verdict = diagnose_overdue(directory, overdue, self._detector)
+        verdict = self._detector.diagnose(overdue)
         if verdict is None or (verdict.has_failed and overdue.waited_s < _patience_s(directory)):
             return
         self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()

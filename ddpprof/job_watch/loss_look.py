@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpprof.findings.losses import nonfinite_finding
-from ddpprof.job_watch.look import Say
+from ddpprof.job_watch.run_watch import Say
 from ddpprof.monitor.pulse_files import read_heads
 from ddpprof.monitor.whole_run import nonfinite_steps
 
@@ -20,14 +20,8 @@ class LossLook:
         self._told_of: Path | None = None
         """the attempt of which it has spoken"""
 
-    def at(self, directory: Path, _missed_s: float) -> None:
-        """Speak of it once the other ranks have had a step in which to follow."""
-        self._look(directory, is_over=False)
-
-    def last_time(self, directory: Path) -> None:
-        self._look(directory, is_over=True)
-
-    def _look(self, directory: Path, is_over: bool) -> None:
+    def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
+        """Speak of it once the other ranks have had a step in which to follow, or the job has ended."""
         if self._told_of == directory:
             return
         heads = list(read_heads(directory, 0))

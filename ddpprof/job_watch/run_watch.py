@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from ddpprof import rundir
-from ddpprof.job_watch.look import Look, Say
+
+Say = Callable[[str], None]
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
@@ -21,6 +23,20 @@ _MOST_FAILURES = 30
 """number of failures in a row, such as of a disk, after which the job is no longer watched"""
 _RETRY_S = 1.0
 """seconds until the next try after a failure"""
+
+
+class Look(Protocol):
+    """One question about a running job, which is asked again and again."""
+
+    every_s: float
+    """seconds between two looks, or more if a look takes long"""
+
+    def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
+        """Look at the run in a directory.
+
+        `missed_s`: by how much the time has gone on unseen since the last look.
+        `is_over`: whether the job has ended, so that this look is the last one.
+        """
 
 
 class RunWatch:
@@ -74,7 +90,7 @@ class RunWatch:
         directory = self._directory()
         if directory is not None:
             for look in [turn.look for turn in turns] or self._looks():
-                look.last_time(directory)
+                look.at(directory, 0.0, is_over=True)
 
     def _looks(self) -> tuple[Look, ...]:
         """Import what takes a while, which the start of a job need not wait for."""
@@ -138,7 +154,7 @@ class _Turn:
         missed_s = max(late_s, abs(time_of_day_s - self._time_of_day_s))
         self._time_of_day_s = time_of_day_s
         with self._failures.counted():
-            self.look.at(directory, missed_s)
+            self.look.at(directory, missed_s, is_over=False)
         lasted_s, took_long_before = _now_s() - began_s, self._took_long
         self._took_long = lasted_s > _LONG_S
         own_slow_s = lasted_s if self._took_long and took_long_before else 0.0

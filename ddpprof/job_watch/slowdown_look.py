@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.job_watch.look import Say
+from ddpprof.job_watch.run_watch import Say
 from ddpprof.model.pulse import Pulse
 from ddpprof.model.slowdown import Slowdowns, StepSlowdown
 from ddpprof.monitor.job_steps import common_steps
@@ -38,24 +38,17 @@ class SlowdownLook:
         self._told: dict[int, float] = {}
         """slow-downs of which it has spoken, by their first step, with the growth that it told; 0 once they are over"""
 
-    def at(self, directory: Path, _missed_s: float) -> None:
-        self._look(directory)
-
-    def last_time(self, directory: Path) -> None:
-        """Look at the last steps, and keep what all pauses took."""
-        self._write(directory, self._look(directory))
-
-    def _look(self, directory: Path) -> Mapping[int, Pulse]:
+    def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
+        """Speak of what is new, and keep it; at the end, also keep what all pauses took."""
         if self._directory != directory:
             self._directory, self._watch = directory, SlowdownWatch()
             self._told = {}
         pulses = read_pulses(directory)
         before = self._watch.slowdowns
         self._watch.update(pulses)
-        if self._watch.slowdowns != before:
+        if is_over or self._watch.slowdowns != before:
             self._write(directory, pulses)
         self._tell(world_size_of(pulses))
-        return pulses
 
     def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -232,9 +231,6 @@ class Pulse:
     steps: PulseSteps
     summaries: PulseSummaries
     samples: PulseSamples
-
-
-_Columns = TypeVar("_Columns", PulseSteps, PulseSummaries, PulseSamples)
 
 
 def joined(one: PulseSummaries) -> PulseSummaries:

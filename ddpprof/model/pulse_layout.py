@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +38,31 @@ def _row(columns: type[Any]) -> struct.Struct:
     return struct.Struct(f"<{len(fields(columns))}q")
 
 
+class Ring(NamedTuple):
+    """A table of the file in which new rows take the place of the oldest ones."""
+
+    at: int
+    """position of its first place in the file"""
+    num_places: int
+    row: struct.Struct
+
+    @property
+    def end(self) -> int:
+        return self.at + self.num_places * self.row.size
+
+    def place(self, number: int) -> int:
+        """Return the position in the file of the row with this number."""
+        return self.at + number % self.num_places * self.row.size
+
+    def spans(self, first: int, until: int) -> list[tuple[int, int]]:
+        """Return the spans of bytes of the rows from `first` up to, and without, `until`, as far as they are kept."""
+        first = max(first, until - self.num_places)
+        if first >= until:
+            return []
+        begin, end = self.place(first), self.place(until - 1) + self.row.size
+        return [(begin, end)] if begin < end else [(begin, self.end), (self.at, end)]
+
+
 HEAD = struct.Struct("<8sqq")
 """magic, format, number of bytes of the identity, which follows as JSON"""
 HEAD_BYTES = 4096
@@ -46,13 +71,11 @@ STATE_AT = HEAD_BYTES
 STATE_BYTES = 256
 STACK_AT = STATE_AT + STATE_BYTES
 STACK_BYTES = 4096 - STATE_BYTES
-STEP = _row(PulseSteps)
-STEPS_AT = STACK_AT + STACK_BYTES
+STEPS = Ring(STACK_AT + STACK_BYTES, NUM_STEPS_KEPT, _row(PulseSteps))
 SUMMARY = _row(PulseSummaries)
-SUMMARIES_AT = STEPS_AT + NUM_STEPS_KEPT * STEP.size
-SAMPLE = _row(PulseSamples)
-SAMPLES_AT = SUMMARIES_AT + NUM_SUMMARIES_KEPT * SUMMARY.size
-NUM_BYTES = SAMPLES_AT + NUM_SAMPLES_KEPT * SAMPLE.size
+SUMMARIES_AT = STEPS.end
+SAMPLES = Ring(SUMMARIES_AT + NUM_SUMMARIES_KEPT * SUMMARY.size, NUM_SAMPLES_KEPT, _row(PulseSamples))
+NUM_BYTES = SAMPLES.end
 
 
 def state_word(name: str) -> int:
@@ -115,9 +138,9 @@ def decode(content: bytes) -> Pulse:
         identity=identity,
         state=state,
         stack=decode_stack(state, content[STACK_AT : STACK_AT + STACK_BYTES]),
-        steps=in_order(decode_rows(PulseSteps, content[STEPS_AT:SUMMARIES_AT]), identity, state),
-        summaries=_summaries(content[SUMMARIES_AT:SAMPLES_AT], state),
-        samples=_samples(content[SAMPLES_AT:NUM_BYTES], state),
+        steps=in_order(decode_rows(PulseSteps, content[STEPS.at : STEPS.end]), identity, state),
+        summaries=_summaries(content[SUMMARIES_AT : SAMPLES.at], state),
+        samples=_samples(content[SAMPLES.at : SAMPLES.end], state),
     )
 
 
@@ -134,15 +157,6 @@ def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> Pu
     numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
     steps = rows_of(ring, numbers % NUM_STEPS_KEPT)
     return rows_of(steps, steps.number == numbers)
-
-
-def ring_spans(first: int, until: int, kept: int, at: int, size: int) -> list[tuple[int, int]]:
-    """Return the spans of bytes of the rows from `first` up to, and without, `until` of a ring of `kept` rows."""
-    first = max(first, until - kept)
-    begin, count = first % kept, until - first
-    until_end = min(count, kept - begin)
-    spans = ((begin, begin + until_end), (0, count - until_end))
-    return [(at + first_row * size, at + last_row * size) for first_row, last_row in spans if last_row > first_row]
 
 
 def _summaries(content: bytes, state: PulseState) -> PulseSummaries:

@@ -71,7 +71,7 @@ def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
     """Return a rank's state and up to `num_steps` of its last steps. Raises as `read_pulse` does."""
     path = directory / rundir.pulse_file(rank)
     with _newest(path) as file, _named(path):
-        begin = os.pread(file, layout.STEPS_AT, 0)
+        begin = os.pread(file, layout.STEPS.at, 0)
         identity = layout.decode_identity(begin[: layout.HEAD_BYTES])
         state = layout.decode_state(begin[layout.STATE_AT : layout.STACK_AT])
         return PulseHead(
@@ -130,21 +130,19 @@ def _last_memory_bytes(file: int, state: PulseState) -> int | None:
     """Return the memory in the last sample."""
     if state.num_samples <= 0:
         return None
-    at = layout.SAMPLES_AT + (state.num_samples - 1) % layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
-    content = os.pread(file, layout.SAMPLE.size, at)
-    if len(content) != layout.SAMPLE.size:
+    row = layout.SAMPLES.row
+    content = os.pread(file, row.size, layout.SAMPLES.place(state.num_samples - 1))
+    if len(content) != row.size:
         raise NotAPulseError("it is cut off")
-    num_bytes = PulseSamples(*layout.SAMPLE.unpack(content)).memory_bytes
+    num_bytes = PulseSamples(*row.unpack(content)).memory_bytes
     return int(num_bytes) if num_bytes >= 0 else None
 
 
 def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps: int) -> PulseSteps:
-    kept, size = layout.NUM_STEPS_KEPT, layout.STEP.size
-    first = max(identity.first_step, state.num_steps - min(num_steps, kept), 0)
+    first = max(identity.first_step, state.num_steps - min(num_steps, layout.STEPS.num_places), 0)
     until = max(first, state.num_steps)
-    spans = layout.ring_spans(first, until, kept, layout.STEPS_AT, size)
-    content = b"".join(os.pread(file, end - begin, begin) for begin, end in spans)
-    if len(content) != (until - first) * size:
+    content = b"".join(os.pread(file, end - begin, begin) for begin, end in layout.STEPS.spans(first, until))
+    if len(content) != (until - first) * layout.STEPS.row.size:
         raise NotAPulseError("it is cut off")
     steps = layout.decode_rows(PulseSteps, content)
     return rows_of(steps, steps.number == np.arange(first, until))

@@ -14,7 +14,6 @@ hooks.py            `ddpprof.hooks`: a comm hook that times buckets, without the
 patches.py          the methods of torch that are wrapped
 optimizer_hooks.py  hooks around every ``Optimizer.step``
 framework_saves.py  methods by which frameworks write and delete checkpoints
-closures.py         optimizer closures: they compute loss and gradients, which is not the optimizer's own work
 ddp_variants.py     DDP with other arguments, or without its work, for trials
 
 One recording, step by step:
@@ -32,28 +31,24 @@ watching.py         the events of each step after the recorded ones
 What is noted of a step, and of the job:
 notes.py            events inside the current step
 modules.py          one DDP module under observation
-ddp_facts.py        description of DDP, its buckets and its parameters
+ddp_facts.py        description of DDP, its buckets and its parameters, and of ``nn.DataParallel``
 reducer.py          which parameters DDP averages: those that need gradients when it builds its reducer
 buckets.py          when each gradient bucket is launched and finished
-accumulated.py      which parameters got a gradient in a backward pass
 replicas.py         values that tell whether all ranks have the same model
 same_model.py       whether all ranks construct DDP with the same model and the same arguments
-data_parallel.py    the ``nn.DataParallel`` modules of a process that trains without DDP
 rpc.py              calls through ``torch.distributed.rpc`` in the current step
 feeding.py          which data loader feeds the training, with which samples
 samples.py          digests of a batch's samples
 random_states.py    digests of the states of torch's random-number generators
 losses.py           the losses of each step: the scalars on which the script calls ``backward``
-environment.py      device, backend, framework, cores, checkpoints
-compiled.py         whether torch.compile has compiled anything
+environment.py      device, backend, framework, cores, checkpoints, and whether torch.compile has compiled anything
 device.py           which devices DDP trains on, and when they have finished their work
 memory.py           how much memory this process holds
 rank_conditions.py  collectives that the training script calls on some ranks only
 flight_recorder.py  what torch's flight recorder knows: the bucket that was launched last, and an unusual collective
 
 The pulse of a whole run:
-pulse.py            the pulse of this rank: notes of what it does, in memory that outlives it
-no_pulse.py         a rank without a pulse notes only how many steps it has finished, in a file
+pulse.py            the pulse of this rank: notes of what it does, in memory that outlives it; or none
 pulse_rows.py       the rows of its steps, and summaries of many, made of these notes
 pulse_keeper.py     a thread that has the rows made, copies the pulse into the run directory, and samples the machine
 machine.py          what the machine gives to this process, and what it withholds
@@ -66,8 +61,8 @@ live.py             live scalars for TensorBoard: during training, the times of 
 Files, and how a rank ends:
 job.py              the process's rank, and its files in the run directory
 agreement.py        all ranks record, or none does
+run_directory.py    the run directory, which rank 0 opens, and the part of a host that does not see it
 output.py           files of one rank
-parts.py            a part of the run: the files of one host's own ranks, if hosts share no file system
 trace_file.py       one rank's trace on its way into the run directory, written during training
 end_words.py        a rank's words for how it ended
 exits.py            how torchrun, the launcher and the kernel (out of memory) saw ranks end

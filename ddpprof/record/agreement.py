@@ -12,10 +12,8 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 _PATIENCE_S = 2.0
 """seconds that a rank may be behind if nothing synchronised it"""
@@ -32,19 +30,18 @@ class AgreedRecording:
 
 
 class Agreement:
-    def __init__(self, store: Store, world_size: int, group: Sequence[int], prefix: str) -> None:
+    def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
         """Create this rank's part.
 
-        `group`: the ranks that average gradients together, such as this one. `prefix`: begin of the names in the store
-        that belong to this agreement.
+        `store`: the part of the job's own store that belongs to this agreement. `group`: the ranks that average
+        gradients together, such as this one.
         """
         self.store = store
         self._world_size, self._group = world_size, group
-        self.prefix = prefix
 
     def renewed(self, purpose: str) -> Agreement:
         """Return an agreement of the same ranks about something else."""
-        return Agreement(self.store, self._world_size, self._group, f"{self.prefix}/{purpose}")
+        return Agreement(PrefixStore(purpose, self.store), self._world_size, self._group)
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
@@ -58,22 +55,22 @@ class Agreement:
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
         """Announce where the run goes, or why it cannot. Rank 0 calls this before `join`."""
-        self.store.set(f"{self.prefix}/offer", json.dumps([out, run_id, problem]))
+        self.store.set("offer", json.dumps([out, run_id, problem]))
 
     def join(self) -> None:
         """Count this rank in. Every rank calls this before its first synchronising backward pass."""
         self.store.add(self._of_group("joined"), 1)
 
     def _of_group(self, name: str) -> str:
-        return f"{self.prefix}/{name}/{self._group[0]}"
+        return f"{name}/{self._group[0]}"
 
     def verdict(self) -> AgreedRecording:
         """Return the verdict. Every rank calls this after its first synchronising backward pass."""
-        ready = self._all_joined() and self.store.check([f"{self.prefix}/offer"])
+        ready = self._all_joined() and self.store.check(["offer"])
         said = self.store.compare_set(self._of_group("verdict"), "", "all" if ready else "some").decode()
-        if not self.store.check([f"{self.prefix}/offer"]):
+        if not self.store.check(["offer"]):
             return AgreedRecording(None, "", False, None)
-        out, run_id, problem = json.loads(self.store.get(f"{self.prefix}/offer"))
+        out, run_id, problem = json.loads(self.store.get("offer"))
         return AgreedRecording(out, run_id, said == "all", problem)
 
     def _all_joined(self) -> bool:
@@ -86,16 +83,16 @@ class Agreement:
 
     def come_to_the_end(self) -> None:
         """Note that this rank still records. Call this before an all-reduce of the last step that ranks share."""
-        self.store.add(f"{self.prefix}/at-end", 1)
+        self.store.add("at-end", 1)
 
     def all_came_to_the_end(self) -> bool:
         """Return whether all ranks still recorded: the same answer on all. Call this after that step's all-reduces."""
-        return self.store.add(f"{self.prefix}/at-end", 0) >= self._world_size
+        return self.store.add("at-end", 0) >= self._world_size
 
     def veto(self) -> None:
         """Keep all ranks from profiling, since this one cannot."""
-        self.store.set(f"{self.prefix}/veto", "1")
+        self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
         """Return whether any rank vetoed before the all-reduces whose end this rank has seen."""
-        return bool(self.store.check([f"{self.prefix}/veto"]))
+        return bool(self.store.check(["veto"]))

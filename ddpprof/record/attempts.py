@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from ddpprof import rundir
@@ -20,19 +19,19 @@ _NO_ID = ("", "none")
 """run ids that torchrun gives by default to every job"""
 
 
-def agent_of_this_process(environment: Mapping[str, str] = os.environ) -> str | None:
+def agent_of_this_process() -> str | None:
     """Return torchrun's process that started this one, if any; it lives through all attempts of its node."""
-    run_id = environment.get(_RUN_ID)
+    run_id = os.environ.get(_RUN_ID)
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
 
-def describe(settings: Settings, environment: Mapping[str, str] = os.environ) -> TorchrunJob | None:
+def describe(settings: Settings) -> TorchrunJob | None:
     """Return the job's identity for ``run.json``, by which a later attempt recognises it; ``None`` without torchrun."""
-    run_id, restarts = environment.get(_RUN_ID), environment.get(_RESTARTS, "")
+    run_id, restarts = os.environ.get(_RUN_ID), os.environ.get(_RESTARTS, "")
     if run_id is None:
         return None
     return TorchrunJob(
-        agent=settings.agent or agent_of_this_process(environment),
+        agent=settings.agent or agent_of_this_process(),
         run_id=None if run_id in _NO_ID else run_id,
         restarts=int(restarts) if restarts.isdecimal() else None,
         host=socket.gethostname(),
@@ -40,13 +39,13 @@ def describe(settings: Settings, environment: Mapping[str, str] = os.environ) ->
     )
 
 
-def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
+def next_attempt(directory: Path, settings: Settings) -> int:
     """Return the number of this attempt; 0 if `directory` holds no attempt of its job."""
     if not rundir.is_run(directory):
         return 0
     last = list(rundir.attempts_in(directory))[-1]
     path = directory / rundir.attempt_directory(last)
-    return last + 1 if _is_of_this_job(path, describe(settings, environment), settings) else 0
+    return last + 1 if _is_of_this_job(path, describe(settings), settings) else 0
 
 
 def is_restart(directory: Path, settings: Settings) -> bool:

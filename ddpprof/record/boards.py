@@ -66,42 +66,41 @@ class StoreBoard:
     its own.
     """
 
-    def __init__(self, store: Store, prefix: str, rank: int) -> None:
+    def __init__(self, store: Store, rank: int) -> None:
         self._store = store.clone() if hasattr(store, "clone") else store
-        self._prefix = prefix
         self._rank = rank
 
     def post(self, note: str, text: str) -> None:
-        self._store.set(f"{self._prefix}/{note}", text)
+        self._store.set(note, text)
 
     def read(self, note: str) -> str | None:
-        key = f"{self._prefix}/{note}"
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._store.get(note).decode() if self._store.check([note]) else None
 
     def sign(self, list_name: str) -> None:
-        key = f"{self._prefix}/{list_name}"
-        if self._store.add(f"{key}.{self._rank}", 1) == 1:
-            self._store.add(key, 1)
+        if self._store.add(f"{list_name}.{self._rank}", 1) == 1:
+            self._store.add(list_name, 1)
 
     def num_signed(self, list_name: str) -> int:
-        return self._store.add(f"{self._prefix}/{list_name}", 0)
+        return self._store.add(list_name, 0)
 
 
 class Neighbours:
     """Do all ranks run on this machine and see this folder? Every rank says where it is, and asks a little later."""
 
-    def __init__(self, directory: Path, store: Store, prefix: str, world_size: int) -> None:
+    def __init__(self, directory: Path, store: Store, rank: int, world_size: int) -> None:
         """Say where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
-        self._store, self._world_size = store, world_size
+        self._directory, self._store, self._rank, self._world_size = directory, store, rank, world_size
         folder = directory.stat()  # containers of one machine may have folders of the same name
-        self._key = f"{prefix}/on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
+        self._key = f"on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
         self._deadline = time.monotonic() + _PATIENCE_S
         self._num_here = store.add(self._key, 1)
 
-    def are_all(self) -> bool | None:
-        """Return whether all ranks are here; ``None`` while that is not known."""
+    def board(self) -> Board | None:
+        """Return the board of the ranks; ``None`` while it is not known where they are. Raises as `Board.post` does."""
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
         if self._num_here >= self._world_size:
-            return True
-        return False if time.monotonic() > self._deadline else None
+            return FolderBoard(self._directory, self._rank)
+        if time.monotonic() > self._deadline:
+            return StoreBoard(self._store, self._rank)
+        return None

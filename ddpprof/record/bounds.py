@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from ddpprof.record.memory import resident_bytes
 
@@ -92,36 +93,23 @@ class Bounds:
                     self._over.wait(_TRIES_AGAIN_S)
 
     def _left_out_in_main_thread(self) -> bool:
-        call = _Call(self._leave_out)
-        call.ask()
-        return call.done.wait(1.0) and call.result
-
-
-class _Call:
-    """One call of a function in the main thread."""
-
-    def __init__(self, function: Callable[[], bool]) -> None:
-        self._function = function
-        self.done = threading.Event()
-        self.result = False
-
-    def ask(self) -> None:
-        _asked.append(self)
+        answer: Future[bool] = Future()
+        _asked.append((self._leave_out, answer))
         ctypes.pythonapi.Py_AddPendingCall(_RUN_ASKED, None)
-
-    def run(self) -> None:
         try:
-            self.result = self._function()
-        finally:
-            self.done.set()
+            return answer.result(1.0)
+        except TimeoutError:
+            return False
 
 
-_asked: list[_Call] = []
+_asked: list[tuple[Callable[[], bool], Future[bool]]] = []
+"""functions to be called in the main thread, and where their answers go"""
 
 
 def _run_asked(_nothing: object) -> int:
     while _asked:
-        _asked.pop().run()
+        function, answer = _asked.pop()
+        answer.set_result(function())
     return 0
 
 

@@ -14,7 +14,7 @@ are about to begin.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,55 +48,27 @@ _RECENT_NS = 1_000_000_000
 _USUAL_PER_RECENT = 5
 
 
-def captures_of(job: JobRank, settings: Settings) -> Captures:
-    """Return the captures of a rank whose files are open."""
-    assert job.files is not None
-    neighbours = job.neighbours()
-
-    def find_board() -> Board | None:
-        are_all_here = neighbours.are_all()
-        return None if are_all_here is None else job.board(store_only=not are_all_here)
-
-    def prepare(folder: Path, request: CaptureRequest) -> None:
-        job.prepare_capture(folder, settings.to_capture(request, folder, 0))
-
-    listens = job.rank == 0 or job.began_part
-    return Captures(job.files.directory, job.rank, job.world_size, listens, prepare, find_board)
-
-
 class Captures:
     """The captures of one rank's run. `round`, and all that answers requests, run outside the training thread."""
 
-    def __init__(
-        self,
-        directory: Path,
-        rank: int,
-        world_size: int,
-        listens: bool,
-        prepare: Callable[[Path, CaptureRequest], None],
-        find_board: Callable[[], Board | None],
-    ) -> None:
-        """Begin to take requests if this rank `listens`.
-
-        `prepare` makes this rank's folder of a capture. `find_board` returns the ranks' board once it is known where
-        they run.
-        """
-        self._directory, self._rank, self._world_size = directory, rank, world_size
-        self._prepare, self._find_board = prepare, find_board
+    def __init__(self, job: JobRank, settings: Settings) -> None:
+        """Say where this rank runs, and begin to take requests if it listens. The rank's files must be open."""
+        assert job.files is not None
+        self._job, self._settings, self._directory = job, settings, job.files.directory
+        self._neighbours = job.neighbours()
         self._board: Board | None = None
         self._number = 1
         """number of the current or next capture"""
-        self._is_opened = False
-        self._num_rounds, self._rounds_per_look = 0, max(1, world_size // _RANKS_PER_LOOK)
+        self._num_rounds, self._rounds_per_look = 0, max(1, job.world_size // _RANKS_PER_LOOK)
         self._asked_since: float | None = None
         self.request: CaptureRequest | None = None
         """what is to begin soon; training looks at the board while this is not ``None``"""
         self._first_step: int | None = None
         self._over: Window | None = None
         self._control: Control | None = None
-        if listens:
+        if job.rank == 0 or job.began_part:
             with suppress(OSError):  # the folder's file system has no sockets
-                self._control = Control(directory, self._handle)
+                self._control = Control(self._directory, self._handle)
 
     @property
     def folder(self) -> Path:
@@ -110,7 +82,7 @@ class Captures:
     def round(self) -> None:
         """Look at the board; called again and again by the thread that keeps the pulse."""
         if self._board is None:
-            self._board = self._find_board()
+            self._board = self._neighbours.board()
             return
         self._num_rounds += 1
         if self._num_rounds % self._rounds_per_look:
@@ -121,7 +93,6 @@ class Captures:
                 window.close_in_background()
             self._board.sign(self._note("done"))
             self._number += 1
-            self._is_opened = False
         if self.request is None:
             self._look_for_request(self._board)
 
@@ -133,14 +104,13 @@ class Captures:
         if text is None:
             return
         request = msgspec.json.decode(text, type=CaptureRequest)
-        if self._rank == 0 and not self._is_opened:
-            self._prepare(self.folder, request)
-            self._is_opened = True
+        is_open = board.read(self._note("open")) is not None
+        if self._job.rank != 0 and not is_open:
+            return
+        if self._job.rank != 0 or not is_open:
+            self._job.prepare_capture(self.folder, self._settings.to_capture(request, self.folder, 0))
+        if not is_open:
             board.post(self._note("open"), "")
-        elif self._rank != 0:
-            if board.read(self._note("open")) is None:
-                return
-            self._prepare(self.folder, request)
         self._first_step, self._asked_since = None, time.monotonic()
         self.request = request
         board.sign(self._note("ready"))
@@ -161,7 +131,6 @@ class Captures:
         if self._first_step == _CANCELLED:
             self._first_step = None
             self._number += 1
-            self._is_opened = False
             self.request = None  # last: until then, a round does not look for the next one
             return False
         return self._first_step is not None and step >= self._first_step
@@ -170,9 +139,9 @@ class Captures:
         posted = board.read(self._note("start"))
         if posted is not None:
             return int(posted)
-        if self._rank != 0:
+        if self._job.rank != 0:
             return None
-        if board.num_signed(self._note("ready")) >= self._world_size:
+        if board.num_signed(self._note("ready")) >= self._job.world_size:
             board.post(self._note("start"), str(step + 1))
         elif self._asked_since is not None and time.monotonic() - self._asked_since > _ANSWER_S:
             board.post(self._note("start"), str(_CANCELLED))
@@ -208,24 +177,25 @@ class Captures:
 
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
         """Wait until steps take `factor` times as long as usual. Answers each second show whether the client left."""
-        while not is_slower(read_head(self._directory, self._rank, _KEPT_STEPS).steps.length_ns, factor):
+        while not is_slower(read_head(self._directory, self._job.rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
             yield CaptureAnswer(armed=True)
 
     def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
         """Tell the client when the capture begins, and when all ranks have written it."""
+        world_size = self._job.world_size
         deadline = time.monotonic() + 2 * _ANSWER_S
         while (posted := board.read(f"start-{number}")) is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if posted is None or int(posted) == _CANCELLED:
             ready = board.num_signed(f"ready-{number}")
-            yield CaptureAnswer(refused=f"{ready} of {self._world_size} ranks answered, so that none is profiled.")
+            yield CaptureAnswer(refused=f"{ready} of {world_size} ranks answered, so that none is profiled.")
             return
         yield CaptureAnswer(number=number, first_step=int(posted))
         deadline = time.monotonic() + _WRITE_S
-        while (done := board.num_signed(f"done-{number}")) < self._world_size:
+        while (done := board.num_signed(f"done-{number}")) < world_size:
             if time.monotonic() > deadline:
-                yield CaptureAnswer(refused=f"{done} of {self._world_size} ranks have written their steps in time.")
+                yield CaptureAnswer(refused=f"{done} of {world_size} ranks have written their steps in time.")
                 return
             time.sleep(_LOOK_S)
         folder = self._directory / rundir.capture_directory(number)

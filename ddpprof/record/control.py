@@ -61,7 +61,8 @@ class Control:
 
     def _answers(self, client: socket.socket) -> Iterator[CaptureAnswer]:
         _, user, _ = _CREDENTIALS.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        request = _read_line(client)  # before any answer, which an unread request would discard
+        with client.makefile("rb") as lines:
+            request = lines.readline(_MOST_BYTES)  # before any answer, which an unread request would discard
         if user != os.geteuid():
             yield CaptureAnswer(refused="the job belongs to another user.")
             return
@@ -79,13 +80,3 @@ class Control:
             yield from self._handle(asked)
         finally:
             self._answering.release()
-
-
-def _read_line(client: socket.socket) -> bytes:
-    content = b""
-    while not content.endswith(b"\n") and len(content) < _MOST_BYTES:
-        part = client.recv(_MOST_BYTES)
-        if not part:
-            break
-        content += part
-    return content

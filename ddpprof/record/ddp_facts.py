@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpprof.model import DdpModule, Parameter
+from ddpprof.model import DataParallelModule, DdpModule, Parameter
 from ddpprof.model.recorded_step import TORCH_TIMES
 from ddpprof.record.reducer import ReducerParameters
 
@@ -121,4 +121,15 @@ def module_facts(
         graph_is_static=bool(static()) if static is not None else None,
         num_searched_passes=num_searched,
         num_lacking_passes=num_lacking,
+    )
+
+
+def data_parallel_facts(model: torch.nn.DataParallel[Any]) -> DataParallelModule:
+    """Describe one module of a process that trains without DDP."""
+    parameters = list(model.module.parameters())
+    return DataParallelModule(
+        name=type(model.module).__name__,
+        device_ids=tuple(int(device) for device in model.device_ids),
+        num_parameters=len(parameters),
+        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
     )

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.compiled import has_compiled
 from ddpprof.record.reducer import reducer_parameters
+from ddpprof.record.settings import Settings
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
 """arguments whose work DDP does itself, so that the module would compute something else without DDP"""
@@ -28,28 +28,24 @@ _AWAY = "_ddpprof_takes_ddp_away"
 """attribute of a module whose reducer is unhooked"""
 
 
-def install(
-    distributed: ModuleType,
-    arguments: Mapping[str, Any],
-    without_ddp: bool,
-    by_turns: bool,
-    comm_hook: str | None = None,
-) -> None:
-    """Modify DDP before anything else wraps the methods of `torch.nn.parallel.distributed`. Raises `CannotRecord`.
+def install(distributed: ModuleType, settings: Settings) -> None:
+    """Modify DDP if that is asked for, before anything else wraps the methods of `torch.nn.parallel.distributed`.
 
-    `without_ddp`: from the constructor on. `by_turns`: as in `switch`.
+    Raises `CannotRecord`.
     """
+    if not (settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks):
+        return
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters
-    unknown = [name for name in arguments if name not in known]
+    unknown = [name for name in settings.ddp if name not in known]
     if unknown:
         raise CannotRecord(f"this torch's DistributedDataParallel has no argument {unknown[0]}")
-    ddp.__init__ = functools.wraps(ddp.__init__)(_init(ddp.__init__, arguments, without_ddp, by_turns))
-    if comm_hook is not None:
-        ddp.__init__ = functools.wraps(ddp.__init__)(_hooked(ddp.__init__, comm_hook))
-    if without_ddp or by_turns:
+    ddp.__init__ = functools.wraps(ddp.__init__)(_init(ddp.__init__, settings))
+    if settings.comm_hook is not None:
+        ddp.__init__ = functools.wraps(ddp.__init__)(_hooked(ddp.__init__, settings.comm_hook))
+    if settings.without_ddp or settings.ddp_blocks:
         ddp.forward = functools.wraps(ddp.forward)(_forward(ddp.forward, distributed))
-    if without_ddp:
+    if settings.without_ddp:
         ddp._ddp_init_helper = functools.wraps(ddp._ddp_init_helper)(_init_helper(ddp._ddp_init_helper))
 
 
@@ -58,6 +54,8 @@ def switch(ddp: Any, on: bool) -> None:
 
     Raises `CannotRecord`.
     """
+    from ddpprof.record.environment import has_compiled  # which imports torch
+
     if on != getattr(ddp, _AWAY, False):
         return
     if has_compiled():
@@ -79,23 +77,22 @@ def switch(ddp: Any, on: bool) -> None:
         ddp.register_comm_hook(state, hook)
 
 
-def _init(
-    original: Callable[..., None], replaced: Mapping[str, Any], without_ddp: bool, by_turns: bool
-) -> Callable[..., None]:
-    signature = inspect.signature(original)
+def _init(original: Callable[..., None], settings: Settings) -> Callable[..., None]:
+    signature, replaced = inspect.signature(original), settings.ddp
+    takes_ddp_away = settings.without_ddp or settings.ddp_blocks > 0
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(replaced)
         if "bucket_cap_mb" in replaced and "bucket_cap_mb_list" not in replaced:
             given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
-        for name in _NOT_WITHOUT_DDP if without_ddp or by_turns else ():
+        for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
                 raise RuntimeError(f"ddpprof cannot take DDP away: the script passes {name}")
         original(*given.args, **given.kwargs)
-        if by_turns and self._use_python_reducer:
+        if settings.ddp_blocks and self._use_python_reducer:
             raise RuntimeError("ddpprof cannot alternate with a compiled DDP. Use: ddpprof overhead --apart")
-        if without_ddp:
+        if settings.without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
                 hook.remove()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import FrameType
+import traceback
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record import rank_conditions
-from ddpprof.record.compiled import has_compiled
 
 _MAX_CHECKPOINTS_KEPT = 64
 _BY_MODULE = {
@@ -83,6 +82,12 @@ class JobEnvironment:
         }
 
 
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process, as torch's own counters tell."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+
+
 def _num_cores() -> int | None:
     """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -120,9 +125,7 @@ def _holding_the_model() -> str | None:
 
 def _on_stack() -> str | None:
     found: set[str] = set()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_globals.get("__name__", "")
         found.update(module for module in _BY_MODULE if name == module or name.startswith(f"{module}."))
-        frame = frame.f_back
     return next((framework for module, framework in _BY_MODULE.items() if module in found), None)

@@ -27,7 +27,7 @@ _BATCHES_AHEAD = 4
 """number of recent batches, one of which may be the input of a forward"""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Feed:
     """One DataLoader, for the lifetime of its sampler."""
 
@@ -73,7 +73,7 @@ class Feeding:
         """whether a pass over a loader has begun; whoever asks sets it back"""
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
-        self._waiting: dict[int, bool] = {}
+        self._waiting: dict[_Feed, bool] = {}
         """loaders whose last batch is not yet followed by a forward with gradients → whether by one without"""
         self._epochs_set_on: set[int] = set()
 
@@ -116,14 +116,15 @@ class Feeding:
         feed = self._by_index_sampler.get(id(iterator._index_sampler))
         if feed is None:
             return
-        number = self._feeds.index(feed)
-        self._waiting = {one: evaluated for one, evaluated in self._waiting.items() if not evaluated and one != number}
+        self._waiting = {
+            one: evaluated for one, evaluated in self._waiting.items() if not evaluated and one is not feed
+        }
         if recording:
             feed.waited_ns += waited_ns
         if batch is None:
             feed.has_run_out = True
             return
-        self._waiting[number] = False
+        self._waiting[feed] = False
         feed.num_batches += 1
         feed.place += 1
         if recording:
@@ -149,8 +150,8 @@ class Feeding:
         if not has_gradients:
             self._waiting = dict.fromkeys(self._waiting, True)
             return
-        for number in self._waiting:
-            self._feeds[number].num_fed += 1
+        for feed in self._waiting:
+            feed.num_fed += 1
         self._waiting.clear()
         if recording:
             with suppress(Exception):  # as above

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ddpprof.record.session import Session
+from ddpprof.record import patches
 
 _TRAINER = "Trainer", ("_save_checkpoint", "save_model")
 _ACCELERATOR = "Accelerator", ("save_state", "save_model")
@@ -32,16 +30,12 @@ _METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
 """module → class, and its methods"""
 
 
-_Active = Callable[[], "Session | None"]
-_Method = Callable[..., Any]
-
-
-def checkpoint_wrappers(active: _Active) -> Iterator[tuple[Any, str, Callable[[_Method], _Method]]]:
-    """Yield the owner, the name and the wrapper of each method; `active` returns the active session."""
+def install() -> None:
+    """Wrap the methods of the frameworks that have been imported."""
     for owner, name in saving_methods():
-        yield owner, name, partial(_save, active)
+        patches.wrap(owner, name, _save)
     for owner, name in lists_of_old_checkpoints():
-        yield owner, name, partial(_old_checkpoints, active)
+        patches.wrap(owner, name, _old_checkpoints)
 
 
 def saving_methods() -> Iterator[tuple[type, str]]:
@@ -60,9 +54,9 @@ def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
             yield owner, name
 
 
-def _save(active: _Active, original: _Method) -> _Method:
+def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = active()
+        session = patches.active()
         if session is not None and not session.keeps_checkpoints(type(self).__name__):
             return None
         return original(self, *args, **kwargs)
@@ -70,9 +64,9 @@ def _save(active: _Active, original: _Method) -> _Method:
     return save
 
 
-def _old_checkpoints(active: _Active, original: _Method) -> _Method:
+def _old_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
     def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
-        session = active()
+        session = patches.active()
         if session is not None and not session.may_delete_checkpoints():
             return []
         return original(*args, **kwargs)

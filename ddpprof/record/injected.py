@@ -9,7 +9,6 @@ from contextlib import suppress
 from types import ModuleType
 
 from ddpprof.record import ddp_variants, patches
-from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.settings import Settings, settings_from_environment
 
 
@@ -17,10 +16,7 @@ def install(distributed: ModuleType) -> None:
     """Prepare the recording. ``sitecustomize`` calls this while torch is being imported, so torch is not usable yet."""
     settings = settings_from_environment()
     if settings is not None:
-        if settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks:
-            ddp_variants.install(
-                distributed, settings.ddp, settings.without_ddp, settings.ddp_blocks > 0, settings.comm_hook
-            )
+        ddp_variants.install(distributed, settings)
         patches.install(distributed)
         patches.wait_for_ddp(lambda: _begin(settings))
 
@@ -37,9 +33,8 @@ def _begin(settings: Settings) -> None:
         return
 
     def close() -> None:
-        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
-            session.close(how_it_ends(error), where_it_ends(error))
+            session.close(sys.exc_info()[1] or getattr(sys, "last_value", None))
 
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
     multiprocessing.util.Finalize(None, close, exitpriority=100)

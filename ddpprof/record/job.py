@@ -6,8 +6,10 @@ import copy
 import itertools
 import os
 import socket
+import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ from ddpprof.model import Record
 from ddpprof.model.pulse import PulseIdentity
 from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
-from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
-from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
+from ddpprof.record.boards import Neighbours
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.launch import is_first_rank, rank_given
-from ddpprof.record.parts import keep_part
+from ddpprof.record.output import RankOutput
+from ddpprof.record.run_directory import keep_part, open_capture, open_run
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
 
@@ -41,7 +43,7 @@ class JobRank:
         self._process = os.getpid()
         self.rank = 0
         self.world_size = 1
-        self.files: output.RankOutput | None = None
+        self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
         """True if this rank is the first of a host that does not see rank 0's folder"""
@@ -62,14 +64,24 @@ class JobRank:
         """Return False in a child that was forked from the training process."""
         return os.getpid() == self._process
 
+    def warn(self, message: str) -> None:
+        """Write a line on the job's stderr, which may be closed, or its disk full."""
+        with suppress(Exception):
+            sys.stderr.write(f"ddpprof: rank {self.rank}: {message}\n")
+
+    def warn_for_all(self, message: str) -> None:
+        """Write a line that says the same on all ranks."""
+        if self.rank == 0:
+            self.warn(message)
+
     def attach(self, group: dist.ProcessGroup) -> None:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run.
 
         `group`: that of the DDP module.
         """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        store = dist.distributed_c10d._get_default_store()
-        agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group), self._prefix)
+        store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
+        agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
             raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
         self._join(agreement)
@@ -80,11 +92,11 @@ class JobRank:
         Raises `DdpprofError` in all but the first of several processes that a launcher started: each is a job of its
         own, and all of them would record into one directory.
         """
-        if not is_first_rank(os.environ):
-            self.rank = int(rank_given(os.environ) or 0)
+        if not is_first_rank():
+            self.rank = int(rank_given() or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
-        self._join(Agreement(dist.HashStore(), 1, (0,), self._prefix))
+        self._join(Agreement(dist.HashStore(), 1, (0,)))
 
     def _join(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -96,7 +108,7 @@ class JobRank:
         """Open the run, and tell the other ranks where it is, or why there is none."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
-            out = str(output.open_run(self._settings, run_id, self.world_size))
+            out = str(open_run(self._settings, run_id, self.world_size))
         except (OSError, DdpprofError) as error:
             problem = str(error)
         agreement.offer(out, run_id, problem)
@@ -118,18 +130,18 @@ class JobRank:
         directory = Path(verdict.out)
         make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
-        self.began_part = keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
-        self.files = output.RankOutput(directory, self.rank)
+        self.began_part = keep_part(directory, self._settings, verdict.run_id, self.world_size, self.warn)
+        self.files = RankOutput(directory, self.rank)
         return True
 
     def prepare_capture(self, directory: Path, settings: Settings) -> None:
         """Make the folder of a capture. Rank 0 calls this before the others do. Raises ``OSError``."""
         run_id = self._id_of_capture(directory)
         if self.rank == 0:
-            output.open_capture(directory, settings, run_id, self.world_size)
+            open_capture(directory, settings, run_id, self.world_size)
         else:
             make_named_folder(directory)
-            keep_part(directory, settings, run_id, self.rank, self.world_size)
+            keep_part(directory, settings, run_id, self.world_size, self.warn)
 
     def _id_of_capture(self, directory: Path) -> str:
         return f"{self._run_id}-{directory.name}"
@@ -138,21 +150,14 @@ class JobRank:
         """Return this rank as it records a capture into another directory. Raises ``OSError``."""
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
-        captured.files = output.RankOutput(directory, self.rank)
+        captured.files = RankOutput(directory, self.rank)
         captured._agreement = self.agreement.renewed(directory.name)
         return captured
-
-    def board(self, store_only: bool) -> Board:
-        """Return where this job's ranks leave notes for each other. Raises ``OSError`` or ``RuntimeError``."""
-        assert self.files is not None
-        if store_only:
-            return StoreBoard(self.agreement.store, self.agreement.prefix, self.rank)
-        return FolderBoard(self.files.directory, self.rank)
 
     def neighbours(self) -> Neighbours:
         """Say to the other ranks where this one is; every rank calls this at the same step. Raises ``OSError``."""
         assert self.files is not None
-        return Neighbours(self.files.directory, self.agreement.store, self.agreement.prefix, self.world_size)
+        return Neighbours(self.files.directory, self.agreement.store, self.rank, self.world_size)
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""

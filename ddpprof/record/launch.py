@@ -26,7 +26,7 @@ from ddpprof.child_processes import Process, adopt_orphans, descendants, end_des
 from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
 from ddpprof.record.group_signals import Bystander, group_of
-from ddpprof.record.output import refuse_earlier_run
+from ddpprof.record.run_directory import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 from ddpprof.scratch import scratch_folder
 
@@ -61,21 +61,21 @@ class JobEnd:
         return self.interrupted or self.signal is not None
 
 
-def inside_job(environment: Mapping[str, str]) -> bool:
+def inside_job() -> bool:
     """Return whether this is one of the processes, one per rank, that torchrun, Slurm or MPI has started."""
-    if any(name in environment for name in _RANK_VARIABLES):
+    if any(name in os.environ for name in _RANK_VARIABLES):
         return True
-    return _SLURM_RANK in environment and "SLURM_STEP_ID" in environment and "SLURM_STEP_NUM_TASKS" in environment
+    return {_SLURM_RANK, "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= os.environ.keys()
 
 
-def is_first_rank(environment: Mapping[str, str]) -> bool:
+def is_first_rank() -> bool:
     """Return whether this process of a job may speak for all."""
-    return rank_given(environment) in (None, "0")
+    return rank_given() in (None, "0")
 
 
-def rank_given(environment: Mapping[str, str]) -> str | None:
+def rank_given() -> str | None:
     """Return the process's number from its launcher."""
-    return next((environment[name] for name in (*_RANK_VARIABLES, _SLURM_RANK) if name in environment), None)
+    return next((os.environ[name] for name in (*_RANK_VARIABLES, _SLURM_RANK) if name in os.environ), None)
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:

@@ -67,7 +67,6 @@ class LiveScalars:
         self._records: Any = None
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
 
     def open(self, rank: int) -> None:
         """Create the file."""
@@ -100,8 +99,6 @@ class LiveScalars:
     def close(self) -> None:
         """Write the last steps."""
         thread, self._thread = self._thread, None
-        if os.getpid() != self._process:
-            return
         if thread is not None:
             self._ending.set()
             thread.join(_END_S)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DETAILED_MODES, BackwardPass, DdpModule, Replica, StepMode
-from ddpprof.record.accumulated import Accumulated
 from ddpprof.record.buckets import ReducerTimer, TimingProcessGroup
 from ddpprof.record.ddp_facts import bucket_layout, module_facts, torch_times, unused_indices
 from ddpprof.record.reducer import reducer_parameters
@@ -47,7 +48,7 @@ class RecordedModule:
         self._adds_up = False
         self._stats: list[int] | None = None
         """reducer's statistics when the current pass began; ``None`` in steps that are not recorded"""
-        self._accumulated = Accumulated(self._of_reducer.parameters)
+        self._accumulated = _Accumulated(self._of_reducer.parameters)
         if ddp.device_type != "cpu":
             self._accumulated.note(self._searches())
         self._unused: set[int] | None = None
@@ -214,3 +215,52 @@ def _state_of_gradient(parameters: Sequence[Parameter]) -> tuple[int, int] | Non
     """Return a value that changes whenever a backward pass adds to the first parameter's gradient."""
     gradient = parameters[0].grad if parameters else None
     return None if gradient is None or gradient.is_sparse else (gradient.data_ptr(), gradient._version)
+
+
+class _Accumulated:
+    """Parameters that got a gradient in a backward pass, in the steps recorded in detail and the initial skipped ones.
+
+    This is noted on accelerators, where DDP's logger keeps the order of gradients only for its first ten iterations and
+    every hundredth one, and never for modules on several devices.
+
+    Only half of the first steps are recorded lightly, and may never show branches that alternate between steps.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._parameters = parameters
+        self._handles: list[Any] = []
+        self._seen: set[int] = set()
+        self.ever: set[int] = set()
+        """indices of parameters that got a gradient in any noted pass"""
+
+    @property
+    def is_noted(self) -> bool:
+        return bool(self._handles)
+
+    def note(self, on: bool) -> None:
+        """Turn noting on or off. Call this between two steps."""
+        if on == self.is_noted:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = (
+            [one.register_post_accumulate_grad_hook(self._noting(index)) for index, one in enumerate(self._parameters)]
+            if on
+            else []
+        )
+
+    def _noting(self, index: int) -> Callable[[Tensor], None]:
+        seen, ever = self._seen, self.ever  # the parameter keeps the hook, so the hook must not keep the parameters
+
+        def note(_parameter: Tensor) -> None:
+            seen.add(index)
+            ever.add(index)
+
+        return note
+
+    def begin_backward(self) -> None:
+        self._seen.clear()
+
+    def lacking(self) -> set[int]:
+        """Return the indices of parameters without gradient since `begin_backward`."""
+        return set(range(len(self._parameters))) - self._seen

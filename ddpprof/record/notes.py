@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpprof.model import DETAILED_MODES, Forward, RecordedStep, StepMode
-from ddpprof.record.data_parallel import DataParallelNotes
+from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, StepMode
+from ddpprof.record.ddp_facts import data_parallel_facts
 from ddpprof.record.device import TrainingDevice, devices_of
 from ddpprof.record.environment import JobEnvironment
 from ddpprof.record.feeding import Feeding
@@ -26,7 +26,6 @@ class StepNotes:
         self.modules: list[RecordedModule] = []
         self.environment = JobEnvironment()
         self.feeding = Feeding()
-        self.data_parallel = DataParallelNotes()
         self.memory = MemoryNotes()
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
@@ -41,6 +40,8 @@ class StepNotes:
         self._began_evaluation = False
         self._unfrozen: dict[str, None] = {}
         self._facts_of_released: dict[str, Any] | None = None
+        self._data_parallel: dict[int, DataParallelModule] = {}
+        self._data_parallel_device = "cpu"
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -76,7 +77,9 @@ class StepNotes:
         devices = [torch.device("cuda", device) for device in model.device_ids]
         self.memory.owns(devices)
         self.device.found(devices)
-        self.data_parallel.forward_begins(model)
+        if id(model) not in self._data_parallel:
+            self._data_parallel[id(model)] = data_parallel_facts(model)
+            self._data_parallel_device = model.src_device_obj.type if devices else "cpu"
 
     def recording_begins(self, step: int) -> None:
         """Note that recording begins with step number `step`."""
@@ -204,7 +207,10 @@ class StepNotes:
         """Return fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
-        return {**facts, **self.feeding.facts(), **self.data_parallel.facts()}
+        facts |= self.feeding.facts()
+        if self._data_parallel:
+            facts |= {"data_parallel": tuple(self._data_parallel.values()), "device": self._data_parallel_device}
+        return facts
 
     def unfrozen(self) -> tuple[str, ...]:
         """Return all parameters found so far that need gradients which DDP does not average. Any thread may call this.

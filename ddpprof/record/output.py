@@ -2,90 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
 
-from ddpprof import __version__, own_files, profiled_ranks, rundir
-from ddpprof.errors import RunExists
+from ddpprof import own_files, rundir
 from ddpprof.model import Record, RecordedStep
-from ddpprof.model.run_file import RunFile
-from ddpprof.record import attempts
-from ddpprof.record.settings import Settings
 from ddpprof.record.trace_file import TraceFile
-from ddpprof.redaction import words_without_secrets
-
-_NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
-
-
-def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
-    """Create the run directory, or an attempt's folder in it, with its ``run.json``. Rank 0 calls this.
-
-    Raises ``OSError`` and ``RunExists``.
-    """
-    directory = Path(settings.out).absolute()
-    own_files.make_named_folder(directory)
-    attempt = attempts.next_attempt(directory, settings)
-    if attempt:
-        directory /= rundir.attempt_directory(attempt)
-        own_files.make_folder(directory)
-    else:
-        _refuse_second_job(directory, settings.launched_unix_s)
-        refuse_earlier_run(directory, settings.force)
-        rundir.remove_run(directory)
-    about = _about_first_part(settings, run_id, world_size)
-    write_run_file(directory, structs.replace(about, attempt=attempt, elastic=attempts.describe(settings)))
-    return directory
-
-
-def open_capture(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
-    """Create the folder of a capture with its ``run.json``. Rank 0 calls this. Raises ``OSError``."""
-    own_files.make_folder(directory)
-    rundir.remove_run(directory)
-    write_run_file(directory, _about_first_part(settings, run_id, world_size))
-
-
-def _about_first_part(settings: Settings, run_id: str, world_size: int) -> RunFile:
-    shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
-    shown["recorded_with"] = words_without_secrets(settings.recorded_with)
-    return structs.replace(about_run(settings, run_id, world_size), settings=shown)
-
-
-def about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
-    """Return the common content of every ``run.json`` of a run, including those of parts."""
-    return RunFile(
-        format=rundir.FORMAT,
-        run_id=run_id,
-        ddpprof=__version__,
-        created_unix_s=time.time(),
-        command=words_without_secrets(settings.command),
-        world_size=world_size,
-        profiled_ranks=profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
-    )
-
-
-def write_run_file(directory: Path, about: RunFile) -> None:
-    """Write ``run.json``. Raises ``OSError``."""
-    rundir.write_json(directory / rundir.RUN_FILE, msgspec.to_builtins(about))
-
-
-def refuse_earlier_run(directory: Path, force: bool) -> None:
-    """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
-    if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
-        raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
-
-
-def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
-    """Raise ``RunExists`` if the command that was launched then has recorded a job into `directory`."""
-    first = rundir.read_json(directory / rundir.RUN_FILE, RunFile) if rundir.is_run(directory) else None
-    if first is None or first.created_unix_s is None or launched_unix_s is None:
-        return
-    if first.created_unix_s >= launched_unix_s:
-        raise RunExists(f"the command trains more than one job: only the first is recorded, in {directory}.")
 
 
 class LastStep:

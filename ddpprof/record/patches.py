@@ -1,8 +1,8 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
 The one exception is saving (and deleting checkpoints) in steps whose result is discarded: ``--baseline-steps``, trials.
-Rare events reach the active session, and those of every step its `StepEvents`. Without an active session a wrapper
-costs one comparison. `remove` restores the originals.
+Rare events reach the active session, and those of every step `step_events`. Without an active session a wrapper costs
+one comparison. `remove` restores the originals.
 """
 
 from __future__ import annotations
@@ -12,49 +12,24 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.framework_saves import checkpoint_wrappers
 from ddpprof.record.reducer import noting_parameters
 from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
-
-
-class StepEvents(Protocol):
-    """A receiver of what happens in every step. A method that is given an original calls it once."""
-
-    def ddp_forward_begins(self, ddp: Any, /) -> None: ...
-
-    def ddp_forward_fails(self, ddp: Any, error: RuntimeError, /) -> None: ...
-
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any, /) -> Any: ...
-
-    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any, /) -> Any: ...
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any: ...
-
-    def backward_begins(self, tensors: Any, /) -> bool:
-        """Return whether `backward_is_over` is to be called at its end."""
-
-    def backward_is_over(self) -> None: ...
-
-    def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> tuple[Any, Any] | None: ...
-
-    def optimizer_ends(self, optimizer: Any, /) -> None: ...
-
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any, /) -> Any: ...
+    from ddpprof.record.watching import WatchedSteps
 
 
 _active: Session | None = None
-step_events: StepEvents | None = None
-"""who is told of what happens in every step"""
+step_events: Session | WatchedSteps | None = None
+"""who is told of what happens in every step: the active session, or less code after the recorded steps"""
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
-_Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """a function from the original to what replaces it"""
 
 
@@ -64,7 +39,7 @@ def activate(session: Session | None) -> None:
     _active = step_events = session
 
 
-def send_step_events_to(events: StepEvents | None) -> None:
+def send_step_events_to(events: WatchedSteps | None) -> None:
     """Send the events of every step to `events` from now on; ``None``: to the active session."""
     global step_events
     step_events = _active if events is None else events
@@ -86,7 +61,7 @@ def install(distributed: ModuleType) -> None:
         return
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
-    wrappers: dict[str, _Wrapper] = {
+    wrappers: dict[str, Wrapper] = {
         "_ddp_init_helper": lambda original: noting_parameters(_beginning_first(original)),
         "forward": _forward,
         "_pre_forward": _pre_forward,
@@ -98,16 +73,16 @@ def install(distributed: ModuleType) -> None:
     if absent:
         raise CannotRecord(f"this torch's DistributedDataParallel has no {absent[0]}")
     for name, wrapper in wrappers.items():
-        _wrap(ddp, name, wrapper)
+        wrap(ddp, name, wrapper)
     for name, wrapper in comparing(ModelComparison()).items():
         owner = ddp if hasattr(ddp, name) else distributed
         if hasattr(owner, name):
-            _wrap(owner, name, wrapper)
+            wrap(owner, name, wrapper)
     single_process = sys.modules.get("torch.nn.parallel.data_parallel")
     if single_process is not None:
         tell_forward = _telling(lambda session, model: session.data_parallel_forward_begins(model))
-        _wrap(single_process.DataParallel, "__init__", _beginning_first)
-        _wrap(single_process.DataParallel, "forward", tell_forward)
+        wrap(single_process.DataParallel, "__init__", _beginning_first)
+        wrap(single_process.DataParallel, "forward", tell_forward)
 
 
 @functools.cache
@@ -130,30 +105,24 @@ def install_around_training() -> None:
 
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
-    _wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
-    _wrap(_BaseDataLoaderIter, "__next__", _next)
-    _wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
-    _wrap(GradScaler, "step", _scaler_step)
+    wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
+    wrap(_BaseDataLoaderIter, "__next__", _next)
+    wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
+    wrap(GradScaler, "step", _scaler_step)
     # The session makes room when the user starts a profiler of their own.
-    _wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
+    wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
     if dist.is_available():
-        _wrap(dist.Work, "wait", _work_wait)  # most collectives of a script end in it
-    _wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
-    _wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
-    _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
-    _wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda session, _graph: session.graph_replays()))
-    _wrap(torch.serialization, "save", _save)
+        wrap(dist.Work, "wait", _work_wait)  # most collectives of a script end in it
+    wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
+    wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
+    wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
+    wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda session, _graph: session.graph_replays()))
+    wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if hasattr(rpc, "_invoke_rpc"):
-        _wrap(rpc, "_invoke_rpc", lambda original: wrap_invoke(original, active))
+        wrap(rpc, "_invoke_rpc", wrap_invoke)
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
-
-
-def install_around_checkpoints() -> None:
-    """Wrap the methods by which frameworks write and delete checkpoints."""
-    for owner, name, wrapper in checkpoint_wrappers(active):
-        _wrap(owner, name, wrapper)
 
 
 def installed() -> bool:
@@ -166,13 +135,14 @@ def remove() -> None:
         setattr(owner, name, original)
 
 
-def _wrap(owner: Any, name: str, make: _Wrapper) -> None:
+def wrap(owner: Any, name: str, make: Wrapper) -> None:
+    """Replace a function of `owner` by what `make` returns, until `remove`."""
     original = getattr(owner, name)
     _originals.append((owner, name, original))
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
+def _telling(tell: Callable[[Session, Any], None]) -> Wrapper:
     """Wrap a method: before each call, `tell` the active session about the object."""
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
-from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
@@ -115,7 +114,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if self._session is not None:
-            self._session.close(how_it_ends(error), where_it_ends(error))
+            self._session.close(error)
             patches.remove()
             self._session = None
 

@@ -27,7 +27,8 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity, StepFlag
 from ddpprof.model.pulse_layout import state_word, write_state
-from ddpprof.record.pulse_rows import Note, PulseRows
+from ddpprof.record.output import LastStep
+from ddpprof.record.pulse_rows import GRADIENTS, NOTED_FLAGS, STEP_ENDED, WAITED, PulseRows
 
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
@@ -39,8 +40,6 @@ _NO_TASK = -1
 """number of the current backward pass where there is none"""
 _GOLDEN = 0x9E3779B1
 """the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
-_WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
-_NOTED_FLAGS, _STEP_ENDED = int(Note.FLAGS), int(Note.STEP_ENDED)
 _PATIENCE_NS = 1_000_000_000
 """time after which the training thread makes rows itself, since `PulseKeeper` waits for a disk"""
 _MOST_NOTES = 10_000
@@ -60,11 +59,11 @@ class PulseWriter:
         "_note",
         "_num_passes",
         "_reduces",
-        "_training_thread",
         "_waited_ns",
         "identity",
         "memory",
         "rows",
+        "training_thread",
         "words",
     )
 
@@ -73,7 +72,7 @@ class PulseWriter:
         if sys.byteorder != "little":
             raise ValueError("this machine stores numbers with the highest byte first")
         self.identity = identity
-        self._training_thread = training_thread
+        self.training_thread = training_thread
         begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
         # All of it is in place at once: in full memory, a later write would end the training with SIGBUS.
         self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
@@ -120,7 +119,7 @@ class PulseWriter:
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
         there the times of gradients tell. Other threads wait unseen.
         """
-        if get_ident() != self._training_thread:
+        if get_ident() != self.training_thread:
             return original(*work, **kwargs)
         began_ns, before_ns = time_ns(), self._waited_ns
         try:
@@ -129,12 +128,12 @@ class PulseWriter:
             if self.words[_ACTIVITY] != _BACKWARD:
                 within_ns = self._waited_ns - before_ns
                 waited_ns = time_ns() - began_ns - within_ns
-                self._note((_WAITED, waited_ns))
+                self._note((WAITED, waited_ns))
                 self._waited_ns += waited_ns
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Fetch a batch, and note how long that takes. Other threads fetch unseen."""
-        if get_ident() != self._training_thread:
+        if get_ident() != self.training_thread:
             return original(iterator)
         self.begins(_DATA)
         try:
@@ -170,7 +169,7 @@ class PulseWriter:
         Returns False for a pass inside another, as in reentrant checkpointing, and for other threads: they are part of
         what the training thread does.
         """
-        if _current_graph_task_id() != _NO_TASK or get_ident() != self._training_thread:
+        if _current_graph_task_id() != _NO_TASK or get_ident() != self.training_thread:
             return False
         self.begins(_BACKWARD)
         if self._reduces:
@@ -209,7 +208,7 @@ class PulseWriter:
                     gradients.append((came_ns, end_ns, noted_ns))
             except Exception as error:  # the training goes on
                 self.rows.end_for(error)
-            self._note((_GRADIENTS, gradients))
+            self._note((GRADIENTS, gradients))
 
     def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
         self.begins(_OPTIMIZER)
@@ -225,9 +224,9 @@ class PulseWriter:
         """Note that a step has ended, and that `num_steps` are over."""
         now, words = self.begins(_OTHER), self.words
         if self._flags:
-            self._note((_NOTED_FLAGS, self._flags))
+            self._note((NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0
-        self._note((_STEP_ENDED, num_steps - 1))
+        self._note((STEP_ENDED, num_steps - 1))
         words[_STEP] = num_steps
         words[_STEP_SINCE] = now
         self._reduces = False
@@ -253,3 +252,45 @@ class PulseWriter:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)
+
+
+class NoPulse:
+    """A stand-in for `PulseWriter` where there is none. Only how many steps are finished is noted, in a file.
+
+    A method that is given an original calls it.
+    """
+
+    def __init__(self, last_step: LastStep | None = None) -> None:
+        self._last_step = last_step
+
+    def begins(self, _activity: int) -> None:
+        return
+
+    def ends(self, _activity: int) -> None:
+        return
+
+    def flag(self, _flag: int) -> None:
+        return
+
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
+        return original(*work, **kwargs)
+
+    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
+        return original(iterator)
+
+    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
+        return original(ddp, output)
+
+    def backward_begins(self, _loss: Any) -> bool:
+        return False
+
+    def backward_is_over(self) -> None:
+        return
+
+    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
+        return
+
+    def step_ends(self, num_steps: int) -> None:
+        """Note that `num_steps` are over. Raises ``OSError``."""
+        if self._last_step is not None:
+            self._last_step.is_over(num_steps, time_ns())

@@ -43,7 +43,6 @@ class PulseKeeper:
         self,
         pulse: PulseWriter,
         last_step: LastStep,
-        training_thread: int,
         bucket_numels: tuple[tuple[int, ...], ...],
         evaluates: Callable[[], bool],
         warn: Callable[[str], None],
@@ -57,15 +56,13 @@ class PulseKeeper:
         self._seen_training_ns = 0
         """when the modules were last seen in training mode"""
         self._pulse, self._last_step = pulse, last_step
-        self._training_thread = training_thread
-        self._training_clock = time.pthread_getcpuclockid(training_thread)  # only now is that thread sure to exist
+        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it sure to exist
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
         self._num_samples = 0
         self._copies = True
         self._told_of_rows = False
-        self._process = os.getpid()
         self._ending = threading.Event()
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
@@ -107,8 +104,6 @@ class PulseKeeper:
 
     def close(self) -> bool:
         """Copy what there is, and end. Return False if a disk that does not answer keeps it from that."""
-        if os.getpid() != self._process:
-            return False
         self._ending.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
@@ -124,7 +119,6 @@ class PulseKeeper:
     def _sample(self) -> None:
         memory_bytes = resident_bytes()
         self._pulse.rows.memory_bytes = UNKNOWN if memory_bytes is None else memory_bytes
-        at = layout.SAMPLES_AT + self._num_samples % layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
         row = (
             time.time_ns(),
             self._pulse.rows.memory_bytes,
@@ -134,7 +128,7 @@ class PulseKeeper:
             machine.core_khz(),
             self._training_cpu_ns(),
         )
-        layout.SAMPLE.pack_into(self._pulse.memory, at, *row)
+        layout.SAMPLES.row.pack_into(self._pulse.memory, layout.SAMPLES.place(self._num_samples), *row)
         self._num_samples += 1
         write_state(self._pulse.words, "num_samples", self._num_samples)
 
@@ -156,7 +150,7 @@ class PulseKeeper:
             return
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
-        frame = sys._current_frames().get(self._training_thread)
+        frame = sys._current_frames().get(self._pulse.training_thread)
         if frame is None:
             return
         kept: list[str] = []
@@ -190,7 +184,7 @@ class PulseKeeper:
         took_s = (time.time_ns() - state.step_since_ns) / 1e9
         if took_s < OVERDUE_S:
             return False
-        content = self._pulse.memory[layout.STEPS_AT : layout.SUMMARIES_AT]
+        content = self._pulse.memory[layout.STEPS.at : layout.STEPS.end]
         steps = layout.in_order(layout.decode_rows(PulseSteps, content), self._pulse.identity, state)
         usual = steps.length_ns[-_USUAL_STEPS:]
         return not len(usual) or took_s >= overdue_after_s(float(np.median(usual)) / 1e9)
@@ -209,18 +203,14 @@ class PulseKeeper:
         self._make_rows()
         memory, state = self._pulse.memory, self._state()
         changed = [
-            *layout.ring_spans(
-                self._copied_steps, state.num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size
-            ),
-            *layout.ring_spans(
-                self._copied_samples, state.num_samples, layout.NUM_SAMPLES_KEPT, layout.SAMPLES_AT, layout.SAMPLE.size
-            ),
+            *layout.STEPS.spans(self._copied_steps, state.num_steps),
+            *layout.SAMPLES.spans(self._copied_samples, state.num_samples),
         ]
         if (state.num_summaries, state.steps_per_summary) != (self._copied_summaries, self._copied_span):
             first = self._copied_summaries if state.steps_per_summary == self._copied_span else 0
             size = layout.SUMMARY.size
             changed.append((layout.SUMMARIES_AT + first * size, layout.SUMMARIES_AT + state.num_summaries * size))
-        changed.append((0, layout.STEPS_AT))  # the state comes last, since it says which rows are valid
+        changed.append((0, layout.STEPS.at))  # the state comes last, since it says which rows are valid
         for begin, end in changed:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples

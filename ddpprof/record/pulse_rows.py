@@ -11,7 +11,6 @@ import mmap
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import IntEnum
 from threading import Lock
 from time import time_ns
 from typing import Any
@@ -26,25 +25,18 @@ _NUM_STEPS = state_word("num_steps")
 _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 
 
-class Note(IntEnum):
-    """A note has a kind, which tells what its value means.
+# A note has a kind, which tells what its value means. If the kind is an `Activity` instead of one of these four, the
+# value is the time at which that begins.
+WAITED = 8
+"""ns of waiting for other ranks outside backward passes, within the current activity"""
+GRADIENTS = 9
+"""When gradients came in the backward pass that has just ended, for each module: ns from torch's own origin (empty
+if unknown), and two times that the origin lies between."""
+NOTED_FLAGS = 10
+"""`StepFlag` of the current step"""
+STEP_ENDED = 11
+"""number of the step that ended when the current activity began"""
 
-    If the kind is an `Activity` instead of one of these, the value is the time at which that begins.
-    """
-
-    WAITED = 8
-    """ns of waiting for other ranks outside backward passes, within the current activity"""
-    GRADIENTS = 9
-    """When gradients came in the backward pass that has just ended, for each module: ns from torch's own origin (empty
-    if unknown), and two times that the origin lies between."""
-    FLAGS = 10
-    """`StepFlag` of the current step"""
-    STEP_ENDED = 11
-    """number of the step that ended when the current activity began"""
-
-
-_WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
-_FLAGS, _STEP_ENDED = int(Note.FLAGS), int(Note.STEP_ENDED)
 _Gradients = Sequence[tuple[Sequence[int], int, int]]
 _GRADIENTS_PER_LOOK = 400
 """number of gradients whose times a step may look at, which takes some 10 µs"""
@@ -117,8 +109,7 @@ class PulseRows:
         return layout.decode_rows(PulseSteps, rows)
 
     def _rows(self, first: int, until: int) -> bytes:
-        spans = layout.ring_spans(first, until, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
-        return b"".join(self._memory[begin:end] for begin, end in spans)
+        return b"".join(self._memory[begin:end] for begin, end in layout.STEPS.spans(first, until))
 
     def _read_notes(self) -> None:
         notes = self.notes
@@ -129,14 +120,14 @@ class PulseRows:
                 spent_ns[activity] += value - since_ns
                 self._before_ns, since_ns, activity = since_ns, value, kind
                 self._activity, self._since_ns = activity, since_ns
-            elif kind == _STEP_ENDED:
+            elif kind == STEP_ENDED:
                 self._end_step(value, since_ns)
                 spent_ns = self._spent_ns
-            elif kind == _GRADIENTS:
+            elif kind == GRADIENTS:
                 self._note_gradients(value, self._before_ns, since_ns)
-            elif kind == _FLAGS:
+            elif kind == NOTED_FLAGS:
                 self._flags = value
-            elif kind == _WAITED:
+            elif kind == WAITED:
                 spent_ns[activity] -= value
                 spent_ns[_BACKWARD] += value
                 self._waited_ns += value
@@ -168,10 +159,9 @@ class PulseRows:
             self._first_gradient_ns = max(0, first_ns - begin_ns)
 
     def _end_step(self, number: int, end_ns: int) -> None:
-        at = layout.STEPS_AT + number % layout.NUM_STEPS_KEPT * layout.STEP.size
-        layout.STEP.pack_into(
+        layout.STEPS.row.pack_into(
             self._memory,
-            at,
+            layout.STEPS.place(number),
             number,
             self._step_start_ns,
             end_ns - self._step_start_ns,
@@ -198,7 +188,7 @@ class PulseRows:
         write_state(self._words, "num_summaries", self._num_summaries)
 
     def _halve_summaries(self) -> None:
-        content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES_AT]
+        content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES.at]
         halved = layout.encode_rows(joined(layout.decode_rows(PulseSummaries, content)))
         self._num_summaries //= 2
         self._steps_per_summary = min(2 * self._steps_per_summary, layout.NUM_STEPS_KEPT)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,20 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.model import StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.captures import Captures
 from ddpprof.record.device import PATIENCE_S
-from ddpprof.record.end_words import EndPlace
+from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
-from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.running_pulse import RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_detector import StepDetector
@@ -71,12 +68,11 @@ class Recording:
         self.graphs = Graphs()
         self._losses = LossNotes() if settings.losses else None
         self._job = JobRank(settings)
-        self._window = Window(settings, self._job, self._notes, self._warn_for_all)
+        self._window = Window(settings, self._job, self._notes)
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
         self.pulse: PulseWriter | NoPulse = NoPulse()
-        self._has_begun_pulse = False
         self._running_pulse: RunningPulse | None = None
         self._captures: Captures | None = None
         self._main_window: Window | None = None
@@ -114,7 +110,7 @@ class Recording:
             self._step_is_over = False
             self._end_step()
 
-    def _count_step(self) -> None:
+    def count_step(self) -> None:
         """Count a step after the recorded ones, when only the progress of the training counts."""
         self._window.count_step()
         if self._captures is not None and self._captures.request is not None:
@@ -124,18 +120,8 @@ class Recording:
         """Choose who handles the events of every step from now on: this recording, or less code once it is over."""
         if patches.active() is not self:
             return
-        patches.send_step_events_to(
-            WatchedSteps(
-                pulse=self.pulse,
-                finder=self.finder,
-                count_step=self._count_step,
-                ddp_forward_fails=self.ddp_forward_fails,
-                runs_out=self._note_end_of_loader,
-                give_up=self.give_up,
-            )
-            if self._is_over and not self._window.stopping
-            else None
-        )
+        is_watched = self._is_over and not self._window.stopping
+        patches.send_step_events_to(WatchedSteps(self) if is_watched else None)
 
     def _end_step(self) -> None:
         if self.graphs.captured:
@@ -155,6 +141,7 @@ class Recording:
 
     def _open_files(self) -> None:
         """Open the files after the last skipped step: the ranks agree, or nothing is recorded."""
+        is_pulse_to_begin = self._job.files is None
         if not self._job.open_files(self._notes.device):
             self._retire()
             return
@@ -163,12 +150,11 @@ class Recording:
                 "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
             )
         self._window.write_facts(None)
-        if not self._has_begun_pulse:
-            self._has_begun_pulse = True
+        if is_pulse_to_begin:
             self._begin_pulse()
 
     @harmless
-    def _note_end_of_loader(self, iterator: Any) -> None:
+    def loader_runs_out(self, iterator: Any) -> None:
         self._notes.feeding.runs_out(iterator)
 
     @harmless
@@ -184,28 +170,22 @@ class Recording:
 
     def _begin_pulse(self) -> None:
         """Begin to note what happens in every step, unless that is switched off or not possible."""
-        assert self._job.files is not None
-        live = self._live
-        self.pulse = self._window.pulse = NoPulse(self._job.files.last_step)
+        job, live = self._job, self._live
+        assert job.files is not None
+        self.pulse = self._window.pulse = NoPulse(job.files.last_step)
         if self._settings.trial:
             return
         if not self._settings.pulse:
             if live is not None:
-                self._warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
+                job.warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
             return
-        if live is not None:
-            live.open(self._job.rank)  # which takes a while, before the first step of the pulse begins
-        gather_left()
         first_step, thread = self._window.step, self._training_thread
         try:
-            running = RunningPulse(self._job, self._settings, self._notes, first_step, thread, live, self._warn)
+            running = RunningPulse(job, self._settings, self._notes, first_step, thread, live)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            what = "what ranks do after the recorded steps"
-            if live is not None:
-                live.close()
-                what += ", and writes no live scalars"
-            self._warn_for_all(f"does not note {what}: {why}. Training goes on.")
+            nor = "" if live is None else ", and writes no live scalars"
+            job.warn_for_all(f"does not note what ranks do after the recorded steps{nor}: {why}. Training goes on.")
             return
         self._running_pulse, self._captures = running, running.captures
         self.pulse = self._window.pulse = running.writer
@@ -226,7 +206,7 @@ class Recording:
     def _begin_capture(self, captures: Captures, request: CaptureRequest) -> None:
         settings = self._settings.to_capture(request, captures.folder, self._window.step)
         job = self._job.for_capture(captures.folder)
-        window = Window(settings, job, self._notes, self._warn_for_all)
+        window = Window(settings, job, self._notes)
         window.step, window.pulse = self._window.step, self.pulse
         self._notes.reopen()
         window.begin()
@@ -245,15 +225,12 @@ class Recording:
             running.end(ended)
 
     @harmless
-    def close(self, ended: str, place: EndPlace | None = None) -> None:
-        """Write what there is.
-
-        `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``; `place` is where an error ended it.
-        """
-        self._window.end_place = place or EndPlace()
+    def close(self, error: BaseException | None) -> None:
+        """Write what there is. `error`: what ends the training, if anything does."""
         if not self._job.in_this_process():
             return
-        pulse = self.pulse
+        ended, pulse = how_it_ends(error), self.pulse
+        self._window.end_place = where_it_ends(error)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -269,7 +246,7 @@ class Recording:
             self._leave_capture(self._main_window)
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
-            self._warn_for_all(self._too_short())
+            self._job.warn_for_all(self._too_short())
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
         if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
@@ -293,7 +270,7 @@ class Recording:
 
     def give_up(self, error: Exception) -> None:
         """End the recording here but not the training, unless it is a trial."""
-        self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
+        self._job.warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must go on
@@ -324,17 +301,9 @@ class Recording:
         if self._between_backward_passes():
             self._notes.begin_step(StepMode.DONE)
 
-    def _warn(self, message: str) -> None:
-        with suppress(Exception):  # stderr may be closed, or its disk full
-            sys.stderr.write(f"ddpprof: rank {self._job.rank}: {message}\n")
-
-    def _warn_for_all(self, message: str) -> None:
-        if self._job.rank == 0:
-            self._warn(message)
-
 
 _COMPARED_STEPS = 50
-_ENDS = {"finished": Ended.FINISHED, "stopped": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
+_ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 def _one_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ import torch
 from msgspec import structs
 
 from ddpprof.model import RpcCall
+from ddpprof.record import patches
 
 _MOST_CALLS = 2000
 """kept of one step; further ones are only counted"""
@@ -57,13 +58,13 @@ class RpcNotes:
         future.add_done_callback(answered)
 
 
-def wrap_invoke(original: Callable[..., Any], active: Callable[[], Any]) -> Callable[..., Any]:
+def wrap_invoke(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``torch.distributed.rpc.api._invoke_rpc``, through which ``rpc_sync`` and ``rpc_async`` go."""
 
     def invoke_rpc(
         to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, *rest: Any, **named: Any
     ) -> Any:
-        session = active()
+        session = patches.active()
         if session is None:
             return original(to, func, rpc_type, args, kwargs, *rest, **named)
         began = time.time_ns()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from ddpprof.model.pulse import Ended
-from ddpprof.record.captures import captures_of
+from ddpprof.monitor.pulse_files import gather_left
+from ddpprof.record.captures import Captures
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
@@ -27,21 +27,24 @@ class RunningPulse:
         first_step: int,
         training_thread: int,
         live: LiveScalars | None,
-        warn: Callable[[str], None],
     ) -> None:
         """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
         assert job.files is not None
-        self._job, self._live, self._notes, self._warn = job, live, notes, warn
+        self._job, self._live, self._notes = job, live, notes
         self._unfrozen: tuple[str, ...] = ()
         self._looks_for_unfrozen = job.rank == 0 and job.world_size > 1
+        gather_left()
         with ExitStack() as undo:
+            if live is not None:
+                live.open(job.rank)  # which takes a while, before the first step of the pulse begins
+                undo.callback(live.close)
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
             self._keeper = PulseKeeper(
-                self.writer, job.files.last_step, training_thread, notes.bucket_numels(), notes.is_evaluating, warn
+                self.writer, job.files.last_step, notes.bucket_numels(), notes.is_evaluating, job.warn
             )
             undo.callback(self._keeper.close)
-            self.captures = captures_of(job, settings)
+            self.captures = Captures(job, settings)
             undo.pop_all()
         self._keeper.each_round = self._round
         if live is not None:
@@ -58,7 +61,7 @@ class RunningPulse:
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False
-            self._warn(
+            self._job.warn(
                 f"{not_averaged(before)}. They need gradients now, so each rank trains its own copy of them. Construct "
                 "DDP again after unfreezing parameters."
             )

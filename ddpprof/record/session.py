@@ -24,9 +24,8 @@ import ddpprof.record
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.pulse import Activity, StepFlag
-from ddpprof.record import patches
+from ddpprof.record import framework_saves, patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
-from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
 
@@ -44,7 +43,7 @@ class Session(Recording):
         self._notes.environment.look_who_calls()
         patches.install_around_training()
         if self._settings.trial or self._settings.baseline_steps:
-            patches.install_around_checkpoints()
+            framework_saves.install()
         self._handles = hook_optimizers()
         patches.activate(self)
 
@@ -77,7 +76,7 @@ class Session(Recording):
             return
         if self._is_over:
             if self.finder.forward_begins(id(model), synchronises=True):
-                self._count_step()
+                self.count_step()
             return
         if not self._job.attached:
             if self._settings.baseline_steps or self._settings.alone_steps:
@@ -137,7 +136,7 @@ class Session(Recording):
         notes = self._notes
         self._note(notes.optimizer_begins)
         ends, begins = (partial(self._note, note) for note in (notes.optimizer_ends, notes.optimizer_begins))
-        return with_noted_closure(args, kwargs, ends, begins)  # what a closure computes is not the optimizer's own work
+        return _with_noted_closure(args, kwargs, ends, begins)
 
     @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -154,7 +153,7 @@ class Session(Recording):
         if not self._is_over:
             self._optimizer_is_done(optimizer)
         elif self.finder.optimizer_stepped(id(optimizer)):
-            self._count_step()
+            self.count_step()
 
     def _optimizer_is_done(self, optimizer: Any) -> None:
         if self._job.attached and self.finder.optimizer_stepped(id(optimizer)):
@@ -224,7 +223,7 @@ class Session(Recording):
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
             return True
-        self._say_not_saved(f"{target}: {why}", self._warn)
+        self._say_not_saved(f"{target}: {why}", self._job.warn)
         return False
 
     def keeps_checkpoints(self, owner: str) -> bool:
@@ -232,7 +231,7 @@ class Session(Recording):
         why = self._why_nothing_is_saved()
         if why is not None and owner not in self._not_saving:
             self._not_saving.add(owner)
-            self._say_not_saved(f"checkpoints of {owner}: {why}", self._warn_for_all)
+            self._say_not_saved(f"checkpoints of {owner}: {why}", self._job.warn_for_all)
         return why is None
 
     def may_delete_checkpoints(self) -> bool:
@@ -280,11 +279,37 @@ class Session(Recording):
         """Handle a step that the user marks as ended."""
         self._end_step_that_is_over()
         if self.finder.step_marked():
-            self._count_step() if self._is_over else self._end_step()
+            self.count_step() if self._is_over else self._end_step()
 
     @harmless
     def _note(self, note: Callable[..., None], *what: Any) -> None:
         note(*what)
+
+
+def _with_noted_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], begins: Callable[[], None], ends: Callable[[], None]
+) -> tuple[Any, Any] | None:
+    """Return arguments of ``Optimizer.step`` whose closure reports when it runs; ``None`` if they have no closure.
+
+    A closure computes loss and gradients, which is not the optimizer's own work.
+    """
+    if len(args) > 1 and callable(args[1]):  # the first is the optimizer
+        return (args[0], _noted(args[1], begins, ends), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _noted(kwargs["closure"], begins, ends)}
+    return None
+
+
+def _noted(closure: Callable[[], Any], begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], Any]:
+    @functools.wraps(closure)
+    def noted() -> Any:
+        begins()
+        try:
+            return closure()
+        finally:
+            ends()
+
+    return noted
 
 
 @functools.cache

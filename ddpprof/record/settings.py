@@ -117,8 +117,6 @@ def settings_from_environment() -> Settings | None:
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if not text:
         return None
-    values = json.loads(text)
-    for name in ("command", "recorded_with"):
-        values[name] = tuple(values[name])
-    values["profile_ranks"] = tuple((first, last) for first, last in values["profile_ranks"])
-    return Settings(**values)
+    import msgspec  # `ddpprof --help` need not wait for it
+
+    return msgspec.convert(json.loads(text), Settings)

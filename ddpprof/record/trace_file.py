@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.profiler import profile
 
 from ddpprof import own_files, rundir
 from ddpprof.scratch import choose_temporary_directory, scratch_folder
-
-if TYPE_CHECKING:  # the launcher, which needs no torch, comes here, too
-    from torch.profiler import profile
 
 _gzip_open: Any
 try:

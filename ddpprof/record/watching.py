@@ -7,21 +7,21 @@ call in here counts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model.pulse import Activity, StepFlag
-from ddpprof.record.no_pulse import NoPulse
-from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.step_detector import StepDetector
+
+if TYPE_CHECKING:
+    from ddpprof.record.recording import Recording
 
 _OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(Activity.EVALUATION)
 
 
 class WatchedSteps:
-    """The `StepEvents` of steps that are not recorded: the pulse takes most of them, and here steps end."""
+    """A receiver of the events of steps that are not recorded: the pulse takes most of them, and here steps end."""
 
     __slots__ = (
         "_begins",
@@ -39,19 +39,12 @@ class WatchedSteps:
         "work_waits",
     )
 
-    def __init__(
-        self,
-        pulse: PulseWriter | NoPulse,
-        finder: StepDetector,
-        count_step: Callable[[], None],
-        ddp_forward_fails: Callable[[DistributedDataParallel, RuntimeError], None],
-        runs_out: Callable[[Any], None],
-        give_up: Callable[[Exception], None],
-    ) -> None:
-        """`runs_out` is called with the iterator of a loader at its end."""
-        self._pulse, self._begins, self._finder = pulse, pulse.begins, finder
-        self._count_step, self._runs_out, self._give_up = count_step, runs_out, give_up
-        self.ddp_forward_fails = ddp_forward_fails
+    def __init__(self, recording: Recording) -> None:
+        pulse = recording.pulse
+        self._pulse, self._begins, self._finder = pulse, pulse.begins, recording.finder
+        self._count_step, self._runs_out = recording.count_step, recording.loader_runs_out
+        self._give_up = recording.give_up
+        self.ddp_forward_fails = recording.ddp_forward_fails
         self.ddp_post_forward, self.optimizer_begins = pulse.ddp_post_forward, pulse.optimizer_begins
         self.ddp_sync_buffers = self.work_waits = pulse.work_waits
         self.backward_begins, self.backward_is_over = pulse.backward_begins, pulse.backward_is_over

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from ddpprof import profiled_ranks
@@ -19,10 +18,9 @@ from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
 from ddpprof.record.hang_signals import GRACE_S
 from ddpprof.record.job import JobRank
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
-from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.signals import deferred_signals
@@ -41,11 +39,10 @@ _FAILED = "the job failed in the profiled steps, and a failed job does not wait 
 
 
 class Window:
-    def __init__(self, settings: Settings, job: JobRank, notes: StepNotes, warn_for_all: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, job: JobRank, notes: StepNotes) -> None:
         self._settings = settings
         self._job = job
         self._notes = notes
-        self._warn_for_all = warn_for_all
         self._schedule = Schedule(settings)
         self.profiler = StepProfiler(settings, notes.device)
         self._bounds = Bounds(self._leave_out, settings.most_seconds, settings.most_bytes)
@@ -143,7 +140,7 @@ class Window:
         if mode in _PROFILED and self._no_trace is None:
             self._no_trace = self._bounds.exceeded()
             if self._no_trace is not None:
-                self._warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
+                self._job.warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
         if mode in _PROFILED and self._no_trace is not None:
             return StepMode.SKIP
         return mode
@@ -152,7 +149,7 @@ class Window:
         """Stop profiling within a step, between two operators."""
         if self.mode in _PROFILED and self.profiler.running:
             self._no_trace, self.mode = why, StepMode.SKIP
-            self._warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
+            self._job.warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
             self._end_profiling()
 
     def _agree(self) -> None:
@@ -172,7 +169,7 @@ class Window:
             if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._warn_for_all("not every rank still records, so the job goes on as in the script")
+                self._job.warn_for_all("not every rank still records, so the job goes on as in the script")
 
     @property
     def _patience_s(self) -> float:
@@ -202,14 +199,14 @@ class Window:
         num_steps = self._schedule.num_profiled
         num_bytes = num_parameters * num_steps * _BYTES_OF_A_PARAMETER
         if num_bytes > _MUCH_BYTES:
-            self._warn_for_all(
+            self._job.warn_for_all(
                 f"{num_steps} profiled steps of {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} GB "
                 "of memory in each rank: --steps 1 takes less, --no-profiler almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:
         self._no_trace = why
-        self._warn_for_all(f"{why}: recording without it")
+        self._job.warn_for_all(f"{why}: recording without it")
         self._schedule.without_profiler()
         self.mode = self._schedule.mode(self.step)
 
@@ -235,7 +232,7 @@ class Window:
                 files.trace.wait(GRACE_S, arrived)
 
     def close(self, ended: str) -> None:
-        """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``. Raises `OSError`."""
+        """Write what there is. `ended`: how the training ended, as `how_it_ends` says it. Raises `OSError`."""
         files, is_well = self._job.files, ended == "finished"
         if files is None:
             return

@@ -94,10 +94,9 @@ def pulse_bytes(
     content[: len(head)] = head
     content[layout.STATE_AT : layout.STATE_AT + layout.STATE.size] = layout.pack(dataclasses.replace(now, **state))
     for row in range(max(0, len(steps) - layout.NUM_STEPS_KEPT), len(steps)):
-        at = layout.STEPS_AT + int(rows.number[row]) % layout.NUM_STEPS_KEPT * layout.STEP.size
-        content[at : at + layout.STEP.size] = layout.encode_rows(rows_of(rows, slice(row, row + 1)))
+        _put(content, layout.STEPS.place(int(rows.number[row])), layout.encode_rows(rows_of(rows, slice(row, row + 1))))
     _put(content, layout.SUMMARIES_AT, layout.encode_rows(summaries))
-    _put(content, layout.SAMPLES_AT, layout.encode_rows(_samples(memory_bytes)))
+    _put(content, layout.SAMPLES.at, layout.encode_rows(_samples(memory_bytes)))
     return bytes(content)
 
 

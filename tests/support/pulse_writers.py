@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +47,7 @@ def keep(
 ) -> PulseKeeper:
     last_step = LastStep(Path(pulse.identity.kept).with_name(last_step_file(0)))
     warn = (said if said is not None else []).append
-    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), evaluates, warn)
+    return PulseKeeper(pulse, last_step, ((8, 4), (8,)), evaluates, warn)
 
 
 def decoded(pulse: PulseWriter) -> Pulse:

@@ -18,7 +18,7 @@ from ddpprof import own_files, rundir
 from ddpprof.cli import main
 from ddpprof.cli.tensorboard import _write_beside
 from ddpprof.experiments.plan import write_plan
-from ddpprof.record.output import open_run
+from ddpprof.record.run_directory import open_run
 from ddpprof.record.settings import Settings
 
 RUN = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"

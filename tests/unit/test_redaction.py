@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.record.output import open_run
+from ddpprof.record.run_directory import open_run
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets, words_without_secrets
 

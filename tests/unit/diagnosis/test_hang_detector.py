@@ -10,7 +10,6 @@ from hung_ranks import NOW_NS, USER, S, died, distributed, on_device, process, r
 
 from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
-from ddpprof.diagnosis.diagnose import diagnose_overdue
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.errors import DdpprofError
@@ -151,9 +150,8 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
     ended = tuple(rank(number, USER, step=11, ended=Ended.FINISHED) for number in range(2))
     for later, is_hang in ((held, True), (gone_on, False), (ended, False)):
         seen = iter((held, later))
-        monkeypatch.setattr("ddpprof.diagnosis.diagnose.gather", lambda *_, seen=seen, **__: next(seen))
-        detector = Job(monkeypatch).detector
-        assert (diagnose_overdue(Path("run"), overdue(20), detector) is not None) is is_hang
+        monkeypatch.setattr("ddpprof.diagnosis.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
+        assert (Job(monkeypatch).detector.diagnose(overdue(20)) is not None) is is_hang
 
 
 @pytest.mark.parametrize(

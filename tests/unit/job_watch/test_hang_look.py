@@ -19,12 +19,18 @@ DIED = Verdict(Fault.DIED, rank=1, has_failed=True)
 
 
 class Detector:
-    """Looks at a job whose step 20 is overdue for so long."""
+    """Looks at a job whose step 20 is overdue for so long, for this reason."""
 
     waited_s = 0.0
 
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+
     def look(self, _missed_s: float) -> Overdue:
         return Overdue(20, self.waited_s, 0.1)
+
+    def diagnose(self, _overdue: Overdue) -> Verdict:
+        return self._verdict
 
 
 @pytest.mark.parametrize(
@@ -47,31 +53,29 @@ def test_when_a_verdict_is_told(
     write_pulse(tmp_path, 1)
     write_pulse(tmp_path, 2, tick_ns=time.time_ns() if is_one_left else 0)
     said: list[str] = []
-    detector = Detector()
+    detector = Detector(verdict)
     monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
-    monkeypatch.setattr(hang_look, "diagnose_overdue", lambda *_: verdict)
     look = HangLook(said.append, None, dumps_stacks=False)
     for detector.waited_s in silent_at_s:
-        look.at(tmp_path, 0.0)
+        look.at(tmp_path, 0.0, is_over=False)
         assert said == []
     detector.waited_s = told_at_s
-    look.at(tmp_path, 0.0)
+    look.at(tmp_path, 0.0, is_over=False)
     num_said = len(said)
     assert said[0].startswith("The job ")
-    look.at(tmp_path, 0.0)
+    look.at(tmp_path, 0.0, is_over=False)
     assert len(said) == num_said, "once"
 
 
 def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
-    detector = Detector()
+    detector = Detector(Verdict(Fault.LOADER, rank=1))
     detector.waited_s = 6
     monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
-    monkeypatch.setattr(hang_look, "diagnose_overdue", lambda *_: Verdict(Fault.LOADER, rank=1))
     look = HangLook(said.append, 0.0, dumps_stacks=False)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a job that has only begun to hang is not ended"))
     for attempt in ("attempt-0", "attempt-1"):
         (tmp_path / attempt).mkdir()
-        look.at(tmp_path / attempt, 0.0)
+        look.at(tmp_path / attempt, 0.0, is_over=False)
         assert (tmp_path / attempt / "hang.json").exists()
     assert len([line for line in said if line.startswith("The job hangs")]) == 2

@@ -31,12 +31,12 @@ def test_a_loss_is_told_once_the_other_ranks_had_a_step_to_follow(
 ) -> None:
     look, said = loss_look
     train(tmp_path, 6)
-    look.at(tmp_path, 0.0)
+    look.at(tmp_path, 0.0, is_over=False)
     assert said == []
     train(tmp_path, 7)
-    look.at(tmp_path, 0.0)
-    look.at(tmp_path, 0.0)
-    look.last_time(tmp_path)
+    look.at(tmp_path, 0.0, is_over=False)
+    look.at(tmp_path, 0.0, is_over=False)
+    look.at(tmp_path, 0.0, is_over=True)
     (line,) = said
     assert line.startswith(f"{BEGAN}: the other rank followed in step 6, with gradients that DDP had averaged. Look at")
 
@@ -45,8 +45,8 @@ def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook
     look, said = loss_look
     for folder in (tmp_path / "first", tmp_path / "second"):
         train(folder, 6)
-        look.last_time(folder)
+        look.at(folder, 0.0, is_over=True)
     assert [line.split(":")[0] for line in said] == [AT_THE_END] * 2
     train(tmp_path / "third", 20, is_nan=False)
-    look.last_time(tmp_path / "third")
+    look.at(tmp_path / "third", 0.0, is_over=True)
     assert len(said) == 2

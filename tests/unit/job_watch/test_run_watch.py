@@ -22,13 +22,12 @@ class Noting:
         self.missed_s: list[float] = []
         self._set_clock = set_clock
 
-    def at(self, _directory: Path, missed_s: float) -> None:
+    def at(self, _directory: Path, missed_s: float, is_over: bool) -> None:
+        if is_over:
+            return
         self.missed_s.append(missed_s)
         if len(self.missed_s) == 1:
             self._set_clock()
-
-    def last_time(self, _directory: Path) -> None:
-        pass
 
 
 class Slow:
@@ -42,12 +41,9 @@ class Slow:
         monkeypatch.setattr(time, "time", lambda: time_of_day() + self._lasted_s)
         monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + self._lasted_s)
 
-    def at(self, _directory: Path, _missed_s: float) -> None:
-        if self._always or not self._lasted_s:
+    def at(self, _directory: Path, _missed_s: float, is_over: bool) -> None:
+        if not is_over and (self._always or not self._lasted_s):
             self._lasted_s += 60
-
-    def last_time(self, _directory: Path) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -90,13 +86,12 @@ class Failing:
     def __init__(self, num_failures: int) -> None:
         self.num_looks, self._num_failures = 0, num_failures
 
-    def at(self, _directory: Path, _missed_s: float) -> None:
+    def at(self, _directory: Path, _missed_s: float, is_over: bool) -> None:
+        if is_over:
+            return
         self.num_looks += 1
         if self.num_looks <= self._num_failures:
             raise OSError("stale file handle")
-
-    def last_time(self, _directory: Path) -> None:
-        pass
 
 
 @pytest.mark.parametrize("num_failures", [pytest.param(2, id="for-a-moment"), pytest.param(10**6, id="for-good")])

@@ -52,7 +52,7 @@ class Launcher:
         self.job.slowdowns = list(found)
         self._monkeypatch.setattr(time, "time_ns", lambda: int(at_s * S))
         self.said.clear()
-        self._look.at(self._folder, 0.0)
+        self._look.at(self._folder, 0.0, is_over=False)
         return [line.replace(f" ({time.strftime('%H:%M:%S', time.localtime(1000))})", "") for line in self.said]
 
 

@@ -44,7 +44,7 @@ class Job:
     def nothing(self, *_: object) -> None:
         pass
 
-    append_step = write_facts = write = wait = nothing
+    append_step = write_facts = write = wait = warn_for_all = nothing
 
 
 class Notes:
@@ -67,7 +67,7 @@ def modes_of(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tupl
     """Of all steps until the record is over."""
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: setattr(job, "device_is_done", True))
     chosen = Settings("run", skip_first=11, cost_steps=2, steps=3, **settings)
-    window, modes = Window(chosen, job, Notes(), job.nothing), []  # type: ignore[arg-type]
+    window, modes = Window(chosen, job, Notes()), []  # type: ignore[arg-type]
     window.begin()
     while window.mode is not StepMode.DONE:
         modes.append(window.mode)
@@ -125,7 +125,7 @@ def test_a_rank_that_is_not_profiled_takes_the_same_steps(monkeypatch: pytest.Mo
 
 def test_all_have_come_when_each_has_said_so() -> None:
     store = dist.HashStore()
-    first, second = (Agreement(store, 2, (0, 1), "ddpprof/0") for _ in range(2))
+    first, second = (Agreement(store, 2, (0, 1)) for _ in range(2))
     first.come_to_the_end()
     assert not second.all_came_to_the_end()
     second.come_to_the_end()
@@ -134,7 +134,7 @@ def test_all_have_come_when_each_has_said_so() -> None:
 
 def test_ranks_that_do_not_train_are_not_awaited() -> None:
     store = dist.HashStore()
-    first, second = (Agreement(store, 3, (0, 1), "ddpprof/0") for _ in range(2))
+    first, second = (Agreement(store, 3, (0, 1)) for _ in range(2))
     first.offer("runs/a", "id", None)
     first.join()
     second.join()
@@ -144,7 +144,7 @@ def test_ranks_that_do_not_train_are_not_awaited() -> None:
 def test_each_process_group_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.0)
     store = dist.HashStore()
-    first, second, third = (Agreement(store, 4, group, "ddpprof/0") for group in ((0, 1), (2, 3), (2, 3)))
+    first, second, third = (Agreement(store, 4, group) for group in ((0, 1), (2, 3), (2, 3)))
     first.offer("runs/a", "id", None)
     first.join()
     assert not first.verdict().everyone, "rank 1 does not record"

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ddpprof.errors import RunExists
 from ddpprof.model.run_file import TorchrunJob
 from ddpprof.record.attempts import agent_of_this_process, describe, is_restart, next_attempt
 from ddpprof.record.launch import clear_out
-from ddpprof.record.output import open_run
+from ddpprof.record.run_directory import open_run
 from ddpprof.record.settings import Settings
 
 HOST = socket.gethostname()
@@ -48,14 +48,33 @@ def settings(out: Path, launched: float | None = None, **more: Any) -> Settings:
     return Settings(str(out), launched_unix_s=launched, **more)
 
 
-def test_what_a_run_says_of_its_job(tmp_path: Path) -> None:
-    assert describe(settings(tmp_path), {}) is None
-    assert agent_of_this_process({}) is None
+Under = Callable[[Mapping[str, str]], None]
+
+
+@pytest.fixture(autouse=True)
+def under(monkeypatch: pytest.MonkeyPatch) -> Under:
+    """Return a function that sets torchrun's variables, of which there are none at first."""
+
+    def set_variables(variables: Mapping[str, str]) -> None:
+        for name in JOB:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    set_variables({})
+    return set_variables
+
+
+def test_what_a_run_says_of_its_job(tmp_path: Path, under: Under) -> None:
+    assert describe(settings(tmp_path)) is None
+    assert agent_of_this_process() is None
+    under(JOB)
     agent = f"job@{HOST}:{os.getppid()}"
-    assert describe(settings(tmp_path), JOB) == TorchrunJob(
+    assert describe(settings(tmp_path)) == TorchrunJob(
         agent=agent, run_id="job", restarts=1, host=HOST, pid=os.getpid()
     )
-    nameless = describe(settings(tmp_path, agent="given"), NAMELESS)
+    under(NAMELESS)
+    nameless = describe(settings(tmp_path, agent="given"))
     assert nameless is not None
     assert (nameless.agent, nameless.run_id) == ("given", None)
 
@@ -76,32 +95,39 @@ def test_what_a_run_says_of_its_job(tmp_path: Path) -> None:
     ],
 )
 def test_whose_attempt_it_is(
-    elastic: dict[str, Any], launched: float | None, environment: Mapping[str, str], number: int, tmp_path: Path
+    elastic: dict[str, Any],
+    launched: float | None,
+    environment: Mapping[str, str],
+    number: int,
+    tmp_path: Path,
+    under: Under,
 ) -> None:
     recorded(tmp_path, **elastic)
-    assert next_attempt(tmp_path, settings(tmp_path, launched), environment) == number
+    under(environment)
+    assert next_attempt(tmp_path, settings(tmp_path, launched)) == number
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"elastic": 3}', '{"elastic": {}}', "{"])
-def test_files_of_others_are_no_attempts(text: str, tmp_path: Path) -> None:
+def test_files_of_others_are_no_attempts(text: str, tmp_path: Path, under: Under) -> None:
+    under(JOB)
     (tmp_path / "run.json").write_text(text)
-    assert next_attempt(tmp_path, settings(tmp_path, 1.0), JOB) == 0
+    assert next_attempt(tmp_path, settings(tmp_path, 1.0)) == 0
 
 
-def test_the_latest_attempt_counts(tmp_path: Path) -> None:
+def test_the_latest_attempt_counts(tmp_path: Path, under: Under) -> None:
+    under(JOB)
     recorded(tmp_path)
     recorded(tmp_path / "attempt-3")
     (tmp_path / "attempt-7").mkdir()
     recorded(tmp_path / "attempt-x")
-    assert next_attempt(tmp_path, settings(tmp_path), JOB) == 4
+    assert next_attempt(tmp_path, settings(tmp_path)) == 4
     recorded(tmp_path / "attempt-3", pid=os.getpid())
-    assert next_attempt(tmp_path, settings(tmp_path), JOB) == 0
+    assert next_attempt(tmp_path, settings(tmp_path)) == 0
 
 
-def test_attempts_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_stand_beside_each_other(tmp_path: Path, under: Under) -> None:
     out = recorded(tmp_path / "run")
-    for name, value in JOB.items():
-        monkeypatch.setenv(name, value)
+    under(JOB)
     assert open_run(settings(out), "id", 2) == out / "attempt-1"
     about = json.loads((out / "attempt-1" / "run.json").read_text())
     assert (about["attempt"], about["elastic"]["restarts"], about["world_size"]) == (1, 1, 2)

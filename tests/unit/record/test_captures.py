@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from ddpprof.record import boards, captures
 from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
 from ddpprof.record.captures import Captures, is_slower
 from ddpprof.record.control import Control
+from ddpprof.record.job import JobRank
+from ddpprof.record.settings import Settings
 from ddpprof.rundir import CONTROL_SOCKET
 
 REQUEST = CaptureRequest(steps=2)
@@ -41,7 +44,7 @@ def folder_board(directory: Path, rank: int) -> Board:
 @pytest.fixture
 def store_board() -> Callable[[Path, int], Board]:
     store = dist.HashStore()
-    return lambda _directory, rank: StoreBoard(store, "ddpprof/0", rank)
+    return lambda _directory, rank: StoreBoard(store, rank)
 
 
 @pytest.fixture(params=["folder", "store"])
@@ -61,14 +64,25 @@ def test_a_board_keeps_notes_and_lists(board: Callable[[Path, int], Board], tmp_
 
 
 @pytest.fixture
-def ranks(board: Callable[[Path, int], Board], tmp_path: Path) -> list[Captures]:
+def ranks(board: Callable[[Path, int], Board], tmp_path: Path) -> Iterator[list[Captures]]:
     """Two ranks that have found their board."""
-    made = [
-        Captures(tmp_path, rank, 2, False, lambda *_: None, lambda rank=rank: board(tmp_path, rank)) for rank in (0, 1)
-    ]
+    made = [Captures(job_of(tmp_path, rank, board(tmp_path, rank)), Settings(str(tmp_path))) for rank in (0, 1)]
     for one in made:
         one.round()
-    return made
+    yield made
+    for one in made:
+        one.close()
+
+
+def job_of(directory: Path, rank: int, board: Board) -> JobRank:
+    """Return one of two ranks, which have found their board."""
+    job = JobRank(Settings(str(directory)))
+    job.rank, job.world_size = rank, 2
+    fakes: Any = job
+    fakes.files = SimpleNamespace(directory=directory)
+    fakes.neighbours = lambda: SimpleNamespace(board=lambda: board)
+    fakes.prepare_capture = lambda *_: None
+    return job
 
 
 def asked(ranks: list[Captures], number: int = 1) -> None:
@@ -170,14 +184,14 @@ def test_a_slow_down_shows_in_the_last_steps_of_a_second(lengths_ms: list[int], 
 def test_neighbours_see_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = dist.HashStore(), tmp_path / "other"
     other.mkdir()
-    zero = Neighbours(tmp_path, store, "p", 2)
-    assert zero.are_all() is None
-    apart = Neighbours(other, store, "p", 2)
+    zero = Neighbours(tmp_path, store, 0, 2)
+    assert zero.board() is None
+    apart = Neighbours(other, store, 1, 2)
     monkeypatch.setattr(boards.time, "monotonic", lambda: 1e12)
-    assert (zero.are_all(), apart.are_all()) == (False, False)
+    assert [type(one.board()) for one in (zero, apart)] == [StoreBoard, StoreBoard]
     store = dist.HashStore()
-    together = [Neighbours(tmp_path, store, "p", 2) for _ in range(2)]
-    assert [one.are_all() for one in together] == [True, True]
+    together = [Neighbours(tmp_path, store, rank, 2) for rank in range(2)]
+    assert [type(one.board()) for one in together] == [FolderBoard, FolderBoard]
 
 
 @pytest.fixture

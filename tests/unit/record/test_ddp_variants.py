@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddpprof.record.ddp_variants import _init
+from ddpprof.record.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -28,5 +29,5 @@ def test_a_script_that_gives_a_list_of_caps(replaced: dict[str, Any], became: di
         given = {"bucket_cap_mb": bucket_cap_mb, "bucket_cap_mb_list": bucket_cap_mb_list, "static_graph": static_graph}
         got.update({name: value for name, value in given.items() if value is not None})
 
-    _init(original, replaced, without_ddp=False, by_turns=False)(object(), bucket_cap_mb_list=[1, 3])
+    _init(original, Settings("run", ddp=replaced))(object(), bucket_cap_mb_list=[1, 3])
     assert got == became

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
-from ddpprof.record.framework_saves import checkpoint_wrappers, lists_of_old_checkpoints, saving_methods
+from ddpprof.record import patches
+from ddpprof.record.framework_saves import _old_checkpoints, lists_of_old_checkpoints, saving_methods
 
 
 class Trainer:
@@ -46,9 +46,5 @@ def test_what_lists_old_checkpoints_is_a_function_or_a_method(monkeypatch: pytes
 def test_old_checkpoints_are_hidden_from_a_trainer_that_may_not_delete(
     may_delete: bool, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = ModuleType("transformers.trainer")
-    module.Trainer = OlderTrainer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
-    session: Any = SimpleNamespace(may_delete_checkpoints=lambda: may_delete)
-    wrappers = {name: wrapper for _, name, wrapper in checkpoint_wrappers(lambda: session)}
-    assert wrappers["_sorted_checkpoints"](OlderTrainer._sorted_checkpoints)(OlderTrainer()) == found
+    monkeypatch.setattr(patches, "_active", SimpleNamespace(may_delete_checkpoints=lambda: may_delete))
+    assert _old_checkpoints(OlderTrainer._sorted_checkpoints)(OlderTrainer()) == found

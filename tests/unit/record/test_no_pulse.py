@@ -6,8 +6,8 @@ import struct
 import time
 from pathlib import Path
 
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.output import LastStep
+from ddpprof.record.pulse import NoPulse
 from ddpprof.rundir import LAST_STEP, last_step_file
 
 

@@ -42,9 +42,9 @@ def test_summaries_cover_all_steps(pulse: PulseWriter, clock: Clock) -> None:
 
 def test_full_summaries_become_half_as_many(monkeypatch: pytest.MonkeyPatch, pulse: PulseWriter, clock: Clock) -> None:
     monkeypatch.setattr(layout, "NUM_SUMMARIES_KEPT", 4)
-    monkeypatch.setattr(layout, "SAMPLES_AT", layout.SUMMARIES_AT + 4 * layout.SUMMARY.size)
-    samples = layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
-    monkeypatch.setattr(layout, "NUM_BYTES", layout.SAMPLES_AT + samples)
+    samples = layout.SAMPLES._replace(at=layout.SUMMARIES_AT + 4 * layout.SUMMARY.size)
+    monkeypatch.setattr(layout, "SAMPLES", samples)
+    monkeypatch.setattr(layout, "NUM_BYTES", samples.end)
     for number in range(1, 701):
         clock.now_ns += 10
         pulse.step_ends(number)

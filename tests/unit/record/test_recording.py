@@ -7,19 +7,16 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 from pulse_writers import identity
 
 from ddpprof.model import StepMode
-from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.output import LastStep
+from ddpprof.record.pulse import NoPulse
 from ddpprof.record.recording import Recording
 from ddpprof.record.settings import Settings
-
-if TYPE_CHECKING:
-    from ddpprof.record.job import JobRank
 
 STOPPED = "stopped recording: no space left."
 
@@ -60,14 +57,14 @@ def within_a_capture(tmp_path: Path, main: Any, capture: Any) -> Recording:
 
 
 def test_a_training_ends_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
-    within_a_capture.close("finished")
+    within_a_capture.close(None)
     assert (main.said, capture.said) == ([("finished", 13)], [("finished", 13)])
 
 
 def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
     within_a_capture.give_up(OSError("no space left"))
     assert (main.said, capture.said) == ([(STOPPED, 13)], [(STOPPED, 13)])
-    within_a_capture.close("finished")
+    within_a_capture.close(None)
     assert len(main.said) == 1, "it has said already how it ended"
 
 
@@ -82,8 +79,9 @@ def test_modules_that_cannot_be_described_do_not_hide_why_recording_stopped(tmp_
     def describe() -> None:
         raise RuntimeError("no such bucket")
 
-    recording._window = cast("Any", SimpleNamespace(mode=StepMode.DONE, give_up=steps.give_up, write_facts=write_facts))
-    recording._notes.modules = [cast("Any", SimpleNamespace(describe=describe))]
+    made: Any = recording
+    made._window = SimpleNamespace(mode=StepMode.DONE, give_up=steps.give_up, write_facts=write_facts)
+    made._notes.modules = [SimpleNamespace(describe=describe)]
     recording.give_up(OSError("no space left"))
     assert steps.said == [(STOPPED, 10)]
 
@@ -94,10 +92,8 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     recording = Recording(Settings(str(tmp_path / "run")))
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path / "gone")
-    recording._job = cast(
-        "JobRank",
-        SimpleNamespace(rank=0, world_size=1, files=SimpleNamespace(last_step=None), identity=lambda *_: mine),
-    )
+    job: Any = recording._job
+    job.files, job.identity = SimpleNamespace(last_step=None), lambda *_: mine
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
     assert isinstance(recording.pulse, NoPulse)
@@ -113,9 +109,9 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     recording = Recording(Settings(str(tmp_path)))
     recording._training_thread = threading.get_ident()
     mine = identity(tmp_path)
-    files = SimpleNamespace(last_step=LastStep(tmp_path / "last"))
-    job = SimpleNamespace(rank=0, world_size=1, files=files, identity=lambda *_: mine, neighbours=fails)
-    recording._job = cast("JobRank", job)
+    job: Any = recording._job
+    job.files = SimpleNamespace(directory=tmp_path, last_step=LastStep(tmp_path / "last"))
+    job.identity, job.neighbours = lambda *_: mine, fails
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
     assert isinstance(recording.pulse, NoPulse)

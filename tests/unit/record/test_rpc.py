@@ -8,6 +8,7 @@ import torch
 from msgspec import structs
 from torch.distributed.rpc.internal import RPCExecMode
 
+from ddpprof.record import patches
 from ddpprof.record.rpc import RpcNotes, tensor_bytes, wrap_invoke
 
 Worker = namedtuple("Worker", "name id")
@@ -67,7 +68,7 @@ def test_only_so_many_calls_are_kept() -> None:
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_the_call_goes_through_once_and_unchanged(listens: bool) -> None:
+def test_the_call_goes_through_once_and_unchanged(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, noted, future = [], [], torch.futures.Future[Any]()
 
     class Session:
@@ -78,7 +79,8 @@ def test_the_call_goes_through_once_and_unchanged(listens: bool) -> None:
         seen.append((args, kwargs))
         return future
 
-    invoke = wrap_invoke(original, lambda: Session() if listens else None)
+    monkeypatch.setattr(patches, "_active", Session() if listens else None)
+    invoke = wrap_invoke(original)
     assert invoke("ps", lookup, "kind", (1,), {"k": 2}, 3.0) is future
     assert seen == [(("ps", lookup, "kind", (1,), {"k": 2}, 3.0), {})]
     assert noted == ([(future, "ps", lookup, "kind", (1,), {"k": 2})] if listens else [])

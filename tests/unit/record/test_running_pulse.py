@@ -15,7 +15,7 @@ def running(unfrozen: list[tuple[str, ...]], said: list[str]) -> RunningPulse:
     pulse = cast("Any", RunningPulse.__new__(RunningPulse))
     pulse.captures = SimpleNamespace(round=lambda: None)
     pulse._notes = SimpleNamespace(unfrozen=iter(unfrozen).__next__)
-    pulse._warn, pulse._unfrozen, pulse._looks_for_unfrozen = said.append, (), True
+    pulse._job, pulse._unfrozen, pulse._looks_for_unfrozen = SimpleNamespace(warn=said.append), (), True
     return cast("RunningPulse", pulse)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
-from ddpprof.record.no_pulse import NoPulse
+from ddpprof.record.pulse import NoPulse
 from ddpprof.record.step_detector import StepDetector
 from ddpprof.record.watching import WatchedSteps
 
@@ -40,14 +40,15 @@ def noted() -> Noted:
 
 @pytest.fixture
 def steps(noted: Noted) -> WatchedSteps:
-    return WatchedSteps(
+    recording: Any = SimpleNamespace(
         pulse=noted,
         finder=StepDetector(lambda: True),
         count_step=lambda: noted.said.append("a step"),
         ddp_forward_fails=lambda _ddp, error: noted.said.append(str(error)),
-        runs_out=lambda _iterator: noted.said.append("the loader is empty"),
+        loader_runs_out=lambda _iterator: noted.said.append("the loader is empty"),
         give_up=lambda error: noted.said.append(f"gives up: {error}"),
     )
+    return WatchedSteps(recording)
 
 
 def test_an_optimizer_ends_a_step_that_has_synchronised(steps: WatchedSteps, noted: Noted) -> None:

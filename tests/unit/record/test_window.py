@@ -29,6 +29,7 @@ class Job:
 
     def __init__(self, seen: list[str]) -> None:
         self.files = Files(seen)
+        self.warn_for_all = seen.append
 
     def write_facts(self, *facts: object) -> None:
         pass
@@ -75,7 +76,7 @@ def test_a_trial_waits_for_an_accelerator_at_both_ends_of_a_block(
     seen: list[str] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: seen.append("wait"))
     blocks = {"skip_first": 1, "cost_steps": 0, "steps": 0, "profiler": False, "ddp_blocks": 1, "block_steps": 2}
-    window = Window(Settings("run", trial=is_trial, **blocks), Job(seen), Notes(), seen.append)  # type: ignore[arg-type]
+    window = Window(Settings("run", trial=is_trial, **blocks), Job(seen), Notes())  # type: ignore[arg-type]
     for _ in range(11):
         window.end_step()
         window.begin_step()
@@ -94,7 +95,7 @@ def test_a_model_of_which_the_profiler_keeps_gigabytes_is_announced(
     seen: list[str] = []
     notes = Notes()
     notes.modules = (Module(num_parameters),)
-    window = Window(Settings("run", warmup=1, steps=5), Job([]), notes, seen.append)  # type: ignore[arg-type]
+    window = Window(Settings("run", warmup=1, steps=5), Job(seen), notes)  # type: ignore[arg-type]
     monkeypatch.setattr(window.profiler, "prepare", lambda: None)
     window._start_profiler()
     warning = "6 profiled steps of 20000 parameter tensors may take 4.8 GB of memory in each rank"

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from ddpprof.errors import RunExists
-from ddpprof.record import parts
+from ddpprof.record import run_directory
+from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 
 Out = pytest.CaptureFixture[str]
 
 
 def keep(directory: Path) -> None:
-    parts.keep_part(directory, Settings(str(directory), command=("train.py",)), "mine", rank=2, world_size=4)
+    settings = Settings(str(directory), command=("train.py",))
+    run_directory.keep_part(directory, settings, "mine", world_size=4, warn=JobRank(settings).warn)
 
 
 def write(directory: Path, run_id: str) -> None:
@@ -34,7 +36,7 @@ def test_the_folder_of_rank_0_is_left_alone(tmp_path: Path, capsys: Out) -> None
 
 
 def test_a_file_system_that_shows_it_late(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(run_directory, "_PATIENCE_S", 30.0)
     later = threading.Timer(0.3, write, (tmp_path, "mine"))
     later.start()
     keep(tmp_path)

@@ -1,0 +1,133 @@
+"""The run directory: rank 0 opens it, and a host that does not see it keeps a part of the run.
+
+Rank 0 writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its ``run_id`` from
+the job's store. If hosts share no file system, a rank that does not see that file writes one for the files of its own
+host's ranks, and says how to join the parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from ddpprof import __version__, own_files, profiled_ranks, rundir
+from ddpprof.errors import RunExists
+from ddpprof.model.run_file import RunFile
+from ddpprof.record import attempts
+from ddpprof.record.settings import Settings
+from ddpprof.redaction import words_without_secrets
+
+_NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
+_PATIENCE_S = 1.0
+"""seconds that a network file system may take to show what another host has written"""
+
+
+def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
+    """Create the run directory, or an attempt's folder in it, with its ``run.json``. Rank 0 calls this.
+
+    Raises ``OSError`` and ``RunExists``.
+    """
+    directory = Path(settings.out).absolute()
+    own_files.make_named_folder(directory)
+    attempt = attempts.next_attempt(directory, settings)
+    if attempt:
+        directory /= rundir.attempt_directory(attempt)
+        own_files.make_folder(directory)
+    else:
+        _refuse_second_job(directory, settings.launched_unix_s)
+        refuse_earlier_run(directory, settings.force)
+        rundir.remove_run(directory)
+    about = _about_whole_run(settings, run_id, world_size)
+    _write(directory, structs.replace(about, attempt=attempt, elastic=attempts.describe(settings)))
+    return directory
+
+
+def open_capture(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
+    """Create the folder of a capture with its ``run.json``. Rank 0 calls this. Raises ``OSError``."""
+    own_files.make_folder(directory)
+    rundir.remove_run(directory)
+    _write(directory, _about_whole_run(settings, run_id, world_size))
+
+
+def keep_part(directory: Path, settings: Settings, run_id: str, world_size: int, warn: Callable[[str], None]) -> bool:
+    """Make `directory` a part of the run, unless it is the one that rank 0 created; return whether it has become one.
+
+    Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while (there := _run_in(directory)) != run_id:
+        if there is not None and time.monotonic() > deadline:
+            raise RunExists(f"{directory} holds an earlier run on this host. Remove it, or choose another --out.")
+        if time.monotonic() > deadline:
+            own_files.make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
+            if _run_in(directory) is None:
+                _begin_part(directory, settings, run_id, world_size, warn)
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def _run_in(directory: Path) -> str | None:
+    """Return the ``run_id`` of the run there; listing the folder makes a network file system look again."""
+    with suppress(OSError, ValueError, AttributeError):
+        if rundir.RUN_FILE in os.listdir(directory):
+            return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))
+    return None
+
+
+def _begin_part(directory: Path, settings: Settings, run_id: str, world_size: int, warn: Callable[[str], None]) -> None:
+    about = _about_run(settings, run_id, world_size)
+    _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
+    host = socket.gethostname()
+    copied = f"{directory}-{host}"
+    warn(
+        f"{host} does not see the folder of rank 0, so the files of its ranks stay here. On rank 0's host: "
+        f"rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+    )
+
+
+def _about_whole_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
+    shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
+    shown["recorded_with"] = words_without_secrets(settings.recorded_with)
+    return structs.replace(_about_run(settings, run_id, world_size), settings=shown)
+
+
+def _about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
+    """Return the common content of every ``run.json`` of a run, including those of parts."""
+    return RunFile(
+        format=rundir.FORMAT,
+        run_id=run_id,
+        ddpprof=__version__,
+        created_unix_s=time.time(),
+        command=words_without_secrets(settings.command),
+        world_size=world_size,
+        profiled_ranks=profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
+    )
+
+
+def _write(directory: Path, about: RunFile) -> None:
+    rundir.write_json(directory / rundir.RUN_FILE, msgspec.to_builtins(about))
+
+
+def refuse_earlier_run(directory: Path, force: bool) -> None:
+    """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
+    if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
+        raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
+
+
+def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
+    """Raise ``RunExists`` if the command that was launched then has recorded a job into `directory`."""
+    first = rundir.read_json(directory / rundir.RUN_FILE, RunFile) if rundir.is_run(directory) else None
+    if first is None or first.created_unix_s is None or launched_unix_s is None:
+        return
+    if first.created_unix_s >= launched_unix_s:
+        raise RunExists(f"the command trains more than one job: only the first is recorded, in {directory}.")
