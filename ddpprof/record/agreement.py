@@ -1,16 +1,19 @@
 """All ranks record into one run directory, or none does.
 
-Rank 0 opens the run directory and announces it in the job's own store; every rank counts itself in before its first
-synchronising backward pass. Once the all-reduces of that pass are over on the device, all ranks of its process group
-have counted themselves in; with a comm hook that does not wait, they get a moment to appear. The first of the group to
-look writes the verdict, and the others read it. A job may have ranks that never train with DDP, and only generate.
+One rank leads: it opens the run directory and announces it in the job's own store. Every rank counts itself in before
+its first synchronising backward pass. Once the all-reduces of that pass are over on the device, all ranks of its
+process group have counted themselves in; with a comm hook that does not wait, they get a moment to appear. The first of
+the group to look writes the verdict, and the others read it.
+
+A job may have ranks that never train with DDP, and only generate. If rank 0 is one of them, the lowest rank of a
+process group leads.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.distributed import PrefixStore, Store
@@ -37,11 +40,11 @@ class Agreement:
         gradients together, such as this one.
         """
         self.store = store
-        self._world_size, self._group = world_size, group
+        self._world_size, self.group = world_size, group
 
     def renewed(self, purpose: str) -> Agreement:
         """Return an agreement of the same ranks about something else."""
-        return Agreement(PrefixStore(purpose, self.store), self._world_size, self._group)
+        return Agreement(PrefixStore(purpose, self.store), self._world_size, self.group)
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
@@ -53,8 +56,12 @@ class Agreement:
             raise
         return True
 
+    def lead(self, rank: int) -> bool:
+        """Try to lead. Return False if another rank does."""
+        return bool(self.store.compare_set("leader", "", str(rank)).decode() == str(rank))
+
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
-        """Announce where the run goes, or why it cannot. Rank 0 calls this before `join`."""
+        """Announce where the run goes, or why it cannot. The rank that leads calls this."""
         self.store.set("offer", json.dumps([out, run_id, problem]))
 
     def join(self) -> None:
@@ -62,20 +69,24 @@ class Agreement:
         self.store.add(self._of_group("joined"), 1)
 
     def _of_group(self, name: str) -> str:
-        return f"{name}/{self._group[0]}"
+        return f"{name}/{self.group[0]}"
 
-    def verdict(self) -> AgreedRecording:
-        """Return the verdict. Every rank calls this after its first synchronising backward pass."""
-        ready = self._all_joined() and self.store.check(["offer"])
-        said = self.store.compare_set(self._of_group("verdict"), "", "all" if ready else "some").decode()
-        if not self.store.check(["offer"]):
-            return AgreedRecording(None, "", False, None)
+    def verdict(self) -> AgreedRecording | None:
+        """Return the verdict; ``None`` if no rank has led so far.
+
+        Every rank calls this after its first synchronising backward pass.
+        """
+        all_joined = self._in_time(lambda: self.store.add(self._of_group("joined"), 0) >= len(self.group))
+        if not self._in_time(lambda: bool(self.store.check(["offer"]))):
+            return None
+        said = self.store.compare_set(self._of_group("verdict"), "", "all" if all_joined else "some").decode()
         out, run_id, problem = json.loads(self.store.get("offer"))
         return AgreedRecording(out, run_id, said == "all", problem)
 
-    def _all_joined(self) -> bool:
+    def _in_time(self, is_so: Callable[[], bool]) -> bool:
+        """Return whether something becomes so before patience ends, or another rank of the group has decided."""
         deadline = time.monotonic() + _PATIENCE_S
-        while self.store.add(self._of_group("joined"), 0) < len(self._group):
+        while not is_so():
             if self.store.check([self._of_group("verdict")]) or time.monotonic() > deadline:
                 return False
             time.sleep(0.02)

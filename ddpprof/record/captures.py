@@ -66,7 +66,7 @@ class Captures:
         self._first_step: int | None = None
         self._over: Window | None = None
         self._control: Control | None = None
-        if job.rank == 0 or job.began_part:
+        if job.leads or job.began_part:
             with suppress(OSError):  # the folder's file system has no sockets
                 self._control = Control(self._directory, self._handle)
 
@@ -105,9 +105,9 @@ class Captures:
             return
         request = msgspec.json.decode(text, type=CaptureRequest)
         is_open = board.read(self._note("open")) is not None
-        if self._job.rank != 0 and not is_open:
+        if not self._job.leads and not is_open:
             return
-        if self._job.rank != 0 or not is_open:
+        if not self._job.leads or not is_open:
             self._job.prepare_capture(self.folder, self._settings.to_capture(request, self.folder, 0))
         if not is_open:
             board.post(self._note("open"), "")
@@ -139,7 +139,7 @@ class Captures:
         posted = board.read(self._note("start"))
         if posted is not None:
             return int(posted)
-        if self._job.rank != 0:
+        if not self._job.leads:
             return None
         if board.num_signed(self._note("ready")) >= self._job.world_size:
             board.post(self._note("start"), str(step + 1))

@@ -43,10 +43,12 @@ class JobRank:
         self._process = os.getpid()
         self.rank = 0
         self.world_size = 1
+        self.leads = True
+        """whether this rank speaks for all, as each does before they agree"""
         self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
-        """True if this rank is the first of a host that does not see rank 0's folder"""
+        """True if this rank is the first of a host that does not see the folder of the rank that leads"""
         self.alone = False
         """True if the job is this process alone, without a process group"""
 
@@ -71,7 +73,7 @@ class JobRank:
 
     def warn_for_all(self, message: str) -> None:
         """Write a line that says the same on all ranks."""
-        if self.rank == 0:
+        if self.leads:
             self.warn(message)
 
     def attach(self, group: dist.ProcessGroup) -> None:
@@ -100,9 +102,13 @@ class JobRank:
 
     def _join(self, agreement: Agreement) -> None:
         self._agreement = agreement
-        if self.rank == 0:
-            self._offer_run(agreement)
+        self._leads_if(self.rank == 0, agreement)
         agreement.join()
+
+    def _leads_if(self, it_may: bool, agreement: Agreement) -> None:
+        self.leads = it_may and agreement.lead(self.rank)
+        if self.leads:
+            self._offer_run(agreement)
 
     def _offer_run(self, agreement: Agreement) -> None:
         """Open the run, and tell the other ranks where it is, or why there is none."""
@@ -116,17 +122,22 @@ class JobRank:
     def open_files(self, device: TrainingDevice) -> bool:
         """Open this rank's files, after a synchronised backward pass on `device`.
 
-        Returns False if rank 0 cannot record, and reports that for all ranks. Raises `DdpprofError` and `OSError` for
-        problems that this rank has to report.
+        Returns False if the rank that leads cannot record, and reports that for all ranks. Raises `DdpprofError` and
+        `OSError` for problems that this rank has to report.
         """
         if self._agreement is None or self.files is not None:
             return True
         device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
-        verdict = self._agreement.verdict()
+        verdict, first = self._agreement.verdict(), self._agreement.group[0]
+        if verdict is None and first != 0:  # rank 0 does not train with DDP
+            self._leads_if(self.rank == first, self._agreement)
+            verdict = self._agreement.verdict()
+        if verdict is None:
+            raise DdpprofError(f"rank {first} of this job runs without ddpprof")
         if verdict.out is None:
-            if verdict.problem is not None and self.rank != 0:
+            if not self.leads:
                 return False
-            raise DdpprofError(verdict.problem or "rank 0 of this job runs without ddpprof")
+            raise DdpprofError(verdict.problem or "there is no run directory")
         directory = Path(verdict.out)
         make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
@@ -135,9 +146,9 @@ class JobRank:
         return True
 
     def prepare_capture(self, directory: Path, settings: Settings) -> None:
-        """Make the folder of a capture. Rank 0 calls this before the others do. Raises ``OSError``."""
+        """Make the folder of a capture. The rank that leads calls this before the others do. Raises ``OSError``."""
         run_id = self._id_of_capture(directory)
-        if self.rank == 0:
+        if self.leads:
             open_capture(directory, settings, run_id, self.world_size)
         else:
             make_named_folder(directory)

@@ -32,7 +32,7 @@ class RunningPulse:
         assert job.files is not None
         self._job, self._live, self._notes = job, live, notes
         self._unfrozen: tuple[str, ...] = ()
-        self._looks_for_unfrozen = job.rank == 0 and job.world_size > 1
+        self._looks_for_unfrozen = job.leads and job.world_size > 1
         gather_left()
         with ExitStack() as undo:
             if live is not None:

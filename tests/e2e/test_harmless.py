@@ -168,6 +168,32 @@ time.sleep(0.2)
     assert all(len(rank["light_steps"]) >= 2 for rank in found["ranks"])
 
 
+@pytest.mark.parametrize("other", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rank_that_only_generates_does_not_keep_the_others_from_recording(
+    other: int, tmp_path: Path, ddpprof: Run, report: Report
+) -> None:
+    """As in reinforcement learning, where ranks send what they have generated to those that train."""
+    (tmp_path / "train.py").write_text(
+        f"""{TRAINING}
+trains = [one for one in range(3) if one != {other}]
+group, made = dist.new_group(trains), torch.zeros(8, 64)
+if rank in trains:
+    train(DDP(nn.Linear(64, 64), process_group=group), 30, step=lambda *_: dist.broadcast(made, {other}) and 0)
+else:
+    for _ in range(30):
+        dist.broadcast(made.normal_(), {other})
+dist.barrier()
+time.sleep(0.2)
+"""
+    )
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(3, "train.py"))
+    assert done.returncode == 0, done.stderr
+    assert "ddpprof: rank" not in done.stderr
+    found = report("run")
+    assert {rank["rank"]: len(rank["steps"]) for rank in found["ranks"]} == {one: 3 for one in range(3) if one != other}
+    assert found["whole_run"]["num_steps"] == 30
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "rule"),

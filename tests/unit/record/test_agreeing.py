@@ -135,6 +135,8 @@ def test_all_have_come_when_each_has_said_so() -> None:
 def test_ranks_that_do_not_train_are_not_awaited() -> None:
     store = dist.HashStore()
     first, second = (Agreement(store, 3, (0, 1)) for _ in range(2))
+    assert first.lead(0)
+    assert not second.lead(1)
     first.offer("runs/a", "id", None)
     first.join()
     second.join()
@@ -147,8 +149,17 @@ def test_each_process_group_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyP
     first, second, third = (Agreement(store, 4, group) for group in ((0, 1), (2, 3), (2, 3)))
     first.offer("runs/a", "id", None)
     first.join()
-    assert not first.verdict().everyone, "rank 1 does not record"
     second.join()
     third.join()
-    assert second.verdict().everyone
-    assert third.verdict().everyone
+    verdicts = [one.verdict() for one in (first, second, third)]
+    assert [one is not None and one.everyone for one in verdicts] == [False, True, True], "rank 1 does not record"
+
+
+def test_no_rank_leads_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.0)
+    first, second = (Agreement(store, 3, (1, 2)) for store in [dist.HashStore()] * 2)
+    first.join()
+    second.join()
+    assert first.verdict() is None
+    first.offer("runs/a", "id", None)
+    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None)] * 2

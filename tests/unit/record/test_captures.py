@@ -77,7 +77,7 @@ def ranks(board: Callable[[Path, int], Board], tmp_path: Path) -> Iterator[list[
 def job_of(directory: Path, rank: int, board: Board) -> JobRank:
     """Return one of two ranks, which have found their board."""
     job = JobRank(Settings(str(directory)))
-    job.rank, job.world_size = rank, 2
+    job.rank, job.world_size, job.leads = rank, 2, rank == 0
     fakes: Any = job
     fakes.files = SimpleNamespace(directory=directory)
     fakes.neighbours = lambda: SimpleNamespace(board=lambda: board)
