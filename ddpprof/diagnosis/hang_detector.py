@@ -250,6 +250,8 @@ def pause_limit_s(one: RankEvidence) -> float:
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
         return 0.0
     awaits_others = collective_of(one.stack) is not None
+    if places.is_in_checkpoint(one.stack) and not awaits_others:
+        return _ON_PURPOSE_S
     evaluates = one.state.evaluates and not awaits_others
     awaits_program = places.awaits_a_program(one.stack) and bool(one.workers)
     awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others

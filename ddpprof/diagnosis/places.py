@@ -12,6 +12,7 @@ _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
 """from `subprocess.run` down to the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
+_CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 
 
@@ -23,6 +24,11 @@ def is_at_a_lock(stack: Sequence[Frame]) -> bool:
 def awaits_a_program(stack: Sequence[Frame]) -> bool:
     """Return whether the thread waits for a program that it has started, such as one that evaluates a checkpoint."""
     return any(_PROGRAM.search(frame.file) for frame in stack[-_FRAMES_OF_SUBPROCESS:])
+
+
+def is_in_checkpoint(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread writes or reads its part of a checkpoint of all ranks."""
+    return any(_CHECKPOINT.search(frame.file) for frame in stack)
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:

@@ -18,6 +18,7 @@ from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import PulseHead
 
+CHECKPOINT = Frame("/usr/lib/python3/site-packages/torch/distributed/checkpoint/utils.py", 1, "all_reduce")
 LOCK = Frame("/usr/lib/python3.11/threading.py", 1, "acquire")
 PROGRAM = Frame("/usr/lib/python3.11/subprocess.py", 1, "_try_wait")
 SELECTOR = Frame("/usr/lib/python3.11/selectors.py", 1, "select")
@@ -160,6 +161,8 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(rank(0, USER), 0, id="sleeps"),
         pytest.param(rank(0, USER, activity=Activity.SAVE), 600, id="saves"),
         pytest.param(rank(0, USER, activity=Activity.EVALUATION), 600, id="evaluates"),
+        pytest.param(rank(0, USER, CHECKPOINT, USER), 600, id="writes-its-part-of-a-checkpoint"),
+        pytest.param(rank(0, USER, CHECKPOINT, distributed("barrier")), 0, id="awaits-others-in-a-checkpoint"),
         pytest.param(rank(0, USER, activity=Activity.DATA), 0, id="waits-for-data"),
         pytest.param(rank(0, USER, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH), 120, id="first-batch"),
         pytest.param(replace(rank(0, USER), computes=True), 120, id="computes"),
