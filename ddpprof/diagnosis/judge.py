@@ -55,7 +55,9 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if free:
         blamed = min(free, key=_guilt)
         waiting = [one for one in positions if one.waits_in is not None]
-        return _verdict(blamed.fault, blamed, waiting or [one for one in positions if one is not blamed])
+        if not waiting and any(one.fault not in (Fault.OWN_CODE, Fault.LOCK) for one in free):
+            waiting = [one for one in positions if one is not blamed]
+        return _verdict(blamed.fault, blamed, waiting)
     odd = _odd_one(positions)
     if odd is None:
         return _of_link(positions)
