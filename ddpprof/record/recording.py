@@ -230,7 +230,9 @@ class Recording:
         if not self._job.in_this_process():
             return
         ended, pulse = how_it_ends(error), self.pulse
-        self._window.end_place = where_it_ends(error)
+        for window in (self._window, self._main_window):
+            if window is not None:
+                window.end_place = where_it_ends(error)
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -67,10 +67,10 @@ class RunningPulse:
             )
 
     def end(self, ended: Ended) -> None:
-        """Note how the training ended, and copy the pulse a last time. In a forked child it only takes no requests."""
-        self.captures.close()
+        """Note how the training ended, and copy the pulse a last time. In a forked child all this is the parent's."""
         if not self._job.in_this_process():
             return
+        self.captures.close()
         self.writer.ends_as(ended)
         if self._live is not None:
             self._live.close()

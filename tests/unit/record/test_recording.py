@@ -13,6 +13,7 @@ import pytest
 from pulse_writers import identity
 
 from ddpprof.model import StepMode
+from ddpprof.record.end_words import EndPlace
 from ddpprof.record.output import LastStep
 from ddpprof.record.pulse import NoPulse
 from ddpprof.record.recording import Recording
@@ -29,6 +30,7 @@ class Steps:
     def __init__(self, step: int) -> None:
         self.step = step
         self.said: list[tuple[str | None, int]] = []
+        self.end_place = EndPlace()
 
     def write_facts(self, ended: str | None) -> None:
         self.said.append((ended, self.step))
@@ -59,6 +61,19 @@ def within_a_capture(tmp_path: Path, main: Any, capture: Any) -> Recording:
 def test_a_training_ends_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
     within_a_capture.close(None)
     assert (main.said, capture.said) == ([("finished", 13)], [("finished", 13)])
+
+
+def _fails() -> None:
+    raise ValueError("bad batch")
+
+
+def test_a_training_fails_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
+    with pytest.raises(ValueError, match="bad batch") as failed:
+        _fails()
+    within_a_capture.close(failed.value)
+    assert (main.said, capture.said) == ([("failed: ValueError: bad batch", 13)],) * 2
+    assert main.end_place == capture.end_place
+    assert str(main.end_place.line).endswith("in _fails")
 
 
 def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
