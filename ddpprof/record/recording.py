@@ -272,7 +272,8 @@ class Recording:
 
     def give_up(self, error: Exception) -> None:
         """End the recording here but not the training, unless it is a trial."""
-        self._job.warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
+        what = "Recording" if self._running_pulse is None else "Recording and watching"
+        self._job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must go on

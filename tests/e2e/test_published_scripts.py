@@ -138,7 +138,7 @@ def with_and_without(job: Published, folders: list[Path], out: Path) -> list[str
         run_until_it_ends([*traced, *words], folders[1], job.num_tries),
     ):
         assert done.returncode == 0, done.stderr
-        assert "Recording stopped" not in done.stderr
+        assert "Recording" not in done.stderr
         printed.append(done.stdout)
     return printed
 
@@ -186,4 +186,4 @@ def test_accelerates_own_tests_pass_under_ddpprof(name: str, tmp_path: Path) -> 
     module = ["-m", f"accelerate.test_utils.scripts.{name}"]
     done = run([*DDPPROF, "trace", "--quiet", "--out", str(tmp_path / "run"), *TWO_RANKS, *module], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Recording stopped" not in done.stderr
+    assert "Recording" not in done.stderr
