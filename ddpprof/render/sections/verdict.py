@@ -76,7 +76,20 @@ def _left_out(report: Report, num_usual: int) -> str:
     low, high = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"
     times = low if low == high else f"{low} to {high}"
     some = f"{len(ratios)} of {len(ratios) + num_usual} profiled steps"
-    return f" The numbers leave out {some}, which took {times} times as long."
+    why = ", mostly for communication" if _are_longer_for_communication(report) else ""
+    return f" The numbers leave out {some}, which took {times} times as long{why}."
+
+
+def _are_longer_for_communication(report: Report) -> bool:
+    """Return whether steps that are left out spend most of their extra time in communication."""
+    steps = [step for rank in report.ranks_together for step in rank.measured_steps]
+    usual = [step for step in steps if step.step in report.usual_steps]
+    others = [step for step in steps if step.step not in report.usual_steps]
+    longer_ns, exposed_ns = (
+        (mean_of(others, of) or 0) - (mean_of(usual, of) or 0)
+        for of in (lambda step: step.duration_ns, lambda step: step.exposed_ns)
+    )
+    return exposed_ns > longer_ns / 2
 
 
 def _of_light_steps(report: Report) -> StepVerdict:

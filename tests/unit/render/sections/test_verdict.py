@@ -41,6 +41,14 @@ def test_steps_of_another_kind(ratios: list[int], says: str) -> None:
     assert text.partition("11%.")[2] == says
 
 
+def test_steps_that_average_parameters_now_and_then() -> None:
+    made = report()
+    longer = replace(made.ranks[0].steps[0], step=99, duration_ns=7 * 66_000_000, exposed_ns=300_000_000)
+    ranks = tuple(replace(rank, steps=(*rank.steps, longer)) for rank in made.ranks)
+    text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
+    assert text.endswith("1 of 3 profiled steps, which took 7.0 times as long, mostly for communication.")
+
+
 SAVES, COSTS = Predicted(5_000_000, 4_000_000, 6_000_000), Predicted(-5_000_000, -6_000_000, -4_000_000)
 
 
