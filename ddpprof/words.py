@@ -33,4 +33,13 @@ def not_averaged(parameters: Sequence[str]) -> str:
     """Return the sentence on parameters that were frozen when DDP was constructed, and need gradients now."""
     those = "1 parameter that was" if len(parameters) == 1 else f"{len(parameters)} parameters that were"
     named = listed(parameters, _MOST_PARAMETERS)
-    return f"DDP does not average the gradients of {those} frozen when it was constructed: {named}"
+    return f"DDP does not average the gradients of {those} frozen when DDP was constructed: {named}"
+
+
+def trained_apart(parameters: Sequence[str]) -> str:
+    """Return the clause on what follows from that."""
+    need, them = ("it needs", "it") if len(parameters) == 1 else ("they need", "them")
+    return f"{need} gradients now, so each rank trains its own copy of {them}"
+
+
+CONSTRUCT_AGAIN = "Construct DDP again after unfreezing parameters."

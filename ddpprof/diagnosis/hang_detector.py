@@ -28,6 +28,7 @@ _FIRST_STEPS_S = 600.0
 _ON_PURPOSE_S = 600.0
 """seconds that a rank may save or evaluate"""
 _FIRST_BATCH_S = 120.0
+"""seconds that a rank may wait for the first batch of an epoch, while it or its workers do anything: see `_IDLE_S`"""
 _WORKS_S = 120.0
 """seconds that a rank may compute, read, write or await a program outside DDP in a step without an evaluation"""
 _IDLE_S = 60.0
@@ -35,7 +36,7 @@ _IDLE_S = 60.0
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
 """least seconds in which a step may end after a pause in it, and seconds for one of the first steps"""
 _MOST_MOVES = 3
-"""number of times that a job is let alone because a rank has just begun to do something else, in one step"""
+"""number of times that a job is left alone because a rank has just begun to do something else, in one step"""
 _STEPS = 64
 _SLEPT_S = 5.0
 """seconds by which a look is only late if the machine slept, this process was stopped, or somebody set the clock"""

@@ -9,10 +9,10 @@ bucket_layout.py    Which buckets would DDP make under other caps?
 buckets.py          rules about gradient buckets and exposed communication
 collectives.py      rules about collectives that the script calls itself, outside DDP
 data.py             rules about the training script around DDP: data loading, random numbers and checkpoints
-hangs.py            rules about what will make the job hang one day
 device.py           rules about computation slowed by communication, and an accelerator that waits for its host
 finding.py          the input and the output of a rule
 framework_words.py  Where does the user set each option?
+hangs.py            rules about what will make the job hang one day
 losses.py           a rule about losses that are NaN or infinite
 memory.py           rules about a place that holds more memory than the others, and processes on foreign devices
 noise.py            When may chance have made a finding?

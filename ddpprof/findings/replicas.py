@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed
 from ddpprof.measures.ranks.replicas import Drift
-from ddpprof.words import not_averaged
+from ddpprof.words import CONSTRUCT_AGAIN, not_averaged, trained_apart
 
 
 def copies_differ(o: Observed) -> Iterator[Finding]:
@@ -32,13 +32,11 @@ def unfrozen_parameters(o: Observed) -> Iterator[Finding]:
     """Report parameters that DDP does not average, because they were frozen when it was constructed."""
     if not o.unfrozen or (o.world_size or 1) < 2:
         return
-    is_one = len(o.unfrozen) == 1
     yield Finding(
         "unfrozen-parameters",
         not_averaged(o.unfrozen),
-        f"{'it needs' if is_one else 'they need'} gradients now, so each rank trains its own copy of "
-        f"{'it' if is_one else 'them'}",
-        "Construct DDP again after unfreezing parameters. Or construct it while all of them need gradients, and freeze "
+        trained_apart(o.unfrozen),
+        f"{CONSTRUCT_AGAIN} Or construct it while all of them need gradients, and freeze "
         "some afterwards, with find_unused_parameters=True.",
         None,
         is_correctness=True,

@@ -39,7 +39,7 @@ class RunFiles:
     """the run, as far as it is known without its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """whether this is a part, without rank 0, of a run whose hosts share no file system"""
+    """whether this is a part of a run whose hosts share no file system, and not the one with the main ``run.json``"""
 
 
 class KnownRank(Protocol):

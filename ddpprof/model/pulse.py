@@ -85,7 +85,7 @@ class PulseState:
     activity: int
     """an `Activity`"""
     since_ns: int
-    """begin of the activity, which is the last event of the training thread"""
+    """beginning of the activity, which is the last event of the training thread"""
     step: int
     """number of the current step, and so of finished ones"""
     step_since_ns: int
@@ -149,7 +149,7 @@ class PulseSteps:
     """waiting for other ranks: from a backward pass's last gradient to the end of the pass, in DDP's broadcast of
     buffers, and in collectives of the script; `UNKNOWN` where gradients were not looked at"""
     first_gradient_ns: Int64Column
-    """from the begin of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
+    """from the beginning of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
     flags: Int64Column
     """`StepFlag`"""
 
@@ -202,7 +202,7 @@ class PulseSummaries:
 
 @dataclass(frozen=True, slots=True)
 class PulseSamples:
-    """Columns of samples, shape (samples,), in their order. Sums count from the begin of the process or machine."""
+    """Columns of samples, shape (samples,), in their order. Sums count from the beginning of the process or machine."""
 
     at_ns: Int64Column
     memory_bytes: Int64Column

@@ -123,7 +123,7 @@ def decode_state(content: bytes) -> PulseState:
 
 
 def decode_rows(columns: type[_Columns], content: bytes) -> _Columns:
-    """Return the columns of whole rows that lie one behind the other."""
+    """Return the columns of whole rows that lie one after another."""
     table = np.frombuffer(content, dtype="<i8").reshape(-1, len(fields(columns)))
     return columns(*(np.ascontiguousarray(column) for column in table.T))
 
@@ -176,7 +176,7 @@ def pack(row: Any) -> bytes:
 
 
 def encode_rows(columns: PulseSteps | PulseSummaries | PulseSamples) -> bytes:
-    """Return the rows as they lie in the file, one behind the other."""
+    """Return the rows as they lie in the file, one after another."""
     table = np.column_stack([getattr(columns, field.name) for field in fields(columns)])
     return table.astype("<i8").tobytes()
 

@@ -123,7 +123,7 @@ class WholeRun:
     first_step: int
     """number of the first noted step"""
     duration_ns: int
-    """from the begin of the notes to their end"""
+    """from the beginning of the notes to their end"""
     ranks: tuple[RankWholeRun, ...]
     """ranks with a pulse; only the first one with steps has its course over time, as DDP keeps the ranks in step"""
     slowdowns: tuple[StepSlowdown, ...] = ()

@@ -52,7 +52,7 @@ pulse.py            the pulse of this rank: notes of what it does, in memory tha
 pulse_rows.py       the rows of its steps, and summaries of many, made of these notes
 pulse_keeper.py     a thread that has the rows made, copies the pulse into the run directory, and samples the machine
 machine.py          what the machine gives to this process, and what it withholds
-running_pulse.py    the pulse from its begin to its end, with its keeper, captures and live scalars
+running_pulse.py    the pulse from beginning to end, with what is done several times a second: captures, warnings
 captures.py         captures: the ranks of a running job agree to profile the same steps
 boards.py           boards on which ranks leave notes for each other, to agree on a capture
 control.py          a socket in the run directory on which this job takes requests of its own user
@@ -61,7 +61,7 @@ live.py             live scalars for TensorBoard: during training, the times of 
 Files, and how a rank ends:
 job.py              the process's rank, and its files in the run directory
 agreement.py        all ranks record, or none does
-run_directory.py    the run directory, which rank 0 opens, and the part of a host that does not see it
+run_directory.py    the run directory, and the part of it on a host that does not see it
 output.py           files of one rank
 trace_file.py       one rank's trace on its way into the run directory, written during training
 end_words.py        a rank's words for how it ended

@@ -30,6 +30,8 @@ class AgreedRecording:
     everyone: bool
     """True if every rank of the process group records"""
     problem: str | None
+    leader: int
+    """the rank that leads"""
 
 
 class Agreement:
@@ -81,7 +83,7 @@ class Agreement:
             return None
         said = self.store.compare_set(self._of_group("verdict"), "", "all" if all_joined else "some").decode()
         out, run_id, problem = json.loads(self.store.get("offer"))
-        return AgreedRecording(out, run_id, said == "all", problem)
+        return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
 
     def _in_time(self, is_so: Callable[[], bool]) -> bool:
         """Return whether something becomes so before patience ends, or another rank of the group has decided."""

@@ -1,11 +1,11 @@
 """Captures: the ranks of a running job agree to profile the same steps, whenever ``ddpprof capture`` asks for it.
 
     a rank that listens   is asked through its socket, and posts the request on the job's board
-    rank 0                makes the folder of the capture, and posts that it is open
+    the rank that leads   makes the folder of the capture, and posts that it is open
     every rank            finds that note, and signs that it is ready
-    rank 0                at the begin of step n, when all are ready: posts that the capture begins with step n + 1
-    every rank            finds that note at the begin of step n + 1, since it has the all-reduces of step n behind it,
-                          to which rank 0 has contributed after its note
+    the rank that leads   at the beginning of step n, when all are ready: posts that the capture begins with step n + 1
+    every rank            finds that note at the beginning of step n + 1, since it has the all-reduces of step n behind
+                          it, to which that rank has contributed after its note
 
 All but the last two happen in the thread that keeps the pulse, so that training only looks at the board while all ranks
 are about to begin.

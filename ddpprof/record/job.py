@@ -45,6 +45,7 @@ class JobRank:
         self.world_size = 1
         self.leads = True
         """whether this rank speaks for all, as each does before they agree"""
+        self._leader = 0
         self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
@@ -140,8 +141,8 @@ class JobRank:
             raise DdpprofError(verdict.problem or "there is no run directory")
         directory = Path(verdict.out)
         make_named_folder(directory)
-        self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
-        self.began_part = keep_part(directory, self._settings, verdict.run_id, self.world_size, self.warn)
+        self._run_id, self.everyone_records, self._leader = verdict.run_id, verdict.everyone, verdict.leader
+        self.began_part = self._keep_part(directory, self._settings, verdict.run_id)
         self.files = RankOutput(directory, self.rank)
         return True
 
@@ -152,7 +153,10 @@ class JobRank:
             open_capture(directory, settings, run_id, self.world_size)
         else:
             make_named_folder(directory)
-            keep_part(directory, settings, run_id, self.world_size, self.warn)
+            self._keep_part(directory, settings, run_id)
+
+    def _keep_part(self, directory: Path, settings: Settings, run_id: str) -> bool:
+        return keep_part(directory, settings, run_id, self.world_size, self._leader, self.warn)
 
     def _id_of_capture(self, directory: Path) -> str:
         return f"{self._run_id}-{directory.name}"

@@ -164,7 +164,7 @@ class PulseWriter:
         return result
 
     def backward_begins(self, loss: Any) -> bool:
-        """Note the begin of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at.
+        """Note the beginning of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at.
 
         Returns False for a pass inside another, as in reentrant checkpointing, and for other threads: they are part of
         what the training thread does.

@@ -1,8 +1,8 @@
-"""The run directory: rank 0 opens it, and a host that does not see it keeps a part of the run.
+"""The run directory: the rank that leads opens it, and a host that does not see it keeps a part of the run.
 
-Rank 0 writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its ``run_id`` from
-the job's store. If hosts share no file system, a rank that does not see that file writes one for the files of its own
-host's ranks, and says how to join the parts.
+The rank that leads writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its
+``run_id`` from the job's store. If hosts share no file system, a rank that does not see that file writes one for the
+files of its own host's ranks, and says how to join the parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATIENCE_S = 1.0
 
 
 def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
-    """Create the run directory, or an attempt's folder in it, with its ``run.json``. Rank 0 calls this.
+    """Create the run directory, or an attempt's folder in it, with its ``run.json``. The rank that leads calls this.
 
     Raises ``OSError`` and ``RunExists``.
     """
@@ -52,14 +52,16 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
 
 
 def open_capture(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
-    """Create the folder of a capture with its ``run.json``. Rank 0 calls this. Raises ``OSError``."""
+    """Create the folder of a capture with its ``run.json``. The rank that leads calls this. Raises ``OSError``."""
     own_files.make_folder(directory)
     rundir.remove_run(directory)
     _write(directory, _about_whole_run(settings, run_id, world_size))
 
 
-def keep_part(directory: Path, settings: Settings, run_id: str, world_size: int, warn: Callable[[str], None]) -> bool:
-    """Make `directory` a part of the run, unless it is the one that rank 0 created; return whether it has become one.
+def keep_part(
+    directory: Path, settings: Settings, run_id: str, world_size: int, leader: int, warn: Callable[[str], None]
+) -> bool:
+    """Make `directory` a part of the run, unless it is the one that `leader` created; return whether it has become one.
 
     Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
     """
@@ -70,7 +72,8 @@ def keep_part(directory: Path, settings: Settings, run_id: str, world_size: int,
         if time.monotonic() > deadline:
             own_files.make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
-                _begin_part(directory, settings, run_id, world_size, warn)
+                _begin_part(directory, settings, run_id, world_size)
+                warn(_how_to_join(directory, leader))
                 return True
         time.sleep(0.05)
     return False
@@ -84,14 +87,17 @@ def _run_in(directory: Path) -> str | None:
     return None
 
 
-def _begin_part(directory: Path, settings: Settings, run_id: str, world_size: int, warn: Callable[[str], None]) -> None:
+def _begin_part(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
     about = _about_run(settings, run_id, world_size)
     _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
+
+
+def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
-    warn(
-        f"{host} does not see the folder of rank 0, so the files of its ranks stay here. On rank 0's host: "
-        f"rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+    return (
+        f"{host} does not see the folder of rank {leader}, so the files of its ranks stay here. On rank {leader}'s "
+        f"host: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 
 

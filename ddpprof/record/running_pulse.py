@@ -13,11 +13,11 @@ from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
-from ddpprof.words import not_averaged
+from ddpprof.words import CONSTRUCT_AGAIN, not_averaged, trained_apart
 
 
 class RunningPulse:
-    """A pulse from its begin to its end."""
+    """A pulse from beginning to end."""
 
     def __init__(
         self,
@@ -57,14 +57,11 @@ class RunningPulse:
             self._look_for_unfrozen()
 
     def _look_for_unfrozen(self) -> None:
-        """Say once that the script trains parameters which DDP does not average, as soon as it unfreezes no more."""
+        """Say once that the script trains parameters which DDP does not average, once it stops unfreezing them."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False
-            self._job.warn(
-                f"{not_averaged(before)}. They need gradients now, so each rank trains its own copy of them. Construct "
-                "DDP again after unfreezing parameters."
-            )
+            self._job.warn(f"{not_averaged(before)}; {trained_apart(before)}. {CONSTRUCT_AGAIN}")
 
     def end(self, ended: Ended) -> None:
         """Note how the training ended, and copy the pulse a last time. In a forked child all this is the parent's."""

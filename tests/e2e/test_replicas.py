@@ -38,4 +38,4 @@ def test_parameters_that_are_unfrozen_after_ddp_was_constructed(ddpprof: Run, re
     assert done.stdout.splitlines()[0] == "different"
     first = report("run")["findings"][0]
     assert (first["rule"], first["is_correctness"]) == ("unfrozen-parameters", True)
-    assert first["title"].endswith("2 parameters that were frozen when it was constructed: 0.weight, 0.bias")
+    assert first["title"].endswith("2 parameters that were frozen when DDP was constructed: 0.weight, 0.bias")

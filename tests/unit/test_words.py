@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpprof.words import not_averaged, ranks_in_words
+from ddpprof.words import not_averaged, ranks_in_words, trained_apart
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,10 @@ def test_ranks(ranks: Sequence[int], words: str) -> None:
 
 
 def test_parameters_that_are_not_averaged() -> None:
+    assert trained_apart(["a"]) == "it needs gradients now, so each rank trains its own copy of it"
     assert not_averaged(["a"]) == (
-        "DDP does not average the gradients of 1 parameter that was frozen when it was constructed: a"
+        "DDP does not average the gradients of 1 parameter that was frozen when DDP was constructed: a"
     )
     assert not_averaged("abcdef").endswith(
-        "6 parameters that were frozen when it was constructed: a, b, c, d and 2 more"
+        "6 parameters that were frozen when DDP was constructed: a, b, c, d and 2 more"
     )

@@ -28,13 +28,17 @@ class RecordingCost:
     light_ratio: float | None
     num_pairs: int
     spread: float | None
-    """spread of the off steps: (largest - smallest) / median; a light ratio closer to 1 than this is noise"""
+    """spread of the off steps: (largest - smallest) / median"""
     profiler_pause_ns: int | None
     """single pause of the training, to start the profiler and to write the trace"""
 
     @property
     def profiled_ratio(self) -> float | None:
         return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
+
+    def is_noise(self, ratio: float) -> bool:
+        """Return whether steps may take so many times as long by chance, as unrecorded steps differ as much."""
+        return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
 
 
 def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:

@@ -18,10 +18,10 @@ memory.py            memory per rank and device
 netbench.py          speed of collectives by size, like the table of nccl-tests; times in µs as there
 outside.py           collectives that the script calls itself, outside DDP
 overhead.py          the measured overhead of DDP, and what explains it, in words
+overlap_slowdown.py  how much communication slows concurrent computation, kernel by kernel
 ranks.py             ranks compared: who is late, who waits for whom, and what their clocks show
 repeated.py          runs of one job compared: their steps, and how many of them have each finding
 scaling.py           weak and strong scaling, and where the lost time goes, in words
-overlap_slowdown.py  how much communication slows concurrent computation, kernel by kernel
 spread.py            how far many ranks differ in one step; there are too many bars to look at
 steps.py             where the time of a step goes, how much communication is hidden, and which step and ranks are shown
 sweep.py             step times over the varied quantity, models and crossovers, in words

@@ -79,12 +79,12 @@ def recording_cost_line(report: Report) -> Iterable[Section]:
     if cost.light_ratio is not None and cost.spread is not None:
         words.append(
             f"a lightly recorded step takes {cost.light_ratio:.3f} × one with recording off "
-            f"({count(cost.num_pairs, 'pair')} of steps{_noise(cost.light_ratio, cost.spread)})"
+            f"({count(cost.num_pairs, 'pair')} of steps{_why_noise(cost, cost.light_ratio)})"
         )
     if cost.profiled_ratio is not None:
         words.append(
             f"a profiled step {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms"
-            f"{_noise(cost.profiled_ratio, cost.spread)})"
+            f"{_why_noise(cost, cost.profiled_ratio)})"
         )
     if cost.profiler_pause_ns is not None:
         words.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
@@ -98,7 +98,7 @@ def recording_cost_remark(report: Report) -> Iterable[Remark]:
     if cost is not None:
         modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
         ratios = [
-            f"{mode} {ratio:{digits}} ×{' (noise)' if _noise(ratio, cost.spread) else ''}"
+            f"{mode} {ratio:{digits}} ×{' (noise)' if cost.is_noise(ratio) else ''}"
             for mode, ratio, digits in modes
             if ratio is not None
         ]
@@ -111,8 +111,9 @@ def _of_slowest_rank(report: Report) -> RecordingCost | None:
     return max(costs, key=lambda cost: cost.off_ns or 0, default=None)
 
 
-def _noise(ratio: float, spread: float | None) -> str:
+def _why_noise(cost: RecordingCost, ratio: float) -> str:
     """Say why a cost may be chance; empty if it is none."""
-    if spread is not None and abs(ratio - 1) < spread:
-        return f", within the {spread:.0%} by which unrecorded steps differ"
-    return ", which is chance" if ratio < 1 else ""
+    if not cost.is_noise(ratio):
+        return ""
+    within = cost.spread is not None and abs(ratio - 1) < cost.spread
+    return f", within the {cost.spread:.0%} by which unrecorded steps differ" if within else ", which is chance"

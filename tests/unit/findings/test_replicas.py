@@ -63,7 +63,7 @@ def test_parameters_that_ddp_does_not_average() -> None:
     finding = only(observed(ddp_module(), unfrozen=("stem.weight", "stem.bias")))
     assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("unfrozen-parameters", None, True)
     assert finding.title == (
-        "DDP does not average the gradients of 2 parameters that were frozen when it was constructed: "
+        "DDP does not average the gradients of 2 parameters that were frozen when DDP was constructed: "
         "stem.weight, stem.bias"
     )
     assert finding.evidence == "they need gradients now, so each rank trains its own copy of them"

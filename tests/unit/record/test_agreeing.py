@@ -140,13 +140,14 @@ def test_ranks_that_do_not_train_are_not_awaited() -> None:
     first.offer("runs/a", "id", None)
     first.join()
     second.join()
-    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None)] * 2
+    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None, 0)] * 2
 
 
 def test_each_process_group_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.0)
     store = dist.HashStore()
     first, second, third = (Agreement(store, 4, group) for group in ((0, 1), (2, 3), (2, 3)))
+    assert first.lead(0)
     first.offer("runs/a", "id", None)
     first.join()
     second.join()
@@ -161,5 +162,6 @@ def test_no_rank_leads_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     first.join()
     second.join()
     assert first.verdict() is None
+    assert first.lead(1)
     first.offer("runs/a", "id", None)
-    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None)] * 2
+    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None, 1)] * 2

@@ -20,7 +20,7 @@ Out = pytest.CaptureFixture[str]
 
 def keep(directory: Path) -> None:
     settings = Settings(str(directory), command=("train.py",))
-    run_directory.keep_part(directory, settings, "mine", world_size=4, warn=JobRank(settings).warn)
+    run_directory.keep_part(directory, settings, "mine", world_size=4, leader=0, warn=JobRank(settings).warn)
 
 
 def write(directory: Path, run_id: str) -> None:
