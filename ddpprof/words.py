@@ -30,7 +30,7 @@ def utf8_text(name: str) -> str:
 
 
 def not_averaged(parameters: Sequence[str]) -> str:
-    """Return the sentence on parameters that were frozen when DDP was constructed, and need gradients now."""
+    """Return the sentence on parameters that were frozen when DDP was constructed, and have been trained since."""
     those = "1 parameter that was" if len(parameters) == 1 else f"{len(parameters)} parameters that were"
     named = listed(parameters, _MOST_PARAMETERS)
     return f"DDP does not average the gradients of {those} frozen when DDP was constructed: {named}"
@@ -38,8 +38,8 @@ def not_averaged(parameters: Sequence[str]) -> str:
 
 def trained_apart(parameters: Sequence[str]) -> str:
     """Return the clause on what follows from that."""
-    need, them = ("it needs", "it") if len(parameters) == 1 else ("they need", "them")
-    return f"{need} gradients now, so each rank trains its own copy of {them}"
+    they_were, them = ("it has been", "it") if len(parameters) == 1 else ("they have been", "them")
+    return f"{they_were} trained since, each rank its own copy of {them}"
 
 
 CONSTRUCT_AGAIN = "Construct DDP again after unfreezing parameters."

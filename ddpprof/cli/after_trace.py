@@ -82,9 +82,9 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
 
 
 _NOT_REACHED = (
-    "ddpprof: nothing was recorded: no Python process of the job on this machine let ddpprof in. It gets in by "
-    "PYTHONPATH, which the job must pass on and which python -I and -E ignore, and by sitecustomize, which -S leaves "
-    "out. Or use `with ddpprof.profile(…):` in the script."
+    "ddpprof: nothing was recorded: as far as can be seen from here, no Python process of the job has loaded ddpprof. "
+    "It is loaded through PYTHONPATH, which the job must pass on and which python -I and -E ignore, and by "
+    "sitecustomize, which -S leaves out. Or use `with ddpprof.profile(…):` in the script."
 )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, gather
 from ddpprof.diagnosis.judge import judge
+from ddpprof.diagnosis.processes import Process
 from ddpprof.model.hang import Verdict
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s
 from ddpprof.model.stack import collective_of
@@ -31,6 +32,7 @@ _FIRST_BATCH_S = 120.0
 """seconds that a rank may wait for the first batch of an epoch, while it or its workers do anything: see `_IDLE_S`"""
 _WORKS_S = 120.0
 """seconds that a rank may compute, read, write or await a program outside DDP in a step without an evaluation"""
+_HELPERS_STEP_S = 5.0
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
@@ -167,10 +169,19 @@ class _IdleTimes:
         if one.process is None:
             return 0.0
         processes = (one.process, *one.workers)
-        done = (sum(each.main_thread_cpu_s for each in processes), sum(each.moved_bytes for each in processes))
+        done = (
+            sum(each.main_thread_cpu_s for each in processes) + _of_helpers_s(one, one.process),
+            sum(each.moved_bytes for each in processes),
+        )
         if self._done.get(one.rank, (None, 0))[0] != done:
             self._done[one.rank] = done, now_ns
         return (now_ns - self._done[one.rank][1]) / 1e9
+
+
+def _of_helpers_s(one: RankEvidence, process: Process) -> float:
+    """Return what others have computed for the rank, in steps that are more than ddpprof's own thread needs."""
+    computed_s = process.children_cpu_s + (process.threads_cpu_s if one.identity.device == "cpu" else 0.0)
+    return computed_s // _HELPERS_STEP_S * _HELPERS_STEP_S
 
 
 class _Pause:

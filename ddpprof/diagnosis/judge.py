@@ -55,13 +55,20 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if free:
         blamed = min(free, key=_guilt)
         waiting = [one for one in positions if one.waits_in is not None]
-        if not waiting and any(one.fault not in (Fault.OWN_CODE, Fault.LOCK) for one in free):
+        if not (waiting or _are_by_themselves(positions)):
             waiting = [one for one in positions if one is not blamed]
         return _verdict(blamed.fault, blamed, waiting)
     odd = _odd_one(positions)
     if odd is None:
         return _of_link(positions)
     return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
+
+
+def _are_by_themselves(positions: Sequence[Position]) -> bool:
+    """Return whether all ranks of the job are in the script's own code. On an accelerator they may wait at any line."""
+    identities = [one.evidence.identity for one in positions]
+    on_cpu = all(one.device == "cpu" for one in identities) and len(positions) == identities[0].world_size
+    return on_cpu and all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in positions)
 
 
 def _await_devices(positions: Sequence[Position]) -> bool:

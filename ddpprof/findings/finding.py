@@ -117,7 +117,7 @@ class Observed:
     """rank → its host and the paths that it wrote"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     unfrozen: tuple[str, ...] = ()
-    """parameters that DDP does not average, as they were frozen when it was constructed, and that need gradients"""
+    """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
     nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
     """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ def copies_differ(o: Observed) -> Iterator[Finding]:
 
 def unfrozen_parameters(o: Observed) -> Iterator[Finding]:
     """Report parameters that DDP does not average, because they were frozen when it was constructed."""
-    if not o.unfrozen or (o.world_size or 1) < 2:
+    if not o.unfrozen or (o.group_size or o.world_size or 1) < 2:
         return
     yield Finding(
         "unfrozen-parameters",

@@ -176,7 +176,7 @@ class Record(Struct, frozen=True, kw_only=True):
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     """collectives that the training script calls on some ranks only, as far as its source leaves no doubt"""
     unfrozen: tuple[str, ...] = ()
-    """parameters that DDP does not average, as they were frozen when it was constructed, and that need gradients now"""
+    """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
     ended_place: str | None = None
     """line of the user's code at which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None

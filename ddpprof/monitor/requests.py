@@ -49,7 +49,7 @@ def _connect(directory: Path) -> socket.socket:
         else:
             why = (
                 f"no job takes requests in {directory}. It must run under ddpprof trace or watch, be past its first "
-                "steps, and be asked on the machine of its rank 0."
+                "steps, and be asked on the machine of the lowest rank that trains."
             )
         raise DdpprofError(why) from error
     return job

@@ -1,4 +1,4 @@
-"""Recording, inside or around the training process. Only this part of ddpprof imports torch, beside the trainings of `demo` and `doctor`.
+"""Recording, inside or around the training process. Only this part imports torch, and trainings of `demo`, `doctor`.
 
 The job, from its launch to the wrapped methods of torch:
 launch.py           around the job: starts it with ddpprof injected, and passes on signals and exit code

@@ -15,11 +15,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from torch.distributed import PrefixStore, Store
 
 _PATIENCE_S = 2.0
 """seconds that a rank may be behind if nothing synchronised it"""
+_OFFER_S = 30.0
+"""seconds that the rank that leads may take to open the run directory"""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,11 @@ class Agreement:
         """Create this rank's part.
 
         `store`: the part of the job's own store that belongs to this agreement. `group`: the ranks that average
-        gradients together, such as this one.
+        gradients together, including this one.
         """
         self.store = store
         self._world_size, self.group = world_size, group
+        self._verdict = f"verdict/{crc32(repr(tuple(group)).encode()):x}"
 
     def renewed(self, purpose: str) -> Agreement:
         """Return an agreement of the same ranks about something else."""
@@ -51,7 +55,7 @@ class Agreement:
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
         try:
-            self.store.add(self._of_group("joined"), 0)
+            self.store.add("possible", 0)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotImplementedError) or "virtual" in str(error):
                 return False
@@ -66,31 +70,33 @@ class Agreement:
         """Announce where the run goes, or why it cannot. The rank that leads calls this."""
         self.store.set("offer", json.dumps([out, run_id, problem]))
 
-    def join(self) -> None:
-        """Count this rank in. Every rank calls this before its first synchronising backward pass."""
-        self.store.add(self._of_group("joined"), 1)
+    def join(self, rank: int) -> None:
+        """Say that this rank records. Every rank calls this before its first synchronising backward pass."""
+        self.store.set(f"joined/{rank}", "1")
 
-    def _of_group(self, name: str) -> str:
-        return f"{name}/{self.group[0]}"
+    def is_led(self) -> bool:
+        return bool(self.store.check(["leader"]))
 
     def verdict(self) -> AgreedRecording | None:
         """Return the verdict; ``None`` if no rank has led so far.
 
         Every rank calls this after its first synchronising backward pass.
         """
-        all_joined = self._in_time(lambda: self.store.add(self._of_group("joined"), 0) >= len(self.group))
-        if not self._in_time(lambda: bool(self.store.check(["offer"]))):
+        deadline = time.monotonic() + _PATIENCE_S
+        all_joined = self._by(deadline, lambda: bool(self.store.check([f"joined/{rank}" for rank in self.group])))
+        if not self._by(deadline, self.is_led):
             return None
-        said = self.store.compare_set(self._of_group("verdict"), "", "all" if all_joined else "some").decode()
+        if not self._by(time.monotonic() + _OFFER_S, lambda: bool(self.store.check(["offer"]))):
+            return None
+        said = self.store.compare_set(self._verdict, "", "all" if all_joined else "some").decode()
         out, run_id, problem = json.loads(self.store.get("offer"))
         return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
 
-    def _in_time(self, is_so: Callable[[], bool]) -> bool:
-        """Return whether something becomes so before patience ends, or another rank of the group has decided."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
+        """Return whether something becomes so in time, or until another rank of the group has decided."""
         while not is_so():
-            if self.store.check([self._of_group("verdict")]) or time.monotonic() > deadline:
-                return False
+            if self.store.check([self._verdict]) or time.monotonic() > deadline:
+                return is_so()  # it may have become so just before
             time.sleep(0.02)
         return True
 

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.reducer import reducer_parameters
 from ddpprof.record.settings import Settings
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
@@ -64,7 +63,7 @@ def switch(ddp: Any, on: bool) -> None:
     if not on:
         ddp.reducer._remove_autograd_hooks()
         return
-    _, parameters, expect_sparse = reducer_parameters(ddp)
+    parameters, expect_sparse = ddp._build_params_for_reducer()  # torch crashes with those that are frozen by now
     names = ddp._build_debug_param_to_name_mapping(parameters)
     del ddp.reducer  # two reducers would need twice the memory
     ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)

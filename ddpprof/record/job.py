@@ -63,6 +63,11 @@ class JobRank:
         assert self._agreement is not None
         return self._agreement
 
+    @property
+    def group_size(self) -> int:
+        """Number of ranks with which this one averages gradients, itself included."""
+        return len(self._agreement.group) if self._agreement is not None else 1
+
     def in_this_process(self) -> bool:
         """Return False in a child that was forked from the training process."""
         return os.getpid() == self._process
@@ -74,8 +79,15 @@ class JobRank:
 
     def warn_for_all(self, message: str) -> None:
         """Write a line that says the same on all ranks."""
-        if self.leads:
-            self.warn(message)
+        with suppress(Exception):  # the job's store may have gone
+            if self.leads or self._is_first_of_unled():
+                self.warn(message)
+
+    def _is_first_of_unled(self) -> bool:
+        """Return whether no rank leads, as before the first steps are over, and this one may lead its group."""
+        agreement = self._agreement
+        is_first = agreement is not None and self.files is None and self.rank == agreement.group[0]
+        return is_first and agreement is not None and not agreement.is_led()
 
     def attach(self, group: dist.ProcessGroup) -> None:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run.
@@ -104,7 +116,7 @@ class JobRank:
     def _join(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._leads_if(self.rank == 0, agreement)
-        agreement.join()
+        agreement.join(self.rank)
 
     def _leads_if(self, it_may: bool, agreement: Agreement) -> None:
         self.leads = it_may and agreement.lead(self.rank)
@@ -130,11 +142,11 @@ class JobRank:
             return True
         device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
         verdict, first = self._agreement.verdict(), self._agreement.group[0]
-        if verdict is None and first != 0:  # rank 0 does not train with DDP
+        if verdict is None and first != 0:  # rank 0 does not train with DDP, or is late
             self._leads_if(self.rank == first, self._agreement)
             verdict = self._agreement.verdict()
         if verdict is None:
-            raise DdpprofError(f"rank {first} of this job runs without ddpprof")
+            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not said where it records.")
         if verdict.out is None:
             if not self.leads:
                 return False

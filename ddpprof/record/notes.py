@@ -85,6 +85,7 @@ class StepNotes:
         """Note that recording begins with step number `step`."""
         for module in self.modules:
             module.replica.recording_begins(step)
+        self.unfrozen()  # those that are trained are known from the next time on
 
     def recording_ends(self, step: int) -> None:
         """Note that recording ends before step number `step`, on every rank that comes this far."""
@@ -213,7 +214,7 @@ class StepNotes:
         return facts
 
     def unfrozen(self) -> tuple[str, ...]:
-        """Return all parameters found so far that need gradients which DDP does not average. Any thread may call this.
+        """Return all parameters found so far to be trained though DDP does not average them. Any thread may call this.
 
         Modules are looked at as long as the script keeps them.
         """

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -32,14 +32,15 @@ if torch.__version__ < "2.8":
 
 
 class StepProfiler:
+    _other: ClassVar[tuple[weakref.ref[Any], object] | None] = None
+    """the script's own autograd profiler that warmed up last, and its results of before; of this process"""
+
     def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings
         self._device = device
         self._profile: profile | None = None
         self.left: profile | None = None
         """profile that could not be stopped because the device did not come to rest"""
-        self._other: weakref.ref[Any] | None = None
-        """the script's own autograd profiler that warmed up last"""
         self._is_busy = False
         self._recording = False
         self._collects = True
@@ -60,13 +61,14 @@ class StepProfiler:
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     def another_prepares(self, inner: object) -> None:
-        """Note that the script's own autograd profiler is about to warm up."""
-        self._other = weakref.ref(inner)
+        """Note that the script's own autograd profiler is about to warm up, perhaps not for the first time."""
+        StepProfiler._other = weakref.ref(inner), getattr(inner, "kineto_results", None)
 
     def _other_warms_up(self) -> bool:
-        """Return whether it has not ended yet: two that warm up share one preparation, of which the first disposes."""
-        other = self._other() if self._other is not None else None
-        return other is not None and getattr(other, "kineto_results", None) is None
+        """Return whether it has not ended since: two that warm up share what is prepared, until one of them ends."""
+        other, results = self._other or (lambda: None, None)
+        inner = other()
+        return inner is not None and getattr(inner, "kineto_results", None) is results
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -278,18 +278,21 @@ class Recording:
         ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must go on
             self._window.give_up()
-        self._write_last_facts(ended)
-        if self._main_window is not None:  # it was within a capture
+        is_capture = self._main_window is not None
+        self._write_last_facts(ended, without_modules=not is_capture)
+        if self._main_window is not None:
             self._leave_capture(self._main_window)
-            self._write_last_facts(ended)
+            self._write_last_facts(ended, without_modules=False)
         if self._settings.trial:  # whatever it trains from here on is useless
             raise SystemExit(1)
 
-    def _write_last_facts(self, ended: str) -> None:
-        """Write how the recording ended, if need be without what is known of the modules."""
+    def _write_last_facts(self, ended: str, without_modules: bool) -> None:
+        """Write how the recording ended, if need be and permitted without what is known of the modules."""
         try:
             self._window.write_facts(ended)
         except Exception:
+            if not without_modules:
+                return
             self._notes.forget_modules()
             with suppress(Exception):  # the error was already reported
                 self._window.write_facts(ended)

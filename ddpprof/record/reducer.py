@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpprof.errors import DdpprofError
@@ -27,17 +28,31 @@ class ReducerParameters(NamedTuple):
     expect_sparse: list[bool]
 
 
-class _Frozen(NamedTuple):
+@dataclass(slots=True)
+class _Frozen:
     """A parameter that needs no gradient when the reducer is built, and that DDP was not told to ignore."""
 
     name: str
     parameter: weakref.ref[Parameter]
-    version: int
-    """torch's count of changes to its values"""
+    version: int | None = None
+    """torch's count of changes to its values when it was first seen to need a gradient"""
+
+    def is_trained(self) -> bool:
+        """Return whether its values have changed since it was first seen to need a gradient."""
+        parameter = self.parameter()
+        if parameter is None or not parameter.requires_grad:
+            return False
+        if self.version is None:
+            self.version = parameter._version
+        return parameter._version != self.version
 
 
 class _Noted(NamedTuple):
-    of_reducer: ReducerParameters
+    """What a DDP module was constructed with. It keeps no parameter alive."""
+
+    names: list[str]
+    parameters: list[weakref.ref[Parameter]]
+    expect_sparse: list[bool]
     frozen: list[_Frozen]
 
 
@@ -47,51 +62,52 @@ _noted: weakref.WeakKeyDictionary[DistributedDataParallel, _Noted] = weakref.Wea
 def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``_ddp_init_helper``, with which DDP builds its reducer."""
 
-    def builds(ddp: DistributedDataParallel, parameters: Any, expect_sparse: Any, *args: Any) -> None:
-        build(ddp, parameters, expect_sparse, *args)
+    def builds(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        build(ddp, *args, **kwargs)
         with suppress(Exception):  # DDP is asked later, if need be
-            _note(ddp, parameters, expect_sparse)
+            _note(ddp, *args[:2])
 
     return builds
 
 
 def _note(ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_sparse: Sequence[bool]) -> None:
-    ignored = {*ddp.parameters_to_ignore, *ddp._delay_all_reduce_params}
     frozen = [
-        _Frozen(name, weakref.ref(one), one._version)
+        _Frozen(name, weakref.ref(one))
         for name, one in ddp.module.named_parameters()
-        if not (one.requires_grad or one.is_inference() or name in ignored)
+        if not (one.requires_grad or one.is_inference() or name in ddp.parameters_to_ignore)
     ]
-    _noted[ddp] = _Noted(_with_names(ddp, parameters, expect_sparse), frozen)
+    names = _names(ddp, parameters)
+    _noted[ddp] = _Noted(names, [weakref.ref(one) for one in parameters], list(expect_sparse), frozen)
 
 
 def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
     """Return the reducer's parameters. Raises `DdpprofError` if nobody noted them, and they have changed since."""
     noted = _noted.get(ddp)
     if noted is not None:
-        return noted.of_reducer
+        parameters = [one for reference in noted.parameters if (one := reference()) is not None]
+        return ReducerParameters(noted.names, parameters, noted.expect_sparse)
     parameters, expect_sparse = ddp._build_params_for_reducer()
     if len(parameters) != len(ddp.reducer.get_backward_stats()):
         raise DdpprofError(
             "the script has frozen or unfrozen parameters since it constructed DDP, so that their gradients cannot be "
             "told apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
         )
-    return _with_names(ddp, parameters, expect_sparse)
+    return ReducerParameters(_names(ddp, parameters), parameters, expect_sparse)
 
 
 def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
-    """Return the names of parameters that are trained by now, though DDP does not average their gradients."""
+    """Return the names of parameters that have been trained by now, though no DDP module averages their gradients.
+
+    A parameter is only known to be trained once its values change between two calls.
+    """
     noted = _noted.get(ddp)
-    return tuple(one.name for one in noted.frozen if _is_trained(one)) if noted is not None else ()
+    trained = [one for one in noted.frozen if one.is_trained()] if noted is not None else []
+    if not trained:
+        return ()
+    averaged = {id(reference()) for other in list(_noted.values()) for reference in other.parameters}
+    return tuple(one.name for one in trained if id(one.parameter()) not in averaged)
 
 
-def _is_trained(one: _Frozen) -> bool:
-    parameter = one.parameter()
-    return parameter is not None and parameter.requires_grad and parameter._version != one.version
-
-
-def _with_names(
-    ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_sparse: Sequence[bool]
-) -> ReducerParameters:
+def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> list[str]:
     names = {parameter: name for name, parameter in reversed(list(ddp.module.named_parameters()))}
-    return ReducerParameters([names[one] for one in parameters], list(parameters), list(expect_sparse))
+    return [names[one] for one in parameters]

@@ -15,6 +15,9 @@ from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
 from ddpprof.words import CONSTRUCT_AGAIN, not_averaged, trained_apart
 
+_ROUNDS_PER_LOOK = 8
+"""number of rounds from one look at parameters to the next"""
+
 
 class RunningPulse:
     """A pulse from beginning to end."""
@@ -32,7 +35,8 @@ class RunningPulse:
         assert job.files is not None
         self._job, self._live, self._notes = job, live, notes
         self._unfrozen: tuple[str, ...] = ()
-        self._looks_for_unfrozen = job.leads and job.world_size > 1
+        self._looks_for_unfrozen = job.leads and job.group_size > 1
+        self._num_rounds = 0
         gather_left()
         with ExitStack() as undo:
             if live is not None:
@@ -52,9 +56,13 @@ class RunningPulse:
 
     def _round(self) -> None:
         """Do what is to be done several times a second."""
+        self._num_rounds += 1
+        if self._looks_for_unfrozen and self._num_rounds % _ROUNDS_PER_LOOK == 0:
+            try:
+                self._look_for_unfrozen()
+            except Exception:  # the training thread was just constructing or releasing a module
+                self._unfrozen = ()
         self.captures.round()
-        if self._looks_for_unfrozen:
-            self._look_for_unfrozen()
 
     def _look_for_unfrozen(self) -> None:
         """Say once that the script trains parameters which DDP does not average, once it stops unfreezing them."""

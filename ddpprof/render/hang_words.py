@@ -151,7 +151,7 @@ def _advice(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
         return _advice_on_death(verdict)
     if verdict.fault is Fault.OWN_CODE and not verdict.waiting:
-        return "Look at that line: no rank waits for another one."
+        return "Look at that line: no rank is seen to wait for another."
     advice = _DO.get(verdict.fault)
     return None if advice is None else advice.format(pid=verdict.pid)
 

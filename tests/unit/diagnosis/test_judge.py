@@ -93,6 +93,22 @@ def test_ranks_that_seem_to_await_their_accelerators_at_one_line_wait_for_what_d
     assert judge(placed).fault is fault
 
 
+@pytest.mark.parametrize(
+    ("device", "numbers", "waiting_ranks"),
+    [
+        pytest.param("cpu", (0, 1), 0, id="all-on-cpu"),
+        pytest.param("cuda", (0, 1), 1, id="may-wait-for-accelerators"),
+        pytest.param("cpu", (0,), 0, id="the-other-is-not-seen"),
+    ],
+)
+def test_ranks_in_code_of_their_own_wait_for_none_if_all_are_seen(
+    device: str, numbers: tuple[int, ...], waiting_ranks: int
+) -> None:
+    verdict = judge([on_device(rank(number, USER if number else LIBRARY), device) for number in numbers])
+    assert verdict.fault in (Fault.OWN_CODE, Fault.LOCK)
+    assert len(verdict.waiting) == waiting_ranks
+
+
 def on_cuda(one: RankEvidence) -> RankEvidence:
     """Return a rank that may await its accelerator."""
     return replace(on_device(one), computes=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -132,36 +133,61 @@ def test_all_have_come_when_each_has_said_so() -> None:
     assert first.all_came_to_the_end()
 
 
-def test_ranks_that_do_not_train_are_not_awaited() -> None:
-    store = dist.HashStore()
-    first, second = (Agreement(store, 3, (0, 1)) for _ in range(2))
-    assert first.lead(0)
-    assert not second.lead(1)
-    first.offer("runs/a", "id", None)
-    first.join()
-    second.join()
-    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None, 0)] * 2
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.05)
+    monkeypatch.setattr("ddpprof.record.agreement._OFFER_S", 0.5)
+    return dist.HashStore()
 
 
-def test_each_process_group_has_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.0)
-    store = dist.HashStore()
-    first, second, third = (Agreement(store, 4, group) for group in ((0, 1), (2, 3), (2, 3)))
-    assert first.lead(0)
-    first.offer("runs/a", "id", None)
-    first.join()
-    second.join()
-    third.join()
-    verdicts = [one.verdict() for one in (first, second, third)]
-    assert [one is not None and one.everyone for one in verdicts] == [False, True, True], "rank 1 does not record"
+def recording(store: dist.Store, world_size: int, groups: dict[int, tuple[int, ...]]) -> list[Agreement]:
+    """The agreements of ranks that record, with the process groups of their first modules."""
+    made = [Agreement(store, world_size, group) for group in groups.values()]
+    for rank, one in zip(groups, made, strict=True):
+        one.join(rank)
+    return made
 
 
-def test_no_rank_leads_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.0)
-    first, second = (Agreement(store, 3, (1, 2)) for store in [dist.HashStore()] * 2)
-    first.join()
-    second.join()
-    assert first.verdict() is None
-    assert first.lead(1)
-    first.offer("runs/a", "id", None)
-    assert [one.verdict() for one in (first, second)] == [AgreedRecording("runs/a", "id", True, None, 1)] * 2
+def led(by: Agreement, rank: int) -> None:
+    assert by.lead(rank)
+    by.offer("runs/a", "id", None)
+
+
+def everyone_of(agreements: list[Agreement]) -> list[bool]:
+    verdicts = [one.verdict() for one in agreements]
+    return [one is not None and one.everyone for one in verdicts]
+
+
+def test_ranks_that_do_not_train_are_not_awaited(store: dist.Store) -> None:
+    ranks = recording(store, 3, {0: (0, 1), 1: (0, 1)})
+    led(ranks[0], 0)
+    assert not ranks[1].lead(1)
+    assert [one.verdict() for one in ranks] == [AgreedRecording("runs/a", "id", True, None, 0)] * 2
+
+
+def test_each_process_group_has_a_verdict_of_its_own(store: dist.Store) -> None:
+    ranks = recording(store, 4, {0: (0, 1), 2: (2, 3), 3: (2, 3)})
+    led(ranks[0], 0)
+    assert everyone_of(ranks) == [False, True, True], "rank 1 does not record"
+
+
+def test_process_groups_that_overlap(store: dist.Store) -> None:
+    ranks = recording(store, 4, {0: (0, 1), 1: (0, 1), 2: (1, 2, 3), 3: (1, 2, 3)})
+    led(ranks[0], 0)
+    assert everyone_of(ranks) == [True] * 4
+
+
+def test_no_rank_leads_yet(store: dist.Store) -> None:
+    ranks = recording(store, 3, {1: (1, 2), 2: (1, 2)})
+    assert ranks[0].verdict() is None
+    led(ranks[0], 1)
+    assert [one.verdict() for one in ranks] == [AgreedRecording("runs/a", "id", True, None, 1)] * 2
+
+
+def test_a_rank_that_opens_the_run_directory_slowly_is_awaited(store: dist.Store) -> None:
+    ranks = recording(store, 2, {0: (0, 1), 1: (0, 1)})
+    assert ranks[0].lead(0)
+    later = threading.Timer(0.2, ranks[0].offer, ("runs/a", "id", None))
+    later.start()
+    assert everyone_of(ranks) == [True, True]
+    later.join()

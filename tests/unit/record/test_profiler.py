@@ -67,6 +67,10 @@ def test_it_does_not_warm_up_beside_the_scripts_own() -> None:
     own._start_trace()
     work()
     own.__exit__(None, None, None)
+    one.another_prepares(own)  # as with ``acc_events=True``, for another cycle
+    with pytest.raises(RuntimeError, match="the script's own profiler is running"):
+        StepProfiler(Settings("run"), device).prepare()  # that of a capture
+    own.kineto_results = None  # which stands for those of the cycle
     one.prepare()
     assert one.running
     one.stop()

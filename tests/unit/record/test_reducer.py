@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
+from ddpprof.record.ddp_variants import switch
 from ddpprof.record.modules import RecordedModule
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.reducer import noting_parameters, reducer_parameters, unfrozen_parameters
@@ -66,6 +69,7 @@ def test_the_reducer_does_not_know_parameters_that_are_unfrozen_later() -> None:
     ddp = DistributedDataParallel(model(is_frozen=True))
     assert unfrozen_parameters(ddp) == ()
     ddp.module[0].requires_grad_(True)
+    assert unfrozen_parameters(ddp) == ()
     assert unfrozen_parameters(ddp) == (), "a gradient alone changes nothing"
     train(ddp)
     assert reducer_parameters(ddp).names == ALL[2:]
@@ -78,8 +82,47 @@ def test_parameters_that_ddp_is_told_to_ignore_are_not_missed() -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layers, ["0.weight"])
     ddp = DistributedDataParallel(layers)
     ddp.module[0].requires_grad_(True)
+    unfrozen_parameters(ddp)
     train(ddp)
     assert unfrozen_parameters(ddp) == ("0.bias",)
+
+
+@pytest.mark.usefixtures("noting")
+def test_what_another_ddp_module_averages_is_not_missed() -> None:
+    before = DistributedDataParallel(model(is_frozen=True))
+    before.module[0].requires_grad_(True)
+    assert unfrozen_parameters(before) == ()
+    again = DistributedDataParallel(before.module)
+    train(again)
+    assert unfrozen_parameters(before) == ()
+
+
+@pytest.mark.usefixtures("noting")
+def test_values_that_are_loaded_before_unfreezing_are_not_trained() -> None:
+    ddp = DistributedDataParallel(model(is_frozen=True))
+    ddp.module.load_state_dict(model(is_frozen=True).state_dict())
+    ddp.module[0].requires_grad_(True)
+    assert unfrozen_parameters(ddp) == ()
+    assert unfrozen_parameters(ddp) == ()
+
+
+@pytest.mark.usefixtures("noting")
+def test_ddp_is_taken_away_and_put_back_though_parameters_were_frozen_since() -> None:
+    ddp = DistributedDataParallel(model(is_frozen=False), find_unused_parameters=True)
+    ddp.module[0].requires_grad_(False)
+    switch(ddp, on=False)
+    switch(ddp, on=True)
+    assert reducer_parameters(ddp).names == ALL[2:], "the new reducer has those that are trained now"
+    ddp(torch.randn(2, 4)).sum().backward()
+
+
+@pytest.mark.usefixtures("noting")
+def test_notes_keep_no_parameter_alive() -> None:
+    ddp = DistributedDataParallel(model(is_frozen=True))
+    parameter = weakref.ref(ddp.module[1].weight)
+    del ddp
+    gc.collect()
+    assert parameter() is None
 
 
 @pytest.mark.usefixtures("noting")
@@ -88,6 +131,7 @@ def test_notes_remember_what_was_trained_once() -> None:
     notes = StepNotes()
     notes.module(ddp)
     ddp.module[0].bias.requires_grad_(True)
+    assert notes.unfrozen() == ()
     train(ddp)
     assert notes.unfrozen() == ("0.bias",)
     ddp.module[0].requires_grad_(False)

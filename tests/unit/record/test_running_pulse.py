@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ddpprof.record.running_pulse import RunningPulse
+from ddpprof.record.running_pulse import _ROUNDS_PER_LOOK, RunningPulse
 
 
 def running(unfrozen: list[tuple[str, ...]], said: list[str]) -> RunningPulse:
@@ -16,6 +16,7 @@ def running(unfrozen: list[tuple[str, ...]], said: list[str]) -> RunningPulse:
     pulse.captures = SimpleNamespace(round=lambda: None)
     pulse._notes = SimpleNamespace(unfrozen=iter(unfrozen).__next__)
     pulse._job, pulse._unfrozen, pulse._looks_for_unfrozen = SimpleNamespace(warn=said.append), (), True
+    pulse._num_rounds = 0
     return cast("RunningPulse", pulse)
 
 
@@ -32,10 +33,11 @@ def test_parameters_that_ddp_does_not_average_are_named_while_the_job_trains(
 ) -> None:
     said: list[str] = []
     pulse = running(found, said)
-    for _ in found:
+    for _ in range(len(found) * _ROUNDS_PER_LOOK):
         pulse._round()
     assert len(said) == num_said
     if said:
         assert said[0].startswith("DDP does not average the gradients of 2 parameters")
-        pulse._round()  # which looks no more: the notes have no more rounds
+        for _ in range(_ROUNDS_PER_LOOK):
+            pulse._round()  # which looks no more
     assert len(said) == num_said

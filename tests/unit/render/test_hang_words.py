@@ -42,6 +42,14 @@ def test_a_job_that_hangs() -> None:
     assert advice.startswith("Call it on every rank")
 
 
+def test_a_rank_for_which_none_is_seen_to_wait() -> None:
+    own_code = replace(HANGING, fault=Fault.OWN_CODE, parameters=())
+    assert verdict_lines(own_code)[-1] == "Look at that line: the other ranks wait until it is done."
+    assert verdict_lines(replace(own_code, waiting=()))[-1] == (
+        "Look at that line: no rank is seen to wait for another."
+    )
+
+
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.UNKNOWN])
 def test_every_fault_has_a_sentence_and_names_its_rank(fault: Fault) -> None:
     first, *_ = verdict_lines(replace(HANGING, fault=fault, detail=None))
