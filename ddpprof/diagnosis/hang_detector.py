@@ -12,14 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, gather
 from ddpprof.diagnosis.judge import judge
 from ddpprof.diagnosis.processes import Process
 from ddpprof.model.hang import Verdict
-from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s
+from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
 from ddpprof.model.stack import collective_of
 from ddpprof.monitor.pulse_files import PulseHead, read_heads
 
@@ -235,10 +233,8 @@ def _has_moved(evidence: Sequence[RankEvidence], within_s: float) -> bool:
 
 def _usual_s(head: PulseHead) -> float | None:
     """Return the usual length of a step; ``None`` among the first steps."""
-    usual = head.steps.length_ns[head.steps.flags == 0]
-    if len(usual) < _FEW_STEPS:
-        usual = head.steps.length_ns
-    return float(np.median(usual)) / 1e9 if len(usual) >= _FEW_STEPS else None
+    usual = usual_ns(head.steps, _FEW_STEPS)
+    return None if usual is None else usual / 1e9
 
 
 def overdue_limit_s(usual_s: float | None) -> float:

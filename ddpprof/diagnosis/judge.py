@@ -13,14 +13,12 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import is_of_a_lost_peer
 from ddpprof.model import UNKNOWN, DdpModule, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.pulse import Activity, activity_word
+from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
 
 UNREDUCED = "Expected to have finished reduction"
@@ -178,7 +176,7 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         waiting_at=None if first is None else first.place,
         since_unix_ns=None if first is None else _waits_since(first),
         detail=_detail(blamed, fault),
-        usual_ns=_usual_ns(blamed.evidence),
+        usual_ns=usual_ns(blamed.evidence.steps),
         has_failed=blamed.fault is Fault.DIED,
         exit_code=None if exit_seen is None else exit_seen.exit_code,
         num_oom_kills=blamed.evidence.num_oom_kills,
@@ -232,7 +230,7 @@ def _of_link(positions: Sequence[Position]) -> Verdict:
         waiting=tuple(one.rank for one in positions),
         waiting_at=first.place,
         since_unix_ns=_waits_since(first),
-        usual_ns=_usual_ns(first.evidence),
+        usual_ns=usual_ns(first.evidence.steps),
         at_unix_ns=first.evidence.now_ns,
     )
 
@@ -270,8 +268,3 @@ def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
         return ()
     indices = (index for index in module.buckets[bucket] if 0 <= index < len(module.parameters))
     return tuple(module.parameters[index].name for index in indices)
-
-
-def _usual_ns(evidence: RankEvidence) -> int | None:
-    lengths = evidence.steps.length_ns
-    return int(np.median(lengths)) if len(lengths) else None

@@ -275,6 +275,16 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
     )
 
 
+def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
+    """Return the median length of the steps in which nothing special happened, or of all if too few are such.
+
+    `fewest`: least number of steps for a median; ``None`` if there are fewer.
+    """
+    usual = steps.length_ns[steps.flags == 0]
+    lengths = usual if len(usual) >= fewest else steps.length_ns
+    return int(np.median(lengths)) if len(lengths) >= fewest else None
+
+
 OVERDUE_S = 5.0
 OVERDUE_TIMES = 10
 """a step is overdue if it takes this many times as long as usual, and at least `OVERDUE_S`"""

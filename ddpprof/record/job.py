@@ -85,9 +85,9 @@ class JobRank:
 
     def _is_first_of_unled(self) -> bool:
         """Return whether no rank leads, as before the first steps are over, and this one may lead its group."""
-        agreement = self._agreement
-        is_first = agreement is not None and self.files is None and self.rank == agreement.group[0]
-        return is_first and agreement is not None and not agreement.is_led()
+        if self._agreement is None or self.files is not None or self.rank != self._agreement.group[0]:
+            return False
+        return not self._agreement.is_led()
 
     def attach(self, group: dist.ProcessGroup) -> None:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run.
@@ -128,8 +128,8 @@ class JobRank:
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
             out = str(open_run(self._settings, run_id, self.world_size))
-        except (OSError, DdpprofError) as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, the other ranks wait for the offer
+            problem = str(error) or type(error).__name__
         agreement.offer(out, run_id, problem)
 
     def open_files(self, device: TrainingDevice) -> bool:

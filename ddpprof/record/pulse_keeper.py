@@ -12,14 +12,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, overdue_after_s
+from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, overdue_after_s, usual_ns
 from ddpprof.model.pulse_layout import write_state
 from ddpprof.model.stack import frames_of
+from ddpprof.model.tables import rows_of
 from ddpprof.record import machine
 from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
 from ddpprof.record.memory import resident_bytes
@@ -186,8 +185,8 @@ class PulseKeeper:
             return False
         content = self._pulse.memory[layout.STEPS.at : layout.STEPS.end]
         steps = layout.in_order(layout.decode_rows(PulseSteps, content), self._pulse.identity, state)
-        usual = steps.length_ns[-_USUAL_STEPS:]
-        return not len(usual) or took_s >= overdue_after_s(float(np.median(usual)) / 1e9)
+        usual = usual_ns(rows_of(steps, slice(-_USUAL_STEPS, None)))
+        return usual is None or took_s >= overdue_after_s(usual / 1e9)
 
     def _keep(self) -> None:
         """Copy what has changed since the last time."""

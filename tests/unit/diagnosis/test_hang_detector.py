@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hung_ranks import NOW_NS, USER, S, died, distributed, on_device, process, rank, steps, waiting
 
 from ddpprof import rundir
-from ddpprof.diagnosis import hang_detector
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.errors import DdpprofError
@@ -66,10 +66,7 @@ def test_the_first_steps_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_with_checkpoints_are_not_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     ordinary, saving = steps(20), steps(30, length_ns=30 * S, flags=StepFlag.SAVED)
     mixed = PulseSteps(
-        *(
-            hang_detector.np.concatenate([getattr(ordinary, name), getattr(saving, name)])
-            for name in PulseSteps.__slots__
-        )
+        *(np.concatenate([getattr(ordinary, name), getattr(saving, name)]) for name in PulseSteps.__slots__)
     )
     assert Job(monkeypatch, rank(0, since_s=6), of=mixed).detector.look() is not None
 
