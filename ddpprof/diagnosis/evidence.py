@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,12 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
     swapped_in = num_swapped_in() - swapped_in_before
     found = (_of_rank(directory, rank, exits, earlier, swapped_in, records) for rank, earlier in before.items())
     return tuple(one for one in found if one is not None)
+
+
+def are_all_on_cpu(evidence: Sequence[RankEvidence]) -> bool:
+    """Return whether all ranks of the job are seen, and train on CPU. On an accelerator they may wait at any line."""
+    are_all = {one.identity.world_size for one in evidence} == {len(evidence)}
+    return are_all and all(one.identity.device == "cpu" for one in evidence)
 
 
 def _process_now(directory: Path, rank: int) -> Process | None:

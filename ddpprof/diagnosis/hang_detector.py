@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.diagnosis import places
-from ddpprof.diagnosis.evidence import RankEvidence, gather
+from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu, gather
 from ddpprof.diagnosis.judge import judge
 from ddpprof.diagnosis.processes import Process
 from ddpprof.model.hang import Verdict
@@ -212,18 +212,15 @@ def _rest_s(usual_s: float | None) -> float:
 
 
 def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
-    """Return whether every rank is busy with the script's own code, so that none holds another up.
-
-    On an accelerator, ranks may wait for each other at any line.
-    """
-    return len(evidence) == evidence[0].identity.world_size and all(map(_is_by_itself, evidence))
+    """Return whether every rank is busy with the script's own code, so that none holds another up."""
+    return are_all_on_cpu(evidence) and all(map(_is_by_itself, evidence))
 
 
 def _is_by_itself(one: RankEvidence) -> bool:
     process, activity = one.process, one.state.activity
     runs = not (process is None or process.is_stopped or one.is_silent or one.has_ended or one.is_swapping)
-    on_cpu = one.identity.device == "cpu" and activity in (Activity.OTHER, Activity.FORWARD)
-    return runs and on_cpu and bool(one.stack) and collective_of(one.stack) is None
+    is_outside = activity in (Activity.OTHER, Activity.FORWARD) and bool(one.stack)
+    return runs and is_outside and collective_of(one.stack) is None
 
 
 def _has_moved(evidence: Sequence[RankEvidence], within_s: float) -> bool:

@@ -13,7 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import is_of_a_lost_peer
 from ddpprof.model import UNKNOWN, DdpModule, UnusualCollective
@@ -63,10 +63,9 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _are_by_themselves(positions: Sequence[Position]) -> bool:
-    """Return whether all ranks of the job are in the script's own code. On an accelerator they may wait at any line."""
-    identities = [one.evidence.identity for one in positions]
-    on_cpu = all(one.device == "cpu" for one in identities) and len(positions) == identities[0].world_size
-    return on_cpu and all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in positions)
+    """Return whether all ranks of the job are seen to be in the script's own code."""
+    are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in positions)
+    return are_free and are_all_on_cpu([one.evidence for one in positions])
 
 
 def _await_devices(positions: Sequence[Position]) -> bool:

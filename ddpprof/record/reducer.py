@@ -1,4 +1,4 @@
-"""Which parameters does DDP average? Those that need gradients when it builds its reducer, whatever happens later.
+"""DDP averages the parameters that need gradients when it builds its reducer, whatever happens to them later.
 
 A script may freeze or unfreeze parameters once DDP is constructed. The reducer still has the former, and does not know
 the latter: their gradients stay on each rank.
@@ -17,6 +17,7 @@ from ddpprof.errors import DdpprofError
 if TYPE_CHECKING:  # this is imported while torch is being imported
     from torch.nn import Parameter
     from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.weak import TensorWeakRef
 
 
 class ReducerParameters(NamedTuple):
@@ -33,13 +34,13 @@ class _Frozen:
     """A parameter that needs no gradient when the reducer is built, and that DDP was not told to ignore."""
 
     name: str
-    parameter: weakref.ref[Parameter]
+    parameter: TensorWeakRef
     version: int | None = None
     """torch's count of changes to its values when it was first seen to need a gradient"""
 
     def is_trained(self) -> bool:
         """Return whether its values have changed since it was first seen to need a gradient."""
-        parameter = self.parameter()
+        parameter: Parameter | None = self.parameter()
         if parameter is None or not parameter.requires_grad:
             return False
         if self.version is None:
@@ -48,10 +49,10 @@ class _Frozen:
 
 
 class _Noted(NamedTuple):
-    """What a DDP module was constructed with. It keeps no parameter alive."""
+    """The parameters with which a DDP module was constructed, none of which this keeps alive."""
 
     names: list[str]
-    parameters: list[weakref.ref[Parameter]]
+    parameters: list[TensorWeakRef]
     expect_sparse: list[bool]
     frozen: list[_Frozen]
 
@@ -71,13 +72,15 @@ def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
 
 
 def _note(ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_sparse: Sequence[bool]) -> None:
+    from torch.utils.weak import TensorWeakRef  # an ordinary reference may outlive the tensor behind its object
+
     frozen = [
-        _Frozen(name, weakref.ref(one))
+        _Frozen(name, TensorWeakRef(one))
         for name, one in ddp.module.named_parameters()
         if not (one.requires_grad or one.is_inference() or name in ddp.parameters_to_ignore)
     ]
     names = _names(ddp, parameters)
-    _noted[ddp] = _Noted(names, [weakref.ref(one) for one in parameters], list(expect_sparse), frozen)
+    _noted[ddp] = _Noted(names, [TensorWeakRef(one) for one in parameters], list(expect_sparse), frozen)
 
 
 def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:

@@ -1,4 +1,4 @@
-"""Which parameters DDP averages, in scripts that freeze and unfreeze them."""
+"""DDP averages the parameters that it was constructed with, whatever a script freezes and unfreezes later."""
 
 from __future__ import annotations
 

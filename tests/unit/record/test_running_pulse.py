@@ -1,4 +1,4 @@
-"""What is done several times a second as long as a pulse runs."""
+"""A running pulse looks several times a second for what has to be said at once."""
 
 from __future__ import annotations
 
