@@ -66,6 +66,7 @@ output.py           files of one rank
 trace_file.py       one rank's trace on its way into the run directory, written during training
 end_words.py        a rank's words for how it ended
 exits.py            how torchrun, the launcher and the kernel (out of memory) saw ranks end
+standby.py          threads that are started while the script trains, for work at the end of the process
 hang_signals.py     handling of signals while the training thread may hang in a call that never returns
 
 The network:

@@ -51,7 +51,10 @@ class Control:
                 client, _ = self._socket.accept()
             except OSError:  # closed
                 return
-            threading.Thread(target=self._answer, args=(client,), name="ddpprof-request", daemon=True).start()
+            try:
+                threading.Thread(target=self._answer, args=(client,), name="ddpprof-request", daemon=True).start()
+            except RuntimeError:  # the interpreter exits, and from Python 3.12 on starts no threads any more
+                client.close()
 
     def _answer(self, client: socket.socket) -> None:
         with client, suppress(OSError):  # the client has gone

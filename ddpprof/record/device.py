@@ -6,11 +6,14 @@ device, and the training thread waits for that thread with a time limit. Signals
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.record.standby import STANDBY
 
 PATIENCE_S = 5.0
 """seconds to wait for a device; more if steps are long"""
@@ -21,6 +24,8 @@ class TrainingDevice:
 
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
+        self._waiting: Future[None] | None = None
+        """the last wait for the devices"""
 
     def found(self, devices: Iterable[torch.device]) -> None:
         """Add devices on which training takes place."""
@@ -43,20 +48,16 @@ class TrainingDevice:
         """Wait as `synchronise` does, but at most `patience_s`; return False if it takes longer or a device fails."""
         if not self.accelerators:
             return True
-        at_rest, is_over = [], threading.Event()
+        if self._waiting is not None and not _ends_in_time(self._waiting, patience_s):
+            return False  # since an earlier call
+        with suppress(RuntimeError):  # none can wait for a device that may be stuck
+            self._waiting = STANDBY.run(self.synchronise)
+            return _ends_in_time(self._waiting, patience_s) and self._waiting.exception() is None
+        return False
 
-        def wait() -> None:
-            try:
-                self.synchronise()
-                at_rest.append(True)
-            except Exception:  # the training itself will meet an error of the device
-                pass
-            finally:
-                is_over.set()
 
-        threading.Thread(target=wait, name="ddpprof-device", daemon=True).start()
-        is_over.wait(patience_s)
-        return bool(at_rest)
+def _ends_in_time(waiting: Future[None], patience_s: float) -> bool:
+    return bool(wait([waiting], patience_s).done)
 
 
 def devices_of(ddp: DistributedDataParallel) -> tuple[torch.device, ...]:

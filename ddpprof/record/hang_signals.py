@@ -12,7 +12,10 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+
+from ddpprof.record.standby import STANDBY
 
 GRACE_S = 3.0
 """seconds that the call may go on after the signal"""
@@ -23,23 +26,24 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_end_a_hang() -> Iterator[None]:
-    """Guard a call that may never return. Does nothing outside the main thread."""
+    """Guard a call that may never return. Does nothing outside the main thread, or if no thread can watch."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     returned = threading.Event()
+    watch: Future[None] | None = None
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    watch = threading.Thread(target=_watch, args=(reading, before, returned), name="ddpprof-signals", daemon=True)
-    watch.start()
     try:
+        with suppress(RuntimeError):
+            watch = STANDBY.run(lambda: _watch(reading, before, returned))
         yield
     finally:
         returned.set()
         signal.set_wakeup_fd(before)
         os.close(writing)
-        watch.join()
+        wait([] if watch is None else [watch])
         os.close(reading)
 
 

@@ -28,6 +28,7 @@ from ddpprof.record import framework_saves, patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
+from ddpprof.record.standby import STANDBY
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _COMPILED = "optimizer_hooks"
@@ -40,6 +41,7 @@ class Session(Recording):
     def begin(self) -> None:
         """Start listening."""
         keep_out_of_compiled_graphs()
+        STANDBY.prepare()
         self._notes.environment.look_who_calls()
         patches.install_around_training()
         if self._settings.trial or self._settings.baseline_steps:

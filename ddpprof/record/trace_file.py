@@ -10,9 +10,9 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from torch.profiler import profile
 
 from ddpprof import own_files, rundir
+from ddpprof.record.standby import STANDBY
 from ddpprof.scratch import choose_temporary_directory, scratch_folder
 
 _gzip_open: Any
@@ -39,8 +40,7 @@ class TraceFile:
     def __init__(self, directory: Path, rank: int) -> None:
         self._plain = directory / rundir.plain_trace_file(rank)
         self._compressed = directory / rundir.trace_file(rank)
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._writing: Future[None] | None = None
 
     def write(self, recorded: profile) -> None:
         """Begin to write; `finish` reports whether it succeeded."""
@@ -52,34 +52,27 @@ class TraceFile:
         `asked_to_end`: list that grows when a signal arrives. Raises ``OSError``.
         """
         self.wait(patience_s, asked_to_end)
-        if self._thread is None and self._plain.exists():
+        if self._writing is None and self._plain.exists():
             self._begin(lambda: self._compress(self._plain))
             self.wait(patience_s, asked_to_end)
 
     def _begin(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:  # `finish` raises it
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="ddpprof-trace", daemon=True)
-        self._thread.start()
+        try:
+            self._writing = STANDBY.run(work)
+        except RuntimeError:  # the process ends: nobody trains meanwhile
+            work()
 
     def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait for the thread, as `finish` does."""
+        """Wait for what is being written, as `finish` does."""
         deadline = None
-        while self._thread is not None:
-            self._thread.join(_LOOKS_EVERY_S)
-            if not self._thread.is_alive():
-                self._thread = None
+        while self._writing is not None:
+            if wait([self._writing], _LOOKS_EVERY_S).done:
+                written, self._writing = self._writing, None
+                written.result()
             elif deadline is None and asked_to_end:
                 deadline = time.monotonic() + patience_s
             elif deadline is not None and time.monotonic() > deadline:
                 return
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def _export(self, recorded: profile) -> None:
         with ExitStack() as used:
