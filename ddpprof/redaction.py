@@ -1,4 +1,8 @@
-"""Removal of secrets from what is kept and shown: passwords and signatures in URLs, keys and tokens in commands."""
+"""Removal of secrets from what is kept and shown: passwords, keys and tokens in commands, URLs, headers and variables.
+
+A name that contains one of `_SECRET_WORDS` hides its value, however it is written. Every expression here takes time
+that is proportional to the length of the text, since texts come from errors and variables of the job.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,98 @@ from collections.abc import Sequence
 
 HIDDEN = "***"
 
-_PASSWORD = re.compile(r"(://[^/@:\s'\"]*):(?!\d+(?:[/\s]|$))[^\s'\"]*@")
-"""password up to the last @, since passwords contain @ and / too; a port is not a password"""
-_TOKEN_AS_USER = re.compile(r"(?<=://)[\w.~%+-]{16,}@")
-_QUERY = re.compile(r"([a-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*", re.IGNORECASE)
-_KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}")
-_OF_A_HEADER = re.compile(r"\b(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
+_SECRET_WORDS = re.compile("token|secret|passw|passphrase|pwd|key|credential|auth")
+_ORDINARY_WORDS = re.compile("tokeni[sz]|key(?:point|word|board|frame)|monkey|author(?!i[sz])")
+"""words of training scripts that contain those"""
+_COUNT_OF_TOKENS = re.compile(r"tokens")
+_NUMBER = re.compile(r"[\d_.,]+(?:e\d+)?")
 
-_KIND_OF_SECRET = "(?:.*[-_.])?(?:access|api|auth|private|secret)?"  # noqa: S105 (a pattern)
-_SECRET_NAME = rf"{_KIND_OF_SECRET}(?:key|token|password|passwd|passphrase|pwd|secret|credentials?)"
-_OPTION = re.compile(rf"--?{_SECRET_NAME}", re.IGNORECASE)
-_VARIABLE = re.compile(_SECRET_NAME, re.IGNORECASE)
-_ASSIGNMENT = re.compile(rf"((?:--?)?{_SECRET_NAME})=.+", re.IGNORECASE | re.DOTALL)
+_NAMED = re.compile(
+    r"(?<![\w.-])(?P<name>[\w.-]++)(?P<joint>['\"]?(?:[ \t]{0,4}[=:][ \t]{0,4}|,?[ \t]{1,4})['\"]?)"
+    r"(?:(?:bearer|basic|token|digest) )?(?=(?P<ahead>[^\s'\"]{1,20}))",
+    re.IGNORECASE,
+)
+"""a name before its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
+_VALUE = re.compile(r"[^\s'\"]++")
+_QUOTED_VALUE = re.compile(r"[^'\"\n]++")
+_MENTIONED = re.compile("keys?|auth|.*(?:error|exception|warning)", re.IGNORECASE)
+"""names before a colon in sentences, such as ``KeyError: 'weight'`` and ``missing key: weight``"""
+_BEARER = re.compile(r"\b(bearer)[ \t]{1,4}[\w.~+/=-]{8,}+", re.IGNORECASE)
+_BASIC = re.compile(r"\b([Bb]asic|BASIC)[ \t]{1,4}(?=[a-z]{0,20}[A-Z0-9+/=])[\w+/]{6,}+=*")
+_KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}+")
+_WORD = re.compile(r"[^\s'\"]++")
+_PORT = re.compile(r"\d+(?:/|$)")
+_TOKEN_AS_USER = re.compile(r"[\w.~%+-]{16,}")
+_END_OF_PATH = re.compile("[?#]")
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without passwords, queries and fragments of URLs, tokens of known services, and bearer tokens."""
-    text = _PASSWORD.sub(r"\1@", text)
-    text = _QUERY.sub(r"\1", _TOKEN_AS_USER.sub(f"{HIDDEN}@", text))
-    return _OF_A_HEADER.sub(rf"\1 {HIDDEN}", _KNOWN_TOKEN.sub(HIDDEN, text))
+    """Return the text without credentials, queries and fragments of URLs, tokens, and values of secret names."""
+    text = _WORD.sub(lambda word: _url_without_secrets(word[0]), text)
+    text = _without_named_secrets(_KNOWN_TOKEN.sub(HIDDEN, text))
+    return _BASIC.sub(rf"\1 {HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", text))
 
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether an environment variable has the name of a key, token or password, or holds a secret."""
-    return _VARIABLE.fullmatch(name) is not None or without_secrets(value) != value
+    return _names_secret(name, value) or without_secrets(value) != value
 
 
 def words_without_secrets(words: Sequence[str]) -> list[str]:
     """Return the command line without the values of options and variables named like keys, tokens or passwords."""
     shown: list[str] = []
-    is_secret = False
+    option = ""
     for word in words:
-        if is_secret and not word.startswith("--"):
+        name, joint, value = word.partition("=")
+        if option and not word.startswith("--") and _names_secret(option, word):
             shown.append(HIDDEN)
+        elif value and _names_secret(name, value):
+            shown.append(f"{name}={HIDDEN}")
         else:
-            assigned = _ASSIGNMENT.fullmatch(word)
-            shown.append(f"{assigned.group(1)}={HIDDEN}" if assigned else without_secrets(word))
-        is_secret = _OPTION.fullmatch(word) is not None
+            shown.append(without_secrets(word))
+        option = word if word.startswith("-") and not joint else ""
     return shown
+
+
+def _names_secret(name: str, value: str) -> bool:
+    lowered = _ORDINARY_WORDS.sub("", name.lower())
+    if _NUMBER.fullmatch(value):  # as in --max-tokens 512
+        lowered = _COUNT_OF_TOKENS.sub("", lowered)
+    return _SECRET_WORDS.search(lowered) is not None
+
+
+def _without_named_secrets(text: str) -> str:
+    kept, at = [], 0
+    while found := _NAMED.search(text, at):
+        kept.append(text[at : found.end()])
+        at = found.end()
+        if _hides_value(found["name"], found["joint"], found["ahead"]):
+            value = _QUOTED_VALUE if found["joint"][-1] in "'\"" else _VALUE
+            at = value.match(text, at).end()  # type: ignore[union-attr] # there is one: it was seen ahead
+            kept.append(HIDDEN)
+    return "".join([*kept, text[at:]])
+
+
+def _hides_value(name: str, joint: str, value: str) -> bool:
+    if not _names_secret(name, value):
+        return False
+    if "=" in joint:
+        return True
+    if ":" in joint:
+        return joint[0] in "'\"" or _MENTIONED.fullmatch(name) is None
+    return name.startswith("-") and not value.startswith("-")
+
+
+def _url_without_secrets(word: str) -> str:
+    """Return a word without what is secret of a URL in it. A password may contain @, / and ?; a port is no password."""
+    scheme, mark, rest = word.partition("://")
+    if not mark:
+        return word
+    user, at, host = rest.rpartition("@")
+    name, colon, password = user.partition(":")
+    if at and "/" not in name:
+        if colon and not _PORT.match(password):
+            rest = f"{name}@{host}"
+        elif not colon and _TOKEN_AS_USER.fullmatch(name):
+            rest = f"{HIDDEN}@{host}"
+    return f"{scheme}{mark}{_END_OF_PATH.split(rest, maxsplit=1)[0]}"
