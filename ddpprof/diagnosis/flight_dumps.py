@@ -10,11 +10,14 @@ import io
 import json
 import math
 import pickle
+import pickletools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import msgspec
 
 from ddpprof.errors import DdpprofError
 from ddpprof.files.small import read_small
@@ -25,6 +28,13 @@ _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
 _OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
 """collectives to which ranks may give different amounts: only one of them gives what is scattered"""
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_MOST_ENTRIES = 1_000_000
+_MOST_TENSORS = 1_000_000
+"""of all collectives in a dump; torch keeps 2,000 collectives"""
+_MOST_CHARACTERS_OF_ERROR = 200
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Sizes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**48)]], msgspec.Meta(max_length=64)]
 _DEFAULT_GROUP = "0"
 """name of the group of all ranks"""
 
@@ -66,31 +76,57 @@ def dumps_in(folder: Path) -> dict[int, Path]:
     return found
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """A collective as a dump has it, within bounds: a pickle's lists may share their items, and so be endless."""
+
+    process_group: tuple[str | int, ...] | None = None
+    collective_seq_id: _Number | None = None
+    seq_id: _Number = 0
+    profiling_name: str = ""
+    input_sizes: Annotated[list[_Sizes], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
+    input_dtypes: Annotated[list[str], msgspec.Meta(max_length=_MOST_TENSORS)] | None = None
+    is_p2p: bool = False
+    time_created_ns: _Number = 0
+
+
 def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
     """Return the collectives in a dump, oldest first. Raises `DdpprofError` if it is none."""
     try:
         content = read_small(path, _MOST_BYTES)
-        decoded = json.loads(content) if content[:1] == b"{" else _PlainValues(io.BytesIO(content)).load()
-        entries = decoded["entries"]
-        return tuple(_collective(entry) for entry in entries if not entry.get("is_p2p", False))
+        decoded = json.loads(content) if content[:1] == b"{" else _unpickled(content)
+        return tuple(_collectives(decoded["entries"]))
     except OSError as error:
         raise DdpprofError(f"{path} cannot be read: {error.strerror}.") from error
     except Exception as error:
-        raise DdpprofError(f"{path} is not a dump of torch's flight recorder: {error}.") from error
+        why = " ".join(str(error).split())[:_MOST_CHARACTERS_OF_ERROR]
+        raise DdpprofError(f"{path} is not a dump of torch's flight recorder: {why}.") from error
 
 
-def _collective(entry: Mapping[str, Any]) -> DumpedCollective:
-    group = entry.get("process_group") or ("", "")
-    sizes, dtypes = entry.get("input_sizes") or [[]], entry.get("input_dtypes") or [""]
-    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-    return DumpedCollective(
-        group=str(group[0]),
-        sequence=int(entry.get("collective_seq_id", entry.get("seq_id", 0))),
-        name=name,
-        numel=sum(math.prod(map(int, size)) for size in sizes),
-        dtype=str(dtypes[0]) if dtypes else "",
-        created_ns=int(entry.get("time_created_ns", 0)),
-    )
+def _unpickled(content: bytes) -> Any:
+    """Return the values in a pickle. The unpickler allocates as many places for marked values as the highest number."""
+    for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
+        if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
+            raise pickle.UnpicklingError(f"it has {number_of_opcodes:,} values before one that is number {argument:,}")
+    return _PlainValues(io.BytesIO(content)).load()
+
+
+def _collectives(entries: Sequence[Any]) -> Iterator[DumpedCollective]:
+    num_tensors = 0
+    for one in entries[:_MOST_ENTRIES]:
+        entry = msgspec.convert(one, _Entry, strict=False)
+        sizes, dtypes = entry.input_sizes or [[]], entry.input_dtypes or [""]
+        num_tensors += len(sizes)
+        if num_tensors > _MOST_TENSORS:
+            raise ValueError(f"its collectives have more than {_MOST_TENSORS:,} tensors")
+        if not entry.is_p2p:
+            yield DumpedCollective(
+                group=str((entry.process_group or ("",))[0]),
+                sequence=entry.seq_id if entry.collective_seq_id is None else entry.collective_seq_id,
+                name=entry.profiling_name.rpartition(":")[2],
+                numel=sum(map(math.prod, sizes)),
+                dtype=dtypes[0],
+                created_ns=entry.time_created_ns,
+            )
 
 
 def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | None:

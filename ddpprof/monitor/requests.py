@@ -15,22 +15,58 @@ from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import is_gone, read_head
 
+_MOST_BYTES = 65_536
+"""of an answer, which is one line; the path of a folder is the longest part"""
+FIRST_ANSWER_S = 180.0
+"""seconds; a job refuses a capture on which its ranks have not agreed after two minutes"""
+LATER_ANSWERS_S = 30.0
+"""seconds after which a silent job is looked at; it may be waiting for a slow-down"""
+
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
     """Send a request to the job that writes into `directory`, and yield its answers as they come.
 
-    Raises `DdpprofError` if no job takes requests there, or the request is refused. If the job dies, answers end.
+    Raises `DdpprofError` if no job takes requests there, the request is refused, or what answers is no job of
+    ddpprof. If the job dies, answers end.
     """
     with closing(_connect(directory)) as job, suppress(ConnectionError):
         job.sendall(msgspec.json.encode(request) + b"\n")
-        with job.makefile("rb") as lines:
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    return
+        for line in _lines(job, directory):
+            try:
                 answer = msgspec.json.decode(line, type=CaptureAnswer)
-                if answer.refused is not None:
-                    raise DdpprofError(answer.refused)
-                yield answer
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise _no_answer(directory, "gives an answer that ddpprof cannot read") from error
+            if answer.refused is not None:
+                raise DdpprofError(answer.refused)
+            yield answer
+
+
+def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
+    """Yield the lines of a job's answers until it closes the connection, or has died without that."""
+    received, has_answered = b"", False
+    while True:
+        job.settimeout(LATER_ANSWERS_S if has_answered else FIRST_ANSWER_S)
+        try:
+            part = job.recv(_MOST_BYTES)
+        except TimeoutError:
+            if not has_answered:
+                raise _no_answer(directory, f"has not answered for {FIRST_ANSWER_S:g} s") from None
+            if _is_over(directory):
+                return
+            continue
+        *lines, received = (received + part).split(b"\n")
+        yield from lines
+        has_answered = has_answered or bool(lines)
+        if not part:
+            return
+        if len(received) > _MOST_BYTES:
+            raise _no_answer(directory, "gives an answer without end")
+
+
+def _no_answer(directory: Path, why: str) -> DdpprofError:
+    return DdpprofError(
+        f"what takes requests in {directory} {why}. Does the job still run? See: ddpprof top {directory}"
+    )
 
 
 def _connect(directory: Path) -> socket.socket:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -109,6 +110,30 @@ def _tuning(folder: Path) -> Path:
     return folder
 
 
+def _flight_dumps(folder: Path) -> dict[str, Path]:
+    """Return a dump as a pickle and as JSON, each in a folder of its own, beside that of a rank that is behind."""
+    written = {}
+    for form, encode in {"pickle": pickle.dumps, "json": lambda dump: json.dumps(dump).encode()}.items():
+        (folder / form).mkdir(parents=True)
+        for rank in range(2):
+            path = folder / form / f"nccl_trace_rank_{rank}"
+            path.write_bytes(encode({"version": "2.4", "entries": [_dumped(number) for number in range(1, 6 - rank)]}))
+        written[form] = path
+    return written
+
+
+def _dumped(number: int) -> dict[str, Any]:
+    return {
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[1024, 8], [3]],
+        "input_dtypes": ["Float", "Float"],
+        "time_created_ns": 1_000 + number,
+        "is_p2p": False,
+    }
+
+
 def make_files(folder: Path) -> list[Kept]:
     run, tuning, overhead = _run(folder / "run"), _tuning(folder / "tuning"), folder / "overhead"
     shutil.copytree(OVERHEAD, overhead, ignore=shutil.ignore_patterns("summaries", "*.trace.json.gz"))
@@ -120,7 +145,9 @@ def make_files(folder: Path) -> list[Kept]:
     exits.write_text('{"exit_code": 1, "host": "a", "pid": 7, "rank": 0, "unix_ns": 5}\n' * 2)
     last_step.write_bytes(bytes(range(16)))
     trial = overhead / "trial-0-0"
+    dumps = _flight_dumps(folder / "dumps")
     return [
+        *(Kept.at(path, "diagnose", path.parent) for path in dumps.values()),
         Kept.at(timeline, "report", timeline),
         Kept.at(network, "whatif", SAMPLE, "--network", network, "--bucket-cap-mb", "5"),
         Kept.at(table, "report", table),
@@ -159,7 +186,8 @@ def complaint_about(command: tuple[str, ...], number: int) -> str | None:
             code, said, message = ended(command)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it is the find
         return f"{number}: {command}: {''.join(traceback.format_exception(error)[-6:])}"
-    if code not in (0, 2) or (code == 2 and not 0 < len(message) <= ONE_LINE):
+    allowed = (0, 1, 2) if command[0] == "diagnose" else (0, 2)
+    if code not in allowed or (code == 2 and not 0 < len(message) <= ONE_LINE):
         return f"{number}: {command}: exit code {code}, {len(message)} characters: {message:.300}"
     if any(ord(character) < 32 and character not in "\n\t" for character in said + message):
         return f"{number}: {command}: characters that steer a terminal"

@@ -104,9 +104,28 @@ class Harmful:
         return os.system, ("touch harmed",)
 
 
+def shared(depth: int) -> list[Any]:
+    """Return lists within lists, each of which has the next one ten times: a pickle of some bytes, 10**depth items."""
+    made: list[Any] = [0]
+    for _ in range(depth):
+        made = [made] * 10
+    return made
+
+
 @pytest.mark.parametrize(
     "content",
     [
+        pytest.param(pickle.dumps({"entries": [{**ENTRY, "profiling_name": shared(30)}]}), id="shared-lists-as-name"),
+        pytest.param(pickle.dumps({"entries": [{**ENTRY, "input_sizes": shared(30)}]}), id="shared-lists-as-sizes"),
+        pytest.param(pickle.dumps({"entries": [{**ENTRY, "process_group": shared(30)}]}), id="shared-lists-as-group"),
+        pytest.param(pickle.dumps({"entries": shared(30)}), id="shared-lists-as-entries"),
+        pytest.param(pickle.dumps({"entries": [{**ENTRY, "input_sizes": [[1]] * 10_000}] * 10_000}), id="shared-sizes"),
+        pytest.param(
+            json.dumps({"entries": [{**ENTRY, "input_sizes": [[10**18] * 150_000]}]}).encode(), id="huge-sizes"
+        ),
+        pytest.param(json.dumps({"entries": [{**ENTRY, "seq_id": 10**400}]}).encode(), id="huge-number"),
+        pytest.param(b'{"entries": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="nested"),
+        pytest.param(b"\x80\x02}r\xff\xff\xff\x7f.", id="a-value-of-a-huge-number"),
         pytest.param(b"", id="empty"),
         pytest.param(b"{", id="cut-off-json"),
         pytest.param(b"{}", id="no-entries"),
@@ -120,8 +139,9 @@ def test_files_of_strangers_do_no_harm(content: bytes, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "dump_0"
     path.write_bytes(content)
-    with pytest.raises(DdpprofError, match="dump_0 is not a dump of torch's flight recorder"):
+    with pytest.raises(DdpprofError, match="dump_0 is not a dump of torch's flight recorder") as caught:
         read_dump(path)
+    assert len(str(caught.value)) < 1_000
     assert not (tmp_path / "harmed").exists()
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -286,6 +287,66 @@ def test_a_job_that_is_gone_takes_no_requests(tmp_path: Path) -> None:
     (tmp_path / CONTROL_SOCKET).touch()
     with pytest.raises(DdpprofError, match="no job takes requests"):
         list(ask(tmp_path, REQUEST))
+
+
+@contextmanager
+def stranger(directory: Path, answers: Callable[[socket.socket], object]) -> Iterator[None]:
+    """Something else that listens where a job would, and lets `answers` talk to who asks."""
+    with socket.socket(socket.AF_UNIX) as listening, short_path(directory / CONTROL_SOCKET) as path:
+        listening.bind(path)
+        listening.listen()
+
+        def talk() -> None:
+            with suppress(OSError), listening.accept()[0] as client:
+                client.recv(4096)
+                answers(client)
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        yield
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"nonsense\n", b"\xff\n", b"[" * 10_000 + b"\n", b'{"number": "x"}\n', b"null\n", b"{}{}\n"]
+)
+def test_an_answer_that_is_none_is_one_error(sent: bytes, tmp_path: Path) -> None:
+    with stranger(tmp_path, lambda client: client.sendall(sent)), pytest.raises(DdpprofError, match="cannot read"):
+        list(ask(tmp_path, REQUEST))
+
+
+def test_an_answer_without_end_is_one_error(tmp_path: Path) -> None:
+    def without_end(client: socket.socket) -> None:
+        while True:
+            client.sendall(b"x" * 65_536)
+
+    with stranger(tmp_path, without_end), pytest.raises(DdpprofError, match="without end"):
+        list(ask(tmp_path, REQUEST))
+
+
+def test_silence_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.monitor.requests.FIRST_ANSWER_S", 0.2)
+    over = threading.Event()
+    with stranger(tmp_path, lambda _client: over.wait(60)):
+        with pytest.raises(DdpprofError, match=r"has not answered for 0\.2 s"):
+            list(ask(tmp_path, REQUEST))
+        over.set()
+
+
+def test_silence_after_an_answer_lasts_as_long_as_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.monitor.requests.LATER_ANSWERS_S", 0.05)
+    looks = iter([False, False, True])
+    monkeypatch.setattr("ddpprof.monitor.requests._is_over", lambda _directory: next(looks))
+    over = threading.Event()
+
+    def one_answer(client: socket.socket) -> None:
+        client.sendall(b'{"armed": true}\n')
+        over.wait(60)
+
+    with stranger(tmp_path, one_answer):
+        assert list(ask(tmp_path, REQUEST)) == [CaptureAnswer(armed=True)]
+        over.set()
 
 
 def test_answers_end_if_the_job_dies_before_it_has_read_the_request(tmp_path: Path) -> None:
