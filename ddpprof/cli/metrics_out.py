@@ -13,9 +13,11 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpprof.cli.this_machine import for_this_machine
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
@@ -89,6 +91,8 @@ def _serve(host: str, port: int, read: Callable[[], list[Metric]]) -> Callable[[
     registry = CollectorRegistry()
     registry.register(Ranks())
     server, _thread = start_http_server(port, host, registry)
+    if ip_address(server.server_address[0]).is_loopback:
+        server.set_app(for_this_machine(server.get_app()))
 
     def end() -> None:
         server.shutdown()

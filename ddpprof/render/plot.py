@@ -48,18 +48,21 @@ def _axes(path: Location) -> Iterator[Any]:
     """Give the axes of a plot that is written at the end. Raises `DdpprofError`."""
     if find_spec("matplotlib") is None:
         raise DdpprofError("pictures need matplotlib. Install it with: pip install 'ddpprof[plot]'")
+    from matplotlib import rc_context, rcdefaults
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-    yield axes
-    picture = BytesIO()
-    with catch_warnings():
-        filterwarnings("ignore", "Glyph")  # the font lacks a character of a name, and shows a box
-        figure.savefig(picture)
+    with rc_context():
+        rcdefaults()  # settings in the current folder may be a stranger's, and let LaTeX run
+        figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+        yield axes
+        picture = BytesIO()
+        with catch_warnings():
+            filterwarnings("ignore", "Glyph")  # the font lacks a character of a name, and shows a box
+            figure.savefig(picture)
     with writing(path):
         if isinstance(path, RemotePath):
             path.write_bytes(picture.getvalue())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def processes_of(folder: Path) -> set[int]:
             continue
         if state != "Z":  # ended, and nobody has asked how
             found[int(process.name)] = int(session)
-            if "tensorboard.main" in command and str(folder) in command:
+            if "tensorboard_program" in command and str(folder) in command:
                 sessions.add(int(session))
     return {process for process, session in found.items() if session in sessions}
 
@@ -70,6 +71,10 @@ def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
         assert [
             row[1].partition(":")[0] for row in listening if row[1].endswith(f":{port:04X}") and row[3] == "0A"
         ] == ["0100007F"]
+        for host, code in {"localhost": 200, f"127.0.0.1:{port}": 200, "a.example": 403}.items():
+            asked = HTTPConnection("127.0.0.1", port, timeout=60)
+            asked.request("GET", "/data/environment", headers={"Host": host})
+            assert asked.getresponse().status == code
 
 
 def test_where_tensorboard_ends_early_its_last_words_are_said(tmp_path: Path, ddpprof: Run) -> None:

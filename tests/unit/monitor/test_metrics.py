@@ -10,6 +10,7 @@ import time
 import urllib.request
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -132,6 +133,20 @@ def test_prometheus_reads_them(run: Path, port: int) -> None:
     }
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+
+
+@pytest.mark.parametrize(
+    ("host", "code"), [("localhost", 200), ("127.0.0.1:80", 200), ("[::1]:9", 200), ("a.example", 403), ("a]", 403)]
+)
+def test_only_requests_for_this_machine_are_answered(host: str, code: int, run: Path, port: int) -> None:
+    """A page of the web may let its own name resolve to this machine."""
+    end = publish(MetricsTarget("127.0.0.1", port), run)
+    try:
+        asked = HTTPConnection("127.0.0.1", port, timeout=60)
+        asked.request("GET", "/metrics", headers={"Host": host})
+        assert asked.getresponse().status == code
+    finally:
+        end()
 
 
 @pytest.mark.parametrize("host", ["..", "a" * 64])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import matplotlib
 import pytest
 from experiments import choice, job, overhead_report, scaling_report, steps, sweep_report, tuning, tuning_report
 from reports import GOLDEN, HOSTILE
@@ -89,6 +90,14 @@ def test_pictures_are_drawn(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [*HOSTILE.values(), "$x_", r"\frac{"], ids=[*HOSTILE, "dollar", "command"])
 def test_no_name_is_mathematics(tmp_path: Path, name: str) -> None:
     plot(sweep_report(varied=f"--{name}"), tmp_path / "plot.png")
+
+
+def test_settings_of_the_current_folder_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `matplotlibrc` in it, which may be a stranger's, can let LaTeX run."""
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without LaTeX
+    plot(sweep_report(varied="--size"), tmp_path / "plot.png")
+    assert matplotlib.rcParams["text.usetex"]
 
 
 def test_there_is_no_picture_of_an_overhead() -> None:

@@ -1,0 +1,36 @@
+"""Servers that listen on loopback answer only requests that were made for this machine.
+
+A page of the web can let its own name resolve to 127.0.0.1, and its scripts then read what such a server answers. The
+browser's requests still carry that name as their ``Host``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """Return a WSGI application that answers requests for other hosts with 403."""
+
+    def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if names_this_machine(environ.get("HTTP_HOST", "")):
+            answer: Iterable[bytes] = application(environ, start_response)
+            return answer
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"This server answers requests for localhost only.\n"]
+
+    return checked
+
+
+def names_this_machine(host: str) -> bool:
+    """Return whether a ``Host`` header is ``localhost`` or an address; programs that are no browser may send none."""
+    if not host:
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or bool(ip_address(name))
+    except ValueError:
+        return False
