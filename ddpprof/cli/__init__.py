@@ -23,7 +23,7 @@ saying.py              the one place that prints sentences, whose names and text
 schema.py              `ddpprof schema`: print the JSON Schema of the output of ``--format json``
 tables.py              `ddpprof report RUN --out FOLDER/`: write the report's tables as Parquet files
 tensorboard.py         `ddpprof tensorboard`: write the runs for TensorBoard, and serve them on this machine only
-tensorboard_program.py  TensorBoard itself, which answers requests for this machine only
+tensorboard_app.py     TensorBoard itself, which answers requests for this machine only
 tensorboard_server.py  TensorBoard as a child process, on loopback only, that ends with this process
 this_machine.py        requests that a server on loopback answers: those that were made for this machine
 timeline.py            `ddpprof timeline`: export a run as one file for Perfetto

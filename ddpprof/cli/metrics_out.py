@@ -91,7 +91,7 @@ def _serve(host: str, port: int, read: Callable[[], list[Metric]]) -> Callable[[
     registry = CollectorRegistry()
     registry.register(Ranks())
     server, _thread = start_http_server(port, host, registry)
-    if ip_address(server.server_address[0]).is_loopback:
+    if ip_address(str(server.server_address[0])).is_loopback:
         server.set_app(for_this_machine(server.get_app()))
 
     def end() -> None:

@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
         """Start TensorBoard. `temporary` is the folder for files that it would leave behind in ``/tmp``."""
-        command = python_command(["-m", "ddpprof.cli.tensorboard_program", f"--logdir={logdir}", "--host", "127.0.0.1"])
+        command = python_command(["-m", "ddpprof.cli.tensorboard_app", f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = start(
             guarded(command if port is None else [*command, "--port", str(port)]),
             {**helper_environment(), "TMPDIR": str(temporary)},
