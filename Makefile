@@ -29,7 +29,7 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo docs test test-slow test-long test-gpu test-versions lint coverage fuzz soak doctor-faults bench pictures studies clean
+.PHONY: demo docs test test-long test-gpu test-python test-versions lint coverage fuzz soak doctor-faults bench pictures studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -38,40 +38,41 @@ demo: $(DEMO)/installed ## make an environment, install, trace a small training,
 docs: $(DOCS)/built ## build the documentation into site/, strictly and without a network
 	@echo 'Look at it: open site/index.html'
 
-test: lint docs $(TEST)/wheel ## lint, docs, then the tests that take seconds, against the built wheel
-	$(RUN_TESTS) -m "not slow" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
-	$(RUN_TESTS) -m "not slow" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
+test: lint docs $(TEST)/wheel ## lint, docs, unit tests, and the end-to-end tests that protect something of their own, against the built wheel
+	$(RUN_TESTS) -m "not long" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
+	$(RUN_TESTS) -m "not long" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
+	$(RUN_TESTS) -m "not long" --as-on-accelerator $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e/test_steps.py $(PYTEST) $(OR_NONE_CHOSEN)
 
-test-slow: docs $(TEST)/wheel ## the tests that take minutes
-	$(RUN_TESTS) -m "slow and not long" $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
-	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
-
-test-long: $(TEST)/wheel ## further cases of what the slow tests try, which take an hour: before a release, and every night
+test-long: docs $(TEST)/wheel ## all other tests, which take an hour: before a release, and every night
 	$(RUN_TESTS) -m long $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m "not long" --as-on-accelerator $(TWO_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch sees a GPU
 	@if ( $(OUTSIDE) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ); then \
 	  ( $(RUN_TESTS) $(RECORDING) $(PYTEST) ) && ( $(OUTSIDE) -m ddpprof doctor ); \
 	else echo 'Skipped: torch.cuda.is_available() is false here.'; fi
 
-# What is promised: the oldest torch that pyproject.toml allows, and two between it and that of constraints.txt.
-TORCHES ?= 2.6.0 2.8.0 2.10.0
+# What is promised beside the versions of constraints.txt: the oldest torch that pyproject.toml allows, one between, newer
+# ones, and newer Pythons. On 3.12 every thread of the recorder must exist before the interpreter exits.
+VERSIONS ?= 3.11-torch-2.6.0 3.11-torch-2.10.0 3.11-torch-2.14.1 3.11-torch-2.15.0 3.12-torch-2.13.0 3.13-torch-2.13.0 3.14-torch-2.13.0
 
-test-versions: $(TORCHES:%=.venv-torch-%/tested) ## the recording tests with older versions of torch, each in an environment of its own
+test-versions: $(VERSIONS:%=.venv-python-%/tested) ## the recording tests with other versions of Python and torch, each in an environment of its own
+
+test-python: .venv-python-3.12-torch-2.13.0/tested ## the recording tests with Python 3.12, as in CI
 
 lint: $(TEST)/linted
 
 fuzz: $(TEST)/wheel ## damage what ddpprof reads at random, and read it: MINUTES=10
 	$(OUTSIDE) $(CHECKOUT)/tests/support/fuzz.py $(or $(MINUTES),10)
 
-coverage: $(TEST)/wheel ## which lines the quick tests run, children included: COVERAGE=slow adds the slow ones
-	$(RUN_TESTS) $(if $(filter slow,$(COVERAGE)),,-m "not slow") $(TWO_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \
+coverage: $(TEST)/wheel ## which lines `make test` runs, children included: COVERAGE=long adds the long ones
+	$(RUN_TESTS) $(if $(filter long,$(COVERAGE)),,-m "not long") $(TWO_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \
 	  --cov-report=term-missing --cov-report=html:$(CHECKOUT)/coverage $(CHECKOUT)/tests $(PYTEST)
 
-soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 4 times
+soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-long does so 4 times
 	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
 
-doctor-faults: $(TEST)/wheel ## plant every fault that `ddpprof doctor` must find; test-slow plants one of eleven
+doctor-faults: $(TEST)/wheel ## plant every fault that `ddpprof doctor` must find; test-long plants one of eleven
 	export DDPPROF_ALL_FAULTS=1; $(RUN_TESTS) $(CHECKOUT)/tests/e2e/test_doctor.py $(PYTEST)
 
 pictures: $(TEST)/wheel ## the pictures of README and docs, of the sample runs; needs chromium
@@ -88,7 +89,7 @@ studies: $(TEST)/wheel ## numbers and pictures of analyses/ from its recordings.
 	done
 
 clean:
-	rm -rf coverage site $(DEMO) $(TEST) $(DOCS) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf coverage site $(DEMO) $(TEST) $(DOCS) .venv-python-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # An environment of its own, without torch, that takes seconds. It runs the checkout itself, like the demo's.
 $(DOCS)/tools: pyproject.toml constraints.txt
@@ -116,18 +117,24 @@ $(TEST)/tools: pyproject.toml constraints.txt
 	@mkdir -p $(TEST)/outside
 	@touch $@
 
-.venv-torch-%/tools: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-torch-$*
-	.venv-torch-$*/bin/pip install --quiet torch==$*
-	grep -v '^\(torch\|sympy\)==' constraints.txt >.venv-torch-$*/constraints.txt # sympy is of torch's choice
-	.venv-torch-$*/bin/pip install --quiet -c .venv-torch-$*/constraints.txt . pytest hypothesis jsonschema
-	@mkdir -p .venv-torch-$*/outside
+# $* is VERSION-torch-VERSION. The interpreter is the one on PATH, or pyenv's; without it the recipe says so and goes on.
+.venv-python-%/tools: pyproject.toml constraints.txt
+	@for python in python$(word 1,$(subst -torch-, ,$*)) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(word 1,$(subst -torch-, ,$*)).*/bin/python; do \
+	  if $$python -m venv .venv-python-$* 2>/dev/null; then break; fi; \
+	done
+	@mkdir -p .venv-python-$*/outside
+	@if [ -x .venv-python-$*/bin/pip ]; then \
+	  grep -v '^\(torch\|sympy\|triton\)==' constraints.txt >.venv-python-$*/constraints.txt; \
+	  .venv-python-$*/bin/pip install --quiet torch==$(word 2,$(subst -torch-, ,$*)) && \
+	  .venv-python-$*/bin/pip install --quiet -c .venv-python-$*/constraints.txt . pytest pytest-xdist hypothesis jsonschema; \
+	fi
 	@touch $@
 
-.venv-torch-%/tested: .venv-torch-%/tools $(TEST)/wheel $(shell find tests -name "*.py")
-	.venv-torch-$*/bin/pip install --quiet --no-deps --force-reinstall dist/*.whl
-	cd .venv-torch-$*/outside && ../bin/python -P -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) \
-	  -m "not slow" $(RECORDING) $(PYTEST)
+.venv-python-%/tested: .venv-python-%/tools $(TEST)/wheel $(shell find tests -name "*.py")
+	@if [ ! -x .venv-python-$*/bin/pip ]; then echo 'Skipped: there is no Python $(word 1,$(subst -torch-, ,$*)) here.'; else \
+	  .venv-python-$*/bin/pip install --quiet --no-deps --force-reinstall dist/*.whl && cd .venv-python-$*/outside && \
+	  ../bin/python -P -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) -m "not long" $(TWO_AT_ONCE) $(RECORDING) $(PYTEST); \
+	fi
 	@touch $@
 
 $(TEST)/wheel: $(TEST)/tools $(SOURCES) LICENSE

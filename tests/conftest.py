@@ -16,10 +16,8 @@ settings.load_profile("unhurried")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call long tests slow, too, and keep tests in one process that share a fixture of their module."""
+    """Keep tests in one process that share a fixture of their module."""
     for item in items:
-        if item.get_closest_marker("long") is not None:
-            item.add_marker(pytest.mark.slow)
         fixtures: dict[str, Sequence[pytest.FixtureDef[object]]] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 (not public)
         if any(one[-1].scope == "module" for one in fixtures.values()):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -52,7 +52,7 @@ def gradient_reductions(rank: Rank) -> dict[str, list[int]]:
     return counts
 
 
-@pytest.mark.parametrize("num_micro_steps", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_micro_steps", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_baseline_steps_do_not_communicate_and_end_the_job(
     num_micro_steps: int, ddpprof: Run, tmp_path: Path, report: Report
 ) -> None:
@@ -77,13 +77,14 @@ def test_baseline_steps_do_not_communicate_and_end_the_job(
     assert done.stderr.count("not saved: checkpoint.pt") in (3, 4), "the job may end before the last one"
 
 
+@pytest.mark.long
 def test_baseline_steps_need_the_profiler(ddpprof: Run) -> None:
     done = ddpprof("trace", "--baseline-steps", "2", "--no-profiler", "train.py")
     assert done.returncode == 2
     assert done.stderr.startswith("ddpprof: --baseline-steps needs the profiler")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_baseline_steps_tell_how_much_communication_slows_computation(ddpprof: Run, report: Report) -> None:
     done = ddpprof("trace", "--quiet", "--out", "run", "--baseline-steps", "5", "-m", "ddpprof.demo.train_convnet")
     assert done.returncode == 0, done.stderr

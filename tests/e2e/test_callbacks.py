@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jobs import SCRIPTS, TORCHRUN, Run, assert_two_ranks_recorded_four_steps, fingerprint, outside_checkout, script
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -58,12 +58,7 @@ TRANSFORMERS = Framework(
 )
 
 
-def frameworks(long: Framework | None = None) -> pytest.MarkDecorator:
-    """Both; one of them may be a long case."""
-    cases = [
-        pytest.param(one, id=one.package, marks=[pytest.mark.long] * (one is long)) for one in (LIGHTNING, TRANSFORMERS)
-    ]
-    return pytest.mark.parametrize("framework", cases)
+BOTH = pytest.mark.parametrize("framework", [pytest.param(one, id=one.package) for one in (LIGHTNING, TRANSFORMERS)])
 
 
 def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Path:
@@ -79,7 +74,7 @@ def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Pa
     return path
 
 
-@frameworks(long=LIGHTNING)
+@BOTH
 def test_a_callback_records_the_training(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded), **OFFLINE)
     assert fingerprint(done) == fingerprint(start(*framework.launcher, *script(framework.script), **OFFLINE))
@@ -88,7 +83,7 @@ def test_a_callback_records_the_training(framework: Framework, start: Run, repor
     assert_two_ranks_recorded_four_steps(shown)
 
 
-@frameworks(long=TRANSFORMERS)
+@BOTH
 def test_an_exception_ends_the_recording(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded, framework.failing), **OFFLINE)
     assert done.returncode != 0
@@ -99,8 +94,7 @@ def test_an_exception_ends_the_recording(framework: Framework, start: Run, repor
     assert all(rank["steps"] for rank in report("run")["ranks"])
 
 
-@pytest.mark.long
-@frameworks()
+@BOTH
 def test_under_trace_the_callback_makes_no_run_of_its_own(
     framework: Framework, ddpprof: Run, report: Report, tmp_path: Path
 ) -> None:

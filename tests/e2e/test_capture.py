@@ -63,7 +63,7 @@ def test_all_ranks_capture_the_same_steps(ddpprof: Run, torchrun: Run, report: R
     assert [line for line in out.splitlines() if line.startswith("params")] == [fingerprint(plain)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_capture_waits_for_a_slow_down(ddpprof: Run, report: Report, tmp_path: Path) -> None:
     long = script("long_training.py", "--steps", "1000000", "--sleep-ms", "40", "--slower-from", "200")
     with started(*DDPPROF, "watch", "--quiet", "--out", "run", *TWO, *long, cwd=tmp_path) as job:
@@ -75,7 +75,7 @@ def test_a_capture_waits_for_a_slow_down(ddpprof: Run, report: Report, tmp_path:
     assert min(steps_of(report("run/capture-1"))[0]) > 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nobody_takes_requests(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *TWO, *script("torchrun_plain.py")))
     refused = ddpprof("capture", "run")
@@ -86,7 +86,7 @@ def test_nobody_takes_requests(ddpprof: Run, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_captures_in_a_row(report: Report, tmp_path: Path) -> None:
     """Each has the same steps on both ranks, which begin within two steps and a second of the request."""
     number = int(os.environ.get("DDPPROF_CAPTURES", "10"))
@@ -111,7 +111,7 @@ def test_many_captures_in_a_row(report: Report, tmp_path: Path) -> None:
         assert len(light[0]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_without_a_shared_folder(ddpprof: Run, report: Report, tmp_path: Path) -> None:
     """The request reaches the other host through the job's own store."""
     out = tmp_path / "runs"

@@ -63,7 +63,7 @@ for step in range(60):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("package", "training", "owner", "launch", "kept"),
     [
@@ -73,7 +73,7 @@ for step in range(60):
         pytest.param("lightning", LIGHTNING, "DDPStrategy", [], "best.ckpt", id="lightning"),
         pytest.param(
             "accelerate", ACCELERATE, "Accelerator", ["--nproc", "2"], "checkpoints/checkpoint_7/model.safetensors",
-            id="accelerate", marks=pytest.mark.long,
+            id="accelerate",
         ),
     ],
 )  # fmt: skip

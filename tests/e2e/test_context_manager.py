@@ -101,7 +101,7 @@ def test_a_block_makes_a_run(body: str, write: Write, two_ranks: Run, report: Re
     assert_recorded(report("run"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_run_is_laid_out_as_a_traced_one(write: Write, tmp_path: Path, two_ranks: Run, ddpprof: Run) -> None:
     assert two_ranks(write(PLAIN)).returncode == 0
     bare = write("build()\ntrain(20)\n")
@@ -137,7 +137,7 @@ def test_an_exception_inside_the_block_is_the_scripts(write: Write, two_ranks: R
         assert [step["step"] - first_recorded(2) for step in rank["steps"]] == [5, 6, 7]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exception_in_the_middle_of_a_profiled_step(write: Write, two_ranks: Run, report: Report) -> None:
     """The script catches it outside the block, and goes on training."""
     body = """
@@ -187,7 +187,7 @@ def test_an_earlier_run_is_replaced_where_the_user_says_so(
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_blocks_make_two_runs(write: Write, two_ranks: Run, report: Report) -> None:
     done = two_ranks(
         write(PLAIN + PLAIN.replace('"run"', '"again"') + PLAIN.replace('"run"', '"light", profiler=False'))
@@ -227,13 +227,14 @@ assert not torch.autograd._profiler_enabled(), "still profiling"
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "num_steps",
     [
         pytest.param(1, id="in-a-skipped-step", marks=pytest.mark.long),
         pytest.param(3, id="in-a-light-step"),
         pytest.param(6, id="while-the-profiler-warms-up", marks=pytest.mark.long),
-        pytest.param(8, id="in-a-profiled-step", marks=pytest.mark.slow),
+        pytest.param(8, id="in-a-profiled-step", marks=pytest.mark.long),
         pytest.param(20, id="after-the-last-step", marks=pytest.mark.long),
     ],
 )
@@ -245,6 +246,7 @@ def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, t
     assert outside_checkout(done.stderr).count("ddpprof") == (num_steps == 1), "it says that one step was too few"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "body",
     [
@@ -277,7 +279,7 @@ def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, two_r
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept(
     write: Write, two_ranks: Run, report: Report
 ) -> None:
@@ -289,6 +291,7 @@ def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept
         assert [step["step"] for step in rank["steps"]] == [10, 11, 12]
 
 
+@pytest.mark.long
 def test_the_last_steps_may_be_without_communication(two_ranks: Run, write: Write, tmp_path: Path) -> None:
     done = two_ranks(
         write("""

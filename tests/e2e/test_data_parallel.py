@@ -26,7 +26,7 @@ def test_it_is_recorded_and_not_changed(start: Run, ddpprof: Run, report: Callab
     assert any(finding["rule"].startswith("data-parallel") for finding in shown["findings"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_compiler_does_not_look_into_the_recorder(start: Run, ddpprof: Run, tmp_path: Path) -> None:
     bare = start(sys.executable, *script("data_parallel.py", "--compile"))
     done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("data_parallel.py", "--compile"))
@@ -35,7 +35,7 @@ def test_the_compiler_does_not_look_into_the_recorder(start: Run, ddpprof: Run, 
     assert (tmp_path / "run" / "rank-0.trace.json.gz").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_a_with_block(tmp_path: Path, start: Run, report: Callable[[str], dict[str, Any]]) -> None:
     (tmp_path / "inside.py").write_text("""
 import ddpprof, torch
@@ -51,7 +51,7 @@ print(torch.nn.DataParallel.forward.__qualname__)
     assert [step["step"] for step in rank["light_steps"]] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_baseline_steps_mean_nothing_there(ddpprof: Run, start: Run, tmp_path: Path) -> None:
     bare = start(sys.executable, *script("data_parallel.py"))
     done = ddpprof("trace", "--quiet", "--out", "run", "--baseline-steps", "2", *QUICK, *script("data_parallel.py"))

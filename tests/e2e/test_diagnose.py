@@ -47,7 +47,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     jsonschema.validate(verdict, schema)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(ddpprof: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     long = script("long_training.py", "--steps", "100000")
@@ -74,7 +74,7 @@ def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(dd
         job.communicate(timeout=90)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_failed_is_explained_afterwards(ddpprof: Run) -> None:
     failed = ddpprof("watch", "--out", "run", *TWO, str(FAULTS), "--fault", "error", "--rank", "1")
     assert failed.returncode != 0
@@ -86,7 +86,7 @@ def test_a_job_that_failed_is_explained_afterwards(ddpprof: Run) -> None:
     assert where.endswith(f"at {FAULTS}:{line_of('error')} in error.")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_without_gradient_are_named(ddpprof: Run) -> None:
     ddpprof("watch", "--quiet", "--out", "run", *TWO, str(FAULTS), "--fault", "unused", "--rank", "0")
     said = ddpprof("diagnose", "run").stdout
@@ -94,7 +94,7 @@ def test_parameters_without_gradient_are_named(ddpprof: Run) -> None:
     assert "Without gradient: branch.weight, branch.bias." in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *on_ranks(2, *script("torchrun_plain.py"))))
     well = ddpprof("diagnose", "run")

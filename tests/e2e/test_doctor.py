@@ -1,6 +1,6 @@
 """`ddpprof doctor` finds a machine and an installation well, and every fault that is planted in them.
 
-make doctor-faults    plants all faults of training; test-slow plants one of them
+make doctor-faults    plants all faults of training; test-long plants one of them
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def examinations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
         }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("faults", PLANTED)
 def test_a_planted_fault_of_training_is_a_failure(
     faults: str, examinations: dict[str, Future[tuple[int, dict[str, Any]]]]
@@ -88,6 +88,7 @@ def test_a_planted_fault_of_training_is_a_failure(
     assert all(one["expected"] and one["found"] and one["reason"] for one in outcomes.values()), outcomes
 
 
+@pytest.mark.long
 def test_a_planted_fault_of_torch_is_a_failure(tmp_path: Path) -> None:
     code, outcomes = examined(tmp_path, "no_backends,blind_profiler", "devices,backends,profiler")
     assert code == 1
@@ -113,6 +114,7 @@ def test_an_unknown_check_is_one_line(ddpprof: Run) -> None:
     assert done.stderr.startswith("ddpprof: argument --only: there is no check aura. Choose from: versions, devices")
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_doctor_that_is_ended(tmp_path: Path) -> None:
     with started(*DDPPROF, "doctor", "--only", "sigterm", cwd=tmp_path) as doctor:
         wait_until(lambda: len(children(doctor.pid)) > 3, "had ranks")
@@ -127,8 +129,8 @@ def test_every_question_about_training_has_its_fault() -> None:
     assert found == {name for check in TRAINING for name in check.names} - set(OF_GPUS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [QUICKER, pytest.param(NAMES, marks=pytest.mark.long)], ids=["quicker", "all"])
+@pytest.mark.long
+@pytest.mark.parametrize("names", [QUICKER, NAMES], ids=["quicker", "all"])
 def test_this_machine_is_well(names: tuple[str, ...], tmp_path: Path) -> None:
     """Other work on the machine can spoil a measurement, so the doctor is asked up to five times."""
     _, outcomes = examined(tmp_path, "", ",".join(names))

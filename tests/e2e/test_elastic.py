@@ -30,7 +30,7 @@ def endings(attempt: dict[str, Any]) -> dict[int, tuple[str | None, bool]]:
     return {end["rank"]: (end["ended"], end["is_consequence"]) for end in attempt["ends"]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_and_a_kill(tmp_path: Path, ddpprof: Run, report: Report) -> None:
     options = ["--out", "run", *QUICK, "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = ddpprof("trace", *options, *script("elastic.py", "raise,kill"), **FRESH_STORE)
@@ -72,7 +72,7 @@ def test_a_rank_that_ddpprof_wraps_inside_the_job(tmp_path: Path, start: Run, re
     assert endings(attempts[0])[1] == ("failed: ValueError: bad batch", False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_context_manager(tmp_path: Path, start: Run, report: Report) -> None:
     (tmp_path / "train.py").write_text(
         """
@@ -99,7 +99,7 @@ if attempt == 0:
     assert [attempt["restarts"] for attempt in report("run")["attempts"]] == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_goes(tmp_path: Path, report: Report) -> None:
     port = unused_port()
     command = [
@@ -157,8 +157,8 @@ def wait_until_trained(run: Path) -> None:
     pytest.fail("the four ranks never recorded their steps")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_kills", [3, 10])
 def test_kills_in_a_row_lose_no_pulse(num_kills: int, tmp_path: Path, ddpprof: Run) -> None:
     """Every attempt keeps what its ranks did; nothing stays in memory, and no process is left."""
     options = ["--out", "run", "--standalone", "--nproc-per-node=2", f"--max-restarts={num_kills}"]

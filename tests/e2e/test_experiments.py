@@ -76,7 +76,7 @@ def test_overhead_of_a_compiled_module_needs_jobs_apart(ddpprof: Run) -> None:
     assert as_json(ddpprof, "a")["ratio"]["ratio"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sweep_replaces_arguments_of_ddp_and_adds_those_of_the_script(ddpprof: Run, tmp_path: Path) -> None:
     varied = ["--vary", "bucket_cap_mb=1,0.25", "--vary", "--width=16,32", "--rounds", "1", *QUICK]
     ended = ddpprof("sweep", "--out", "w", "-m", *varied, "ddpprof.demo.train_convnet", "--batch-size", "2")
@@ -109,7 +109,7 @@ def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
     assert (tmp_path / "w.plot.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_variant_that_fails_does_not_end_the_sweep(ddpprof: Run) -> None:
     ended = ddpprof("sweep", *QUICK, "--rounds", "2", "--vary", "--steps=40,x", "--out", "f", *script("uses_ddp.py"))
     assert ended.returncode == 0, ended.stderr
@@ -118,7 +118,7 @@ def test_a_variant_that_fails_does_not_end_the_sweep(ddpprof: Run) -> None:
     assert len(as_json(ddpprof, "f")["points"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scale_divides_the_lost_time(ddpprof: Run) -> None:
     ended = ddpprof(
         "scale", "--rounds", "1", *QUICK, "-m", "--out", "s", "ddpprof.demo.train_convnet", "--steps", "60",
@@ -150,7 +150,7 @@ def test_a_command_that_starts_its_own_ranks_is_told_how_many(ddpprof: Run, tmp_
     assert (record.world_size, record.loaders[0].batch_size) == (3, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path: Path) -> None:
     arguments = ["--rounds", "3", "--blocks", "2", *QUICK, "--out", "o", *script("uses_ddp.py", "--steps", "100000")]
     job = subprocess.Popen(

@@ -18,7 +18,7 @@ from jobs import DDPPROF, QUICK, Run, environment, script
 from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO
 
-SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 
@@ -27,10 +27,10 @@ Report = Callable[[str], dict[str, Any]]
     [
         pytest.param("raise", 1, "The job failed: rank 1 failed after 20 steps: ValueError: bad batch.", id="an-error"),
         pytest.param(
-            "kill", 1, "The job failed: rank 1 was killed by SIGKILL after 20 steps.", id="killed", marks=SLOW
+            "kill", 1, "The job failed: rank 1 was killed by SIGKILL after 20 steps.", id="killed", marks=LONG
         ),
-        pytest.param("hang", None, "Rank 1 still ran after 20 steps, and got SIGTERM", id="hangs", marks=SLOW),
-        pytest.param("uneven", None, "Rank 1 had finished after 25 steps.", id="fewer-steps", marks=SLOW),
+        pytest.param("hang", None, "Rank 1 still ran after 20 steps, and got SIGTERM", id="hangs", marks=LONG),
+        pytest.param("uneven", None, "Rank 1 had finished after 25 steps.", id="fewer-steps", marks=LONG),
     ],
 )
 def test_a_job_that_fails_says_so_first(how: str, first: int | None, says: str, ddpprof: Run, report: Report) -> None:
@@ -45,7 +45,7 @@ def test_a_job_that_fails_says_so_first(how: str, first: int | None, says: str, 
     assert [end["rank"] for end in failure["others"]] == [0, 1][: 1 if first or how == "uneven" else 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_and_a_good_end_are_no_failures(ddpprof: Run, report: Report) -> None:
     options = ["--out", "run", *QUICK, "--nproc-per-node=2", "--standalone"]
     done = ddpprof("trace", *options, *script("failing.py", "--how", "not"))
@@ -100,7 +100,7 @@ def swap_file(path: Path, num_mb: int) -> Iterator[None]:
 
 
 @NEEDS_SHARED_MEMORY
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_a_rank_that_the_kernel_kills_for_lack_of_memory(launcher: str, tmp_path: Path, ddpprof: Run) -> None:
     options = ["--nproc-per-node=2", "--standalone"] if launcher == "torchrun" else []
@@ -126,7 +126,7 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory(launcher: str, tmp_path
 
 
 @NEEDS_SHARED_MEMORY
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_swaps_is_named_while_it_does(tmp_path: Path, ddpprof: Run) -> None:
     run, job = tmp_path / "run", script("failing.py", "--how", "swap")
     with little_memory(400 * 2**20) as group, swap_file(tmp_path / "swap", 1024):
@@ -150,7 +150,7 @@ DistributedDataParallel(torch.nn.Linear(4, 3 + dist.get_rank()))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_different_models_are_told_apart_by_name(ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWO_MODELS)
     done = ddpprof("watch", "--out", "run", "--nproc-per-node=2", "--standalone", "train.py")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from jobs import Run, on_ranks, script
 
-SLOW, LONG = pytest.mark.slow, pytest.mark.long
+LONG = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("feed", "rules"),
     [
@@ -19,10 +20,10 @@ Report = Callable[[str], dict[str, Any]]
         pytest.param("same_order", {"same-samples"}, id="one-seed-on-all-ranks"),
         pytest.param("same_order_workers", {"same-samples"}, id="with-workers", marks=LONG),
         pytest.param("own_order", {"same-samples"}, id="a-seed-for-each-rank", marks=LONG),
-        pytest.param("stream", {"same-samples"}, id="a-stream", marks=SLOW),
-        pytest.param("no_set_epoch", {"set-epoch-never-called"}, id="epochs-in-one-order", marks=SLOW),
+        pytest.param("stream", {"same-samples"}, id="a-stream", marks=LONG),
+        pytest.param("no_set_epoch", {"set-epoch-never-called"}, id="epochs-in-one-order", marks=LONG),
         pytest.param("own_part", set(), id="a-data-set-for-each-rank", marks=LONG),
-        pytest.param("divided_stream", set(), id="a-divided-stream", marks=SLOW),
+        pytest.param("divided_stream", set(), id="a-divided-stream", marks=LONG),
         pytest.param("divided_batches", set(), id="a-batch-sampler-that-divides", marks=LONG),
         pytest.param("one_batch", set(), id="overfitting-one-batch", marks=LONG),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import Run, on_ranks, script
 
-SLOW, LONG = pytest.mark.slow, pytest.mark.long
+LONG = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 
@@ -23,8 +23,8 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
     [
         pytest.param("unused", "unused-parameters", "spare.weight, spare.bias", id="unused-parameters"),
         pytest.param("unused_unsearched", "unused-parameters", "spare.weight, spare.bias", id="ddp-stops-for-them"),
-        pytest.param("same_seed", "same-random-numbers", "Both ranks draw", id="same-seed", marks=SLOW),
-        pytest.param("no_sampler", "same-samples", "RandomSampler draws them", id="no-sampler", marks=SLOW),
+        pytest.param("same_seed", "same-random-numbers", "Both ranks draw", id="same-seed", marks=LONG),
+        pytest.param("no_sampler", "same-samples", "RandomSampler draws them", id="no-sampler", marks=LONG),
         pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint", marks=LONG),
         pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data", marks=LONG),
     ],
@@ -34,7 +34,7 @@ def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, re
     assert says in finding["title"] + finding["evidence"] + finding["advice"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: Report) -> None:
     where = "first in step 14 on rank 1"
     evidence = "the other rank followed in step 15, with gradients that DDP had averaged"
@@ -45,7 +45,7 @@ def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: 
     assert (finding["title"], finding["evidence"]) == (f"The loss was NaN or infinite in 16 steps, {where}", evidence)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mistake", "rule"),
     [
@@ -58,6 +58,7 @@ def test_more_mistakes_are_found(mistake: str, rule: str, ddpprof: Run, report: 
     assert rule in findings(mistake, ddpprof, report)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", ["branches_take_turns", "branch_by_rank"])
 def test_the_search_is_needed_where_branches_take_turns(mistake: str, ddpprof: Run, report: Report) -> None:
     """Each branch is used in some pass or on some rank, and without the search this training fails."""

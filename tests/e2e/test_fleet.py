@@ -45,6 +45,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
     assert kept.items() <= entries().items(), "what was done is not done again"
 
 
+@pytest.mark.long
 def test_a_rank_whose_process_is_killed_is_read_again(ddpprof: Run, fleet: Path, tmp_path: Path) -> None:
     with started(*DDPPROF, "report", fleet, "--jobs", "2", "--format", "json", cwd=tmp_path) as process:
         wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
@@ -55,6 +56,7 @@ def test_a_rank_whose_process_is_killed_is_read_again(ddpprof: Run, fleet: Path,
     assert out == ddpprof("report", fleet, "--format", "json", "--no-cache").stdout
 
 
+@pytest.mark.long
 def test_chosen_ranks_on_the_command_line(ddpprof: Run, fleet: Path) -> None:
     shown = ddpprof("report", fleet, "--only-ranks", "0-3,20").stdout
     assert f"only 5 of {NUM_RANKS} ranks were read, as requested" in shown
@@ -120,6 +122,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_report(
     assert ddpprof(*command).stdout == expected, "what a cluster read is kept, too"
 
 
+@pytest.mark.long
 def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path) -> None:
     done = ddpprof("report", fleet, "--scheduler", "tcp://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (2, "")
@@ -151,8 +154,8 @@ def peak_mb(pid: int) -> int:
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [250, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [250, 1000])
 def test_many_ranks_on_one_machine_and_on_a_cluster_that_loses_a_worker(
     num_ranks: int, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -173,6 +176,7 @@ def test_many_ranks_on_one_machine_and_on_a_cluster_that_loses_a_worker(
     assert out == expected
 
 
+@pytest.mark.long
 def test_a_scheduler_that_dies_is_one_line(fleet: Path, cluster: Cluster, tmp_path: Path) -> None:
     with started(*DDPPROF, "report", fleet, "--scheduler", cluster.address, cwd=tmp_path) as process:
         wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
@@ -183,7 +187,7 @@ def test_a_scheduler_that_dies_is_one_line(fleet: Path, cluster: Cluster, tmp_pa
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_readers_end_with_whoever_waits_for_them(fleet: Path, tmp_path: Path, number: signal.Signals) -> None:
     with started(*DDPPROF, "report", fleet, "--jobs", "2", cwd=tmp_path) as process:
         wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
@@ -194,6 +198,7 @@ def test_readers_end_with_whoever_waits_for_them(fleet: Path, tmp_path: Path, nu
     wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
 
 
+@pytest.mark.long
 def test_a_reader_of_the_report_that_goes_is_no_failure(fleet: Path, tmp_path: Path) -> None:
     command = f"{' '.join(DDPPROF)} report {fleet} --format json | head -c 10; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(

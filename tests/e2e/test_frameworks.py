@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from jobs import TORCHRUN, Run, assert_two_ranks_recorded_four_steps, fingerprint, outside_checkout, script
 
-pytestmark = pytest.mark.slow
 LONG = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
@@ -39,7 +38,7 @@ SAMPLES = {"same-samples", "unequal-batches"}
             id="accelerate-torchrun",
             marks=LONG,
         ),
-        pytest.param("lightning", "lightning_train.py", [sys.executable], [], id="lightning"),
+        pytest.param("lightning", "lightning_train.py", [sys.executable], [], id="lightning", marks=LONG),
         pytest.param(
             "transformers", "hf_trainer.py", [*TORCHRUN, *TWO_RANKS], TWO_RANKS, id="transformers", marks=LONG
         ),
@@ -62,6 +61,7 @@ def test_a_framework(
     assert all("." in bucket["first_parameter"] and "." in bucket["last_parameter"] for bucket in shown["buckets"])
 
 
+@LONG
 def test_lightning_starts_its_own_ranks_in_trials_too(ddpprof: Run) -> None:
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed: pip install 'ddpprof[frameworks]'")

@@ -87,10 +87,9 @@ train(wrap(), 20)
 }
 
 
-_LONG = dict.fromkeys(("torch.save-is-pickled", "the-working-folder-changes", "stderr-is-closed"), pytest.mark.long)
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=_LONG.get(case, ())) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case != "a-second-module-joins-late")) for case in CASES]
+)
 def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "train.py").write_text(f"{TRAINING}{CASES[case]}\nprint('trained')\ntime.sleep(0.2)\n")
     ranks = 2 if case == "a-second-module-joins-late" else 1
@@ -113,7 +112,7 @@ def test_a_recorder_that_cannot_be_imported_lets_training_go_on(tmp_path: Path, 
     assert "ddpprof: cannot record: import of ddpprof.record.session halted" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_profiler_of_one_rank_keeps_all_from_profiling(tmp_path: Path, ddpprof: Run, report: Report) -> None:
     (tmp_path / "train.py").write_text(
         f"""{TRAINING}
@@ -139,10 +138,10 @@ time.sleep(0.2)
 @pytest.mark.parametrize(
     "wait",
     [
-        pytest.param(4, id="begins-before", marks=pytest.mark.slow),
+        pytest.param(4, id="begins-before", marks=pytest.mark.long),
         pytest.param(5, id="warms-up-before"),
-        pytest.param(6, id="warms-up-after", marks=pytest.mark.slow),
-        pytest.param(8, id="begins-after", marks=pytest.mark.slow),
+        pytest.param(6, id="warms-up-after", marks=pytest.mark.long),
+        pytest.param(8, id="begins-after", marks=pytest.mark.long),
     ],
 )
 def test_the_scripts_own_profiler_wins_and_the_rest_is_recorded(
@@ -168,7 +167,8 @@ time.sleep(0.2)
     assert all(len(rank["light_steps"]) >= 2 for rank in found["ranks"])
 
 
-@pytest.mark.parametrize("other", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("other", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_rank_that_only_generates_does_not_keep_the_others_from_recording(
     other: int, tmp_path: Path, ddpprof: Run, report: Report
 ) -> None:
@@ -194,7 +194,7 @@ time.sleep(0.2)
     assert found["whole_run"]["num_steps"] == 30
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "rule"),
     [
@@ -245,7 +245,7 @@ def test_nothing_false_is_said(body: str, rule: str, tmp_path: Path, ddpprof: Ru
     assert rule not in {finding["rule"] for finding in report("run")["findings"]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_ones_trace_is_not_deleted(tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rank-0.trace.json").write_text("mine")

@@ -14,7 +14,7 @@ from jobs import DDPPROF, environment, seconds_to_start
 from remotes import CONVNET
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_at_any_moment_of_a_report(tmp_path: Path) -> None:
     run = shutil.copytree(CONVNET, tmp_path / "run", ignore=shutil.ignore_patterns("summaries"))
     scratch = tmp_path / "scratch"

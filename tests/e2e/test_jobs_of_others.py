@@ -16,7 +16,7 @@ from jobs import DDPPROF, Run, environment, without_torch_aborting
 from shared import JOBS
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not JOBS.is_dir(), reason=f"the jobs of others are not there: {JOBS}"),
 ]
 Report = Callable[[str], dict[str, Any]]
@@ -36,18 +36,17 @@ class Job:
     """rules, of which one at least must be found, or nothing is asked"""
     never: frozenset[str] = field(default=frozenset({"same-samples", "unused-parameters", "epoch-never-set"}))
     launcher: tuple[str, ...] = ("--nproc-per-node=2", "--standalone")
-    is_long: bool = False
     """another one stands for it where minutes must do"""
 
 
 LOOPS = {
-    "evaluation": Job(("loops/evalloop.py",), is_long=True),
-    "accumulation": Job(("loops/accum.py",), 4, (4,), is_long=True),
+    "evaluation": Job(("loops/evalloop.py",)),
+    "accumulation": Job(("loops/accum.py",), 4, (4,)),
     "accumulation-of-a-large-model": Job(("loops/accum_big.py",), 4, (4,), frozenset({"reduces-every-pass"})),
-    "accumulation-without-sync": Job(("loops/accum.py", "nosync"), 4, (1,), is_long=True),
-    "gan": Job(("loops/gan.py",), 1, (1, 2), is_long=True),
-    "two-modules-in-turn": Job(("loops/gan2.py",), 1, (1, 1), is_long=True),
-    "compiled-around-ddp": Job(("loops/comp.py", "outer"), is_long=True),
+    "accumulation-without-sync": Job(("loops/accum.py", "nosync"), 4, (1,)),
+    "gan": Job(("loops/gan.py",), 1, (1, 2)),
+    "two-modules-in-turn": Job(("loops/gan2.py",), 1, (1, 1)),
+    "compiled-around-ddp": Job(("loops/comp.py", "outer")),
     "compiled-inside": Job(("loops/comp.py", "inner")),
 }
 
@@ -65,9 +64,7 @@ def results(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(_RESULT.findall(done.stdout))
 
 
-@pytest.mark.parametrize(
-    "job", [pytest.param(job, id=name, marks=[pytest.mark.long] * job.is_long) for name, job in LOOPS.items()]
-)
+@pytest.mark.parametrize("job", [pytest.param(job, id=name) for name, job in LOOPS.items()])
 def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) -> None:
     traced_beside_plain(job, ddpprof, torchrun)
     said = report("run")
@@ -96,8 +93,8 @@ def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) 
     ("num_steps", "options"),
     [
         pytest.param(1, None, id="one-step-is-too-few"),
-        pytest.param(2, "--skip-first 1 --cost-steps 0 --warmup 0 --steps 1", id="two", marks=pytest.mark.long),
-        pytest.param(5, "--skip-first 1 --cost-steps 0 --warmup 1 --steps 3", id="five", marks=pytest.mark.long),
+        pytest.param(2, "--skip-first 1 --cost-steps 0 --warmup 0 --steps 1", id="two"),
+        pytest.param(5, "--skip-first 1 --cost-steps 0 --warmup 1 --steps 3", id="five"),
         pytest.param(10, "--skip-first 2 --cost-steps 2 --warmup 1 --steps 5", id="ten"),
     ],
 )

@@ -14,7 +14,7 @@ from jobs import DDPPROF, environment
 from memory import peak_bytes
 from processes import children, is_gone, started, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 _EVENT = (
     '{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": %d, "dur": 4,'

@@ -57,7 +57,7 @@ def test_any_other_command(how: str, tmp_path: Path, ddpprof: Run, report: Repor
     assert_recorded(report("run"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "is_kept"), [([], True), (["--no-command"], False)])
 def test_no_word_of_the_command_is_kept_unless_wanted(
     options: list[str], is_kept: bool, tmp_path: Path, ddpprof: Run, report: Report

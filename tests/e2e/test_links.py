@@ -34,10 +34,10 @@ def record(hosts: Hosts, out: Path, *arguments: str, steps: int = 4) -> None:
         assert rank.returncode == 0, stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cap_mb",
-    [pytest.param("100", id="one-bucket", marks=pytest.mark.long), pytest.param("15", id="a-bucket-a-layer")],
+    [pytest.param("100", id="one-bucket"), pytest.param("15", id="a-bucket-a-layer")],
 )
 def test_busbw_is_the_rate_of_the_link(cap_mb: str, hosts: Hosts, tmp_path: Path, report: Report) -> None:
     """67 MB of gradients, in one bucket or in four; of the latter gloo sends two at a time over the one link.
@@ -59,7 +59,7 @@ def test_busbw_is_the_rate_of_the_link(cap_mb: str, hosts: Hosts, tmp_path: Path
     assert max(rates) == pytest.approx(GBIT_PER_S, rel=0.10), rates
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_that_share_a_clock_are_found_to(hosts: Hosts, tmp_path: Path, report: Report) -> None:
     """The namespaces are one machine: the true offset is nil, and must lie within the bound of every estimate."""
     record(hosts, tmp_path / "run", "--width", "512", "--layers", "6", "--bucket-cap-mb", "1")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import QUICK, Run, on_ranks
 
 MORE_BYTES = 300 * 10**6
@@ -28,6 +29,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_keeps_more_is_named(tmp_path: Path, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
     (tmp_path / "keeps.py").write_text(KEEPS)
     done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *on_ranks(2, "keeps.py"))

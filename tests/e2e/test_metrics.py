@@ -94,7 +94,7 @@ def dashboard_queries() -> list[str]:
     return [query.replace("$job", ".*").replace("$instance", ".*") for query in queries]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 def test_a_prometheus_server_scrapes_a_job(port: int, tmp_path: Path) -> None:
     """It runs with the configuration, the alerts and the queries of the dashboard that the documentation has."""

@@ -13,7 +13,7 @@ import pytest
 from jobs import DDPPROF, TORCHRUN, Run, environment
 from processes import children, started, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 QUICK = ["--sizes", "4K,64K,1M", "--seconds", "0.1"]
 
@@ -46,7 +46,7 @@ def test_two_ranks_of_its_own(ddpprof: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "collective",
-    ["all_gather", *(pytest.param(name, marks=pytest.mark.long) for name in ("reduce_scatter", "broadcast"))],
+    ["all_gather", "reduce_scatter", "broadcast"],
 )
 def test_inside_a_job(collective: str, tmp_path: Path) -> None:
     own = [*DDPPROF, "netbench", *QUICK, "--collective", collective, "--out", "network.json"]

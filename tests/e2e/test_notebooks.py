@@ -51,6 +51,7 @@ def cells_of(name: str) -> list[Any]:
     return list(notebook.cells)
 
 
+@pytest.mark.long
 def test_reading_a_run(execute: Any) -> None:
     for package in ("pandas", "duckdb", "pyarrow"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
@@ -66,7 +67,7 @@ def test_reading_a_run(execute: Any) -> None:
     assert "Differences between the runs" in result(comparison, "text/html")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tracing_a_cell(execute: Any, tmp_path: Path) -> None:
     code = [cell for cell in execute(cells_of("trace_a_cell.ipynb")) if cell.cell_type == "code"]
     _, traced, counted = code
@@ -78,7 +79,7 @@ def test_tracing_a_cell(execute: Any, tmp_path: Path) -> None:
     assert (script.with_suffix("") / "run.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cell_that_fails_says_so_in_a_line(execute: Any) -> None:
     code = nbformat.v4.new_code_cell
     # Only rank 0 fails: torchrun starts ranks unbuffered, and two tracebacks in pieces would mix in one pipe.
@@ -92,7 +93,7 @@ def test_a_cell_that_fails_says_so_in_a_line(execute: Any) -> None:
     assert "UsageError: ddpprof: nothing was recorded in runs/cell-" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_interrupting_a_cell_ends_its_ranks(execute: Any, tmp_path: Path) -> None:
     code, started = nbformat.v4.new_code_cell, tmp_path / "started"
     endless = f"import os, time\nopen({str(started)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"

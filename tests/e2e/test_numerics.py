@@ -35,30 +35,20 @@ AT_THREE = [
     "batched_grad_copy",
 ]
 FAST = [("plain", 2), ("fp16_hook", 2)]
-SLOW = [
+FURTHER = [
     *((variant, 2) for variant in VARIANTS if (variant, 2) not in FAST),
     *((variant, 1) for variant in AT_ONE),
     *((variant, 3) for variant in AT_THREE),
 ]
 OFTEN = {
-    ("default_bucket", 2),
-    ("powersgd_hook", 2),
     ("own_hook", 2),
     ("find_unused_changing", 2),
     ("static_graph", 2),
-    ("bucket_view", 2),
-    ("join", 2),
     ("two_modules", 2),
-    ("compiled_inductor", 2),
-    ("python_reducer", 2),
-    ("batched_grad_copy_view", 2),
-    ("delay_all_reduce", 2),
-    ("mixed_dtypes", 2),
     ("no_sync", 1),
     ("plain", 3),
-    ("allreduce_hook", 3),
 }
-"""slow ones that stand for the others where minutes must do"""
+"""those that stand for the others in `make test`"""
 WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--steps", "4"]
 
 
@@ -98,9 +88,8 @@ def test_parameters_are_identical(variant: str, ranks: int, start: Run, ddpprof:
     train_with_ddpprof(variant, ranks, fingerprints(bare, variant), ddpprof, report)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variant", "ranks"), [pytest.param(*one, marks=[pytest.mark.long] * (one not in OFTEN)) for one in SLOW]
+    ("variant", "ranks"), [pytest.param(*one, marks=[pytest.mark.long] * (one not in OFTEN)) for one in FURTHER]
 )
 def test_parameters_are_identical_however_ddp_is_used(
     variant: str,
@@ -115,13 +104,13 @@ def test_parameters_are_identical_however_ddp_is_used(
     which = ranks, (variant, ranks) in OFTEN
     if which not in bare_jobs:
         known = listed(start)
-        variants = [one[0] for one in SLOW if (one[1], one in OFTEN) == which and one[0] in known]
+        variants = [one[0] for one in FURTHER if (one[1], one in OFTEN) == which and one[0] in known]
         bare_jobs[which] = start(sys.executable, *job(variants, ranks), timeout=300)
     train_with_ddpprof(variant, ranks, fingerprints(bare_jobs[which], variant), ddpprof, report)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_variant_is_tested(start: Run) -> None:
     assert set(listed(start)) | NEED_AN_ACCELERATOR == set(VARIANTS)
     assert set(AT_ONE) < set(AT_THREE) < set(VARIANTS)
-    assert set(SLOW) > OFTEN
+    assert set(FURTHER) > OFTEN

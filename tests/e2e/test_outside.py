@@ -31,17 +31,18 @@ def beside(ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> Callable[..
     return run
 
 
+@pytest.mark.long
 def test_all_of_them_with_their_sizes(beside: Callable[..., set[Row]]) -> None:
     found = beside("--average", "--metric", "--barrier", record=("--record-shapes",))
     assert found == {(*AVERAGED, MODEL_BYTES), ("few numbers", *METRIC, 4), BARRIER}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_shapes_they_are_told_by_their_number(beside: Callable[..., set[Row]]) -> None:
     assert beside("--average", "--metric", "--barrier") == {(*AVERAGED, None), ("other", *METRIC, None), BARRIER}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_optimizer_that_shares_its_work_broadcasts(beside: Callable[..., set[Row]]) -> None:
     assert beside("--zero") == {("other", "optimizer", "broadcast", 6, None)}
 

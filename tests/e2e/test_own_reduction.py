@@ -40,10 +40,8 @@ def test_hooks_as_apex_has_them(traced: Callable[[str], dict[str, Any]]) -> None
     assert all(step["trailing_ns"] is not None for rank in made["ranks"] for step in rank["steps"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["after", "fsdp", *(pytest.param(how, marks=pytest.mark.long) for how in ("metrics", "fsdp-whole"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["after", "fsdp", "metrics", "fsdp-whole"])
 def test_what_is_not_taken_for_it(how: str, traced: Callable[[str], dict[str, Any]]) -> None:
     made = traced(how)
     assert sum(row["num_calls"] for row in made["across"]["collectives"]) >= 3

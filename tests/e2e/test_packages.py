@@ -12,7 +12,7 @@ import ddpprof
 
 CHECKOUT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def run(*command: str | Path, cwd: Path = CHECKOUT) -> str:

@@ -10,7 +10,7 @@ from hosts import NoHosts, linked_hosts
 from jobs import DDPPROF, QUICK, Run, script
 from private_disks import ON_A_DISK_OF_ITS_OWN, own_words
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SAID = (
     "ddpprof: rank 1: node1 does not see the folder of rank 0, so the files of its ranks stay here. On rank 0's host: "

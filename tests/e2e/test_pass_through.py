@@ -192,8 +192,8 @@ def session_is_empty(leader: int) -> bool:
     [
         (signal.SIGINT, "everyone"),
         (signal.SIGTERM, "ddpprof"),
-        pytest.param(signal.SIGINT, "ddpprof", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "everyone", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "ddpprof", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "everyone", marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_everything_and_leaves_a_run(
@@ -233,7 +233,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["everyone", "ddpprof"])
 def test_what_ranks_of_torchrun_save_at_ctrl_c_is_saved(
     to: str, tmp_path: Path, endless: Callable[..., subprocess.Popen[str]]

@@ -21,7 +21,7 @@ from jobs import DDPPROF, SCRIPTS, TORCHRUN, environment, without_torch_aborting
 from processes import wait_until
 from shared import JOBS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
@@ -44,7 +44,6 @@ class Published:
     num_micro_steps: int = 1
     num_tries: int = 1
     """more than one if it hangs at its end at times, with ddpprof and without"""
-    is_long: bool = True
 
 
 SFT = (
@@ -79,7 +78,7 @@ TRAINED = {
     "mingpt": Published(("hydra", "boto3"), MINGPT, r"number of parameters: .*", "mingpt", "minGPT-ddp"),
     "pytorch-tutorial": Published(
         (), f"{JOBS}/public/ddp-tutorial-series/multigpu.py 3 2 --batch_size 64",
-        r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True, is_long=False,
+        r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True,
     ),
 }  # fmt: skip
 STDOUT_OF_RANK_0 = ("--redirects", "1:1")
@@ -156,9 +155,7 @@ def prepared(job: Published, folder: Path) -> list[Path]:
     return [inputs / job.folder, same / job.folder]
 
 
-@pytest.mark.parametrize(
-    "job", [pytest.param(job, id=name, marks=[pytest.mark.long] * job.is_long) for name, job in TRAINED.items()]
-)
+@pytest.mark.parametrize("job", [pytest.param(job, id=name) for name, job in TRAINED.items()])
 def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
     missing = [name for name in job.needs if importlib.util.find_spec(name) is None]
     if missing:
@@ -178,7 +175,6 @@ def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
     assert all(step["parts"]["forward_ns"] > 0 for rank in said["ranks"] for step in rank["steps"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", OF_ACCELERATE)
 def test_accelerates_own_tests_pass_under_ddpprof(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("accelerate") is None:

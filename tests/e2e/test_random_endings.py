@@ -87,10 +87,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         job.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment", [pytest.param(number, marks=[pytest.mark.long] * (number >= 3)) for number in range(NUM_MOMENTS)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("moment", range(NUM_MOMENTS))
 def test_a_job_ends_in_time_at_any_moment(
     moment: int, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -38,7 +38,6 @@ def s3(ddpprof: Run, store: ObjectStore, alone: dict[str, str]) -> Run:
     return lambda *arguments, **env: ddpprof(*arguments, **{**alone, **store.environment, **env})
 
 
-@pytest.mark.slow
 def test_report_of_s3_is_that_of_the_same_files_here(
     s3: Run, store: ObjectStore, of_copy: Callable[[str], str]
 ) -> None:
@@ -48,7 +47,7 @@ def test_report_of_s3_is_that_of_the_same_files_here(
         assert done.stdout == here, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_summaries_stand_in_for_files_that_have_not_changed(s3: Run, store: ObjectStore) -> None:
     store.put_folder("bucket/runs/changing", CONVNET)
 
@@ -68,6 +67,7 @@ def test_summaries_stand_in_for_files_that_have_not_changed(s3: Run, store: Obje
     assert changed != first
 
 
+@pytest.mark.long
 def test_a_folder_is_listed_once_whatever_it_holds(s3: Run, store: ObjectStore) -> None:
     num_files = 40
     for rank in range(num_files):
@@ -82,6 +82,7 @@ def test_a_folder_is_listed_once_whatever_it_holds(s3: Run, store: ObjectStore) 
     assert len(seen) - len(reads) == 3, seen
 
 
+@pytest.mark.long
 def test_a_large_object_is_read_in_few_requests(
     start: Run, store: ObjectStore, alone: dict[str, str], tmp_path: Path
 ) -> None:
@@ -103,7 +104,7 @@ def test_a_large_object_is_read_in_few_requests(
     assert seen == ["HEAD /bucket/large", *["GET /bucket/large"] * 4]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reports_are_written_to_s3(s3: Run, store: ObjectStore) -> None:
     run = "s3://bucket/runs/convnet"
     for name in ("report.html", "report.json", "report.md"):
@@ -122,7 +123,7 @@ def test_reports_are_written_to_s3(s3: Run, store: ObjectStore) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_wrong_with_s3_is_said_in_one_line(s3: Run, store: ObjectStore) -> None:
     nothing_there = "does not exist. Give a run directory, a folder of torch.profiler's traces, or one trace."
     assert one_line(s3("report", "s3://bucket/none")) == f"ddpprof: s3://bucket/none {nothing_there}"
@@ -140,6 +141,7 @@ def test_what_is_wrong_with_s3_is_said_in_one_line(s3: Run, store: ObjectStore) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_s3_that_refuses_the_credentials_is_named(ddpprof: Run, alone: dict[str, str], tmp_path: Path) -> None:
     with object_store(tmp_path, INITIAL_NO_AUTH_ACTION_COUNT="0") as strict:
         said = one_line(ddpprof("report", "s3://bucket/run", **alone, **strict.environment))
@@ -192,7 +194,7 @@ def ssh(tmp_path: Path) -> Iterator[SshServer]:
         yield server
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_report_over_sftp(
     ddpprof: Run, ssh: SshServer, alone: dict[str, str], of_copy: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -210,7 +212,7 @@ def test_report_over_sftp(
     assert (tmp_path / "run.perfetto.json.gz").read_bytes().startswith(b"\x1f\x8b")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_wrong_over_sftp_is_said_in_one_line(
     ddpprof: Run, ssh: SshServer, alone: dict[str, str], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from jobs import Run, on_ranks, script
 OPTIONS = ["--no-profiler", "--skip-first", "2", "--cost-steps", "0", "--steps", "8"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_is_recorded_several_times_and_more_runs_are_added(ddpprof: Run, tmp_path: Path) -> None:
     command = [*OPTIONS, *on_ranks(2, *script("torchrun_plain.py"))]
     done = ddpprof("trace", "--repeat", "2", "--out", "runs/a", *command)
@@ -29,7 +29,7 @@ def test_a_job_is_recorded_several_times_and_more_runs_are_added(ddpprof: Run, t
     assert shown["missing"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_fails_ends_the_repetition_with_its_exit_code(ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise SystemExit(5)\n")
     done = ddpprof("trace", "--repeat", "3", "--out", "runs/a", "fails.py")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import QUICK, Run, on_ranks, script
 
-SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 CALL_ONCE, WRAP_LATER = "Call backward() once for each forward", "DDP makes the copies equal when it wraps the model"
 
@@ -17,8 +17,8 @@ CALL_ONCE, WRAP_LATER = "Call backward() once for each forward", "DDP makes the 
     ("way", "advice"),
     [
         pytest.param("second-backward", CALL_ONCE, id="a-second-backward-through-one-graph"),
-        pytest.param("second-forward", CALL_ONCE, id="two-forwards-before-two-backwards", marks=SLOW),
-        pytest.param("loaded-on-one-rank", WRAP_LATER, id="loaded-on-one-rank-after-wrapping", marks=SLOW),
+        pytest.param("second-forward", CALL_ONCE, id="two-forwards-before-two-backwards", marks=LONG),
+        pytest.param("loaded-on-one-rank", WRAP_LATER, id="loaded-on-one-rank-after-wrapping", marks=LONG),
         pytest.param("sum", None, id="one-backward"),
         pytest.param("accumulated", None, id="accumulated-under-no-sync", marks=pytest.mark.long),
     ],
@@ -32,6 +32,7 @@ def test_copies_that_differ(way: str, advice: str | None, ddpprof: Run, report: 
     assert [finding["advice"].startswith(advice or "") for finding in found] == ([] if advice is None else [True])
 
 
+@pytest.mark.long
 def test_parameters_that_are_unfrozen_after_ddp_was_constructed(ddpprof: Run, report: Report) -> None:
     done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, *script("two_losses.py", "--way", "unfrozen")))
     assert done.returncode == 0, done.stderr

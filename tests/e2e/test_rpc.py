@@ -20,7 +20,7 @@ EVERY_STEP = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_trainers_and_a_parameter_server(start: Run, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
     bare = start(sys.executable, *script("parameter_server.py"))
     done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("parameter_server.py"))

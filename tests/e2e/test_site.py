@@ -11,7 +11,7 @@ from browser import Tab
 
 SITE = Path(__file__).parents[2] / "site"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="the site is not built: make docs"),
 ]
 PHONE = {"width": 375, "height": 740}

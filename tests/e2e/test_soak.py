@@ -29,7 +29,7 @@ from ddpprof.experiments.plan import is_experiment, read_end, read_plan
 from ddpprof.experiments.tuning_directory import read_tuning
 from ddpprof.load.record import load_record
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.e2e]
 
 NUM_KILLS = int(os.environ.get("DDPPROF_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("DDPPROF_SOAK_SEED", random.randrange(10**6)))
@@ -251,10 +251,7 @@ def tracebacks(said: str, of_job: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, id=kind.__name__.lower(), marks=[pytest.mark.long] * (kind is Tune))
-        for kind in (Report, TensorBoard, Trace, Sweep, Tune)
-    ],
+    [pytest.param(kind, id=kind.__name__.lower()) for kind in (Report, TensorBoard, Trace, Sweep, Tune)],
 )
 def test_kills_at_random_moments(kind: type[Victim], tmp_path: Path) -> None:
     before = [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)]

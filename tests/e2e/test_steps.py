@@ -52,7 +52,7 @@ def times_within(row: dict[str, Any]) -> list[int]:
     [
         pytest.param("gan.py", [(0, True), (1, True), (1, True)], 2, 29, id="two-optimizers-and-modules"),
         pytest.param(
-            "accumulation.py", [(0, False)] * 3 + [(0, True)], 1, 29, id="accumulation", marks=pytest.mark.slow
+            "accumulation.py", [(0, False)] * 3 + [(0, True)], 1, 29, id="accumulation", marks=pytest.mark.long
         ),
         # It ends when the next one begins, and behind the last none does.
         pytest.param("manual_sgd.py", [(0, True)], 0, 28, id="no-optimizer"),
@@ -88,7 +88,7 @@ def test_optimizers_that_step_within_the_backward_pass_end_one_step_together(tmp
         assert [shape(row) for row in light] == [(row["number"], [(0, True)], num_parameters) for row in light]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evaluation_between_the_steps_is_no_step(tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "evaluates.py").write_text("""
 import time, torch, torch.distributed as dist
@@ -142,7 +142,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["mode", "no-grad"])
 def test_an_evaluation_may_do_without_ddp(how: str, tmp_path: Path, ddpprof: Run) -> None:
     """It is known by its mode, or by gradients that are off where its pass over the data begins."""
@@ -185,7 +185,7 @@ dist.destroy_process_group()
     ("updates", "first_mark_ends"),
     [
         pytest.param(1, 1, id="one-update-each", marks=pytest.mark.long),
-        pytest.param(3, 3, id="three-updates-each", marks=pytest.mark.slow),
+        pytest.param(3, 3, id="three-updates-each", marks=pytest.mark.long),
     ],
 )
 def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: Path, two_ranks: Run) -> None:
@@ -205,7 +205,7 @@ def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: 
     ("how", "num_passes", "num_spans"),
     [
         pytest.param("sgd", 1, 2, id="before-and-after-the-closure"),
-        pytest.param("lbfgs", 3, 4, id="a-closure-that-is-called-again", marks=pytest.mark.slow),
+        pytest.param("lbfgs", 3, 4, id="a-closure-that-is-called-again", marks=pytest.mark.long),
         pytest.param("scaler", 1, None, id="steps-that-a-scaler-skips", marks=pytest.mark.long),
     ],
 )

@@ -24,7 +24,7 @@ MS = 1_000_000
 WINDOW = ["--skip-first", "2", "--cost-steps", "8", "--steps", "6"]
 """Ten steps to judge by, four of light recording and six of the profiler's."""
 
-SLOW, LONG = pytest.mark.slow, pytest.mark.long
+LONG = pytest.mark.long
 
 
 def only_one(across: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def only_one(across: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rank", "phase"),
     [
-        pytest.param(1, "backward", id="backward", marks=SLOW),
-        pytest.param(0, "data", id="data-of-the-rank-whose-buffers-all-wait-for", marks=SLOW),
+        pytest.param(1, "backward", id="backward", marks=LONG),
+        pytest.param(0, "data", id="data-of-the-rank-whose-buffers-all-wait-for", marks=LONG),
         pytest.param(2, "data", id="data", marks=LONG),
         pytest.param(2, "forward", id="forward", marks=LONG),
         pytest.param(3, "optimizer", id="optimizer", marks=LONG),
@@ -79,7 +79,7 @@ def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report:
     assert found["stragglers"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "1", "--phase", "backward", "--seconds", "0.2", "--since", "8", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", *options)))
@@ -88,7 +88,7 @@ def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
     assert (one["rank"], one["part"], one["since_step"], one["num_steps"]) == (1, "backward", 8, 7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_another_group_are_not_compared(ddpprof: Run, report: Report) -> None:
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("two_groups.py")))
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_ranks_of_another_group_are_not_compared(ddpprof: Run, report: Report) -
     assert {one["rank"] for one in shown["across"]["stragglers"]["stragglers"]} <= {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_ranks_of_one_machine_share_a_clock(tmp_path: Path, ddpprof: Run) -> None:
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", "--steps", "20")))
     assert done.returncode == 0, done.stderr

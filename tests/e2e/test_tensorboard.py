@@ -20,7 +20,7 @@ from ddpprof.monitor.pulse_files import read_pulses
 
 pytest.importorskip("tensorboard", reason="pip install 'ddpprof[tensorboard]'")
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = pytest.mark.e2e
 
 
 @contextmanager
@@ -50,6 +50,7 @@ def running(processes: set[int]) -> set[int]:
     return {number for number, path in states.items() if path.exists() and ") Z " not in path.read_text()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 0, id="ctrl-c"), pytest.param(signal.SIGTERM, 143, id="sigterm")]
 )
@@ -77,6 +78,7 @@ def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
             assert asked.getresponse().status == code
 
 
+@pytest.mark.long
 def test_where_tensorboard_ends_early_its_last_words_are_said(tmp_path: Path, ddpprof: Run) -> None:
     with one_run(tmp_path) as server:
         port = server.address.rstrip("/").rpartition(":")[2]
@@ -87,6 +89,7 @@ def test_where_tensorboard_ends_early_its_last_words_are_said(tmp_path: Path, dd
     assert port in line
 
 
+@pytest.mark.long
 def test_a_traced_run_is_a_log_directory(tmp_path: Path, ddpprof: Run) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     job = script("torchrun_plain.py")
@@ -137,6 +140,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_live_scalars_are_of_every_step_and_change_nothing(
     tmp_path: Path, torchrun: Run, report: Callable[[str], dict[str, Any]]
 ) -> None:

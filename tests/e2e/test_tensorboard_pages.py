@@ -35,7 +35,7 @@ HOSTILE_NAMES = [
 PAGES = ("timeseries", "scalars", "custom_scalars", "images", "histograms", "distributions", "text", "hparams")
 OVERLAP, WAIT, OPERATIONS = ("distributed/overlap", "distributed/waittime", "distributed/commops")
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.e2e]
 
 
 def hostile_run(folder: Path) -> Path:

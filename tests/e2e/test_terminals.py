@@ -43,7 +43,7 @@ def on_a_terminal(*arguments: str | Path, columns: int = 80, **variables: str) -
     return written.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=pytest.mark.long)])
 def test_a_report_fits_the_terminal(columns: int) -> None:
     shown = on_a_terminal("report", GLOO, columns=columns, NO_COLOR="1")
     assert ESCAPE not in shown
@@ -53,6 +53,7 @@ def test_a_report_fits_the_terminal(columns: int) -> None:
     assert "over time, ms: all ranks on one clock" in shown
 
 
+@pytest.mark.long
 def test_colours_where_they_are_wanted_and_nowhere_else(tmp_path: Path) -> None:
     in_colour = on_a_terminal("report", GLOO)
     assert f"{ESCAPE}[34m" in in_colour  # blue, of the step bar
@@ -71,12 +72,14 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_long_work_says_what_is_being_read_and_takes_it_away(tmp_path: Path) -> None:
     shown = on_a_terminal("report", large(tmp_path))
     assert "reading trace_rank0.json" in shown
     assert shown.rindex("reading trace_rank0.json") < shown.rindex(f"{ESCAPE}[2K") < shown.index("1 of 2 ranks")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("term", ["dumb", None])
 def test_no_progress_where_a_line_cannot_be_redrawn(tmp_path: Path, term: str | None) -> None:
     path = large(tmp_path)

@@ -19,7 +19,7 @@ import pytest
 from jobs import DDPPROF, Run, environment
 from processes import started, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.e2e]
 
 TRAIN = """
 import time

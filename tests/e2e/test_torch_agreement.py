@@ -45,7 +45,7 @@ WINDOW = ["--skip-first", "2", "--cost-steps", "2", "--steps", "14"]
     [
         pytest.param(["-m", "ddpprof.demo.train_convnet", "--steps", "21"], id="convnet"),
         pytest.param(
-            on_ranks(2, *script("variants.py", "--variant", "plain")), id="a-dozen-buckets", marks=pytest.mark.slow
+            on_ranks(2, *script("variants.py", "--variant", "plain")), id="a-dozen-buckets", marks=pytest.mark.long
         ),
     ],
 )

@@ -47,7 +47,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "t", ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_few_settings_are_tried_and_keep_the_losses(ddpprof: Run, tuned: tuple[Path, str]) -> None:
     directory, printed = tuned
     assert printed.rstrip().endswith("See it again with: ddpprof report t")
@@ -116,7 +116,7 @@ for _ in range(100000):
     assert load_losses(tmp_path / "t" / "profile", 0) == ((),) * 12
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_rank_has_nothing_to_tune(ddpprof: Run) -> None:
     ended = ddpprof("tune", *QUICK, "--out", "t", *TRAINING)
     assert ended.returncode == 2

@@ -42,7 +42,7 @@ def test_watching_changes_nothing_and_tells_of_every_step(torchrun: Run, ddpprof
     assert left_in_memory(tmp_path / "run") == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_traced_job_is_watched_to_its_end(ddpprof: Run, tmp_path: Path) -> None:
     job = on_ranks(2, *script("torchrun_plain.py"))
     traced = ddpprof("trace", "--quiet", "--no-profiler", "--out", "run", *job)
@@ -53,7 +53,7 @@ def test_a_traced_job_is_watched_to_its_end(ddpprof: Run, tmp_path: Path) -> Non
     assert pulses_in(tmp_path / "other") == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_watched_block(two_ranks: Run, tmp_path: Path) -> None:
     text = Path(*script("torchrun_plain.py")).read_text(encoding="utf-8")
     begin, end = "import torch\n", "    main()\n"
@@ -80,7 +80,7 @@ def test_a_watched_block(two_ranks: Run, tmp_path: Path) -> None:
         pytest.param("forward", ["--averages-loss"], StepPart.FORWARD, id="others-wait-in-backward"),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_own_time_is_without_waiting_wherever_a_rank_waits(
     phase: str, options: list[str], part: StepPart, ddpprof: Run, tmp_path: Path
 ) -> None:
@@ -105,7 +105,7 @@ def _before_and_after(pulse: Pulse, step: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("whom", ["rank", "everybody"])
-@pytest.mark.slow
+@pytest.mark.long
 def test_pulses_survive_a_kill(whom: str, ddpprof: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(*DDPPROF, "watch", "--out", "run", *TWO, *script("long_training.py"), cwd=tmp_path) as job:

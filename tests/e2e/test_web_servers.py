@@ -15,7 +15,7 @@ from remotes import CONVNET, TRACE, WebHandler, one_line, ranges, web_server
 from ddpprof.files import location
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [None, ranges], ids=["no-ranges", "ranges"])
 def test_report_from_a_web_server(
     answer: Callable[[WebHandler], bool] | None,
@@ -46,6 +46,7 @@ def test_a_large_file_of_a_web_server_comes_whole(answer: Callable[[WebHandler],
         assert b"".join(iter(lambda: file.read(1_000_000), b"")) == content
 
 
+@pytest.mark.long
 def test_a_web_server_tells_when_a_file_was_changed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     with web_server(tmp_path, None) as address:
@@ -89,6 +90,7 @@ def refuse(handler: WebHandler) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "why"),
     [(hang_up, "the connection was lost ("), (refuse, "the server answers 503 Service Unavailable")],
@@ -105,7 +107,7 @@ def test_a_trace_that_does_not_come_is_missing_and_the_rest_is_reported(
     assert missing.startswith(f"rank 1: {address}/convnet/{TRACE} cannot be read: {why}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_wrong_with_a_web_server_is_said_in_one_line(
     ddpprof: Run, alone: dict[str, str], tmp_path: Path
 ) -> None:

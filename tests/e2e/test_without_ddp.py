@@ -50,8 +50,8 @@ def run_with(start: Run, tmp_path: Path) -> Any:
     "arguments",
     [
         pytest.param([], id="plain"),
-        pytest.param(["--comm-hook"], id="comm-hook", marks=pytest.mark.slow),
-        pytest.param(["--static-graph"], id="static-graph", marks=pytest.mark.slow),
+        pytest.param(["--comm-hook"], id="comm-hook", marks=pytest.mark.long),
+        pytest.param(["--static-graph"], id="static-graph", marks=pytest.mark.long),
     ],
 )
 def test_parameters_are_those_of_training_without_any_ddp(
@@ -69,7 +69,7 @@ def test_parameters_are_those_of_training_without_any_ddp(
         assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["without_ddp"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_ddp_no_gradient_is_communicated(run_with: Any, tmp_path: Path) -> None:
     run_with({**WHOLE, "without_ddp": True, "timed_steps": 2, "profiler": True, "steps": 3})
     from ddpprof.load.run import load_run
@@ -81,7 +81,7 @@ def test_without_ddp_no_gradient_is_communicated(run_with: Any, tmp_path: Path) 
     assert len(trace.collectives) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_arguments_of_ddp_are_replaced_however_the_script_gives_them(run_with: Any, tmp_path: Path) -> None:
     run_with({**WHOLE, "ddp": {"static_graph": True, "bucket_cap_mb": 3, "gradient_as_bucket_view": True}})
     record = load_record(tmp_path / "run", 0)
@@ -90,6 +90,7 @@ def test_arguments_of_ddp_are_replaced_however_the_script_gives_them(run_with: A
     assert (settings["bucket_cap_mb"], settings["gradient_as_bucket_view"]) == (3.0, True)
 
 
+@pytest.mark.long
 def test_after_the_last_block_ddp_is_back(two_ranks: Run, tmp_path: Path) -> None:
     """Two ranks on different data: their parameters are the same again only if gradients were averaged to the end."""
     train = """

@@ -1,8 +1,7 @@
 """Code blocks of the README and of docs/, and what the comments before each say about it.
 
     <!-- not run: WHY -->          it cannot run in a test
-    <!-- slow -->                  it trains
-    <!-- long -->                  it trains, as another block does
+    <!-- long -->                  it trains, so that only `make test-long` runs it
     <!-- train.py: NAME -->        the script of tests/e2e/scripts that stands for the reader's train.py
     <!-- with: training.py -->     the names of tests/support/readers/training.py are the reader's own
     <!-- part of: COMMAND -->      a block of text that this command prints, among other lines
@@ -20,7 +19,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 LANGUAGES = ("sh", "python", "yaml", "text")
-NOTES = ("not run", "slow", "long", "train.py", "with", "part of", "not compared")
+NOTES = ("not run", "long", "train.py", "with", "part of", "not compared")
 _NOTE = re.compile(r"<!-- ([^:>]+?)(?:: (.*?))? -->$")
 _FENCE = re.compile(r"^ *```(.*)$")
 

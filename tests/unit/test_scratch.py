@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -15,35 +11,11 @@ import pytest
 
 from ddpprof.scratch import scratch_folder
 
-HOLDS_ONE = """
-import sys, time
-from ddpprof.scratch import scratch_folder
-with scratch_folder() as folder:
-    (folder / "file").write_text("x")
-    print(folder, flush=True)
-    time.sleep(60)
-"""
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
-
-
-def begin(here: Path) -> tuple[subprocess.Popen[str], Path]:
-    """Another process that works with a folder of its own."""
-    environment = {**os.environ, "TMPDIR": str(here)}
-    other = subprocess.Popen([sys.executable, "-c", HOLDS_ONE], env=environment, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    return other, Path(other.stdout.readline().strip())
-
-
-def end(other: subprocess.Popen[str], number: int) -> None:
-    other.send_signal(number)
-    other.wait()
-    assert other.stdout is not None
-    other.stdout.close()
 
 
 def test_a_folder_goes_with_the_block(here: Path) -> None:
@@ -52,23 +24,6 @@ def test_a_folder_goes_with_the_block(here: Path) -> None:
         (folder / "file").write_text("x")
         raise KeyError
     assert list(here.iterdir()) == []
-
-
-def test_what_a_killed_command_left_goes_with_the_next_one(here: Path) -> None:
-    other, left = begin(here)
-    end(other, signal.SIGKILL)
-    assert (left / "file").exists()
-    with scratch_folder() as folder:
-        assert list(here.iterdir()) == [folder]
-
-
-def test_a_folder_in_use_stays(here: Path) -> None:
-    other, used = begin(here)
-    try:
-        with scratch_folder() as folder:
-            assert set(here.iterdir()) == {folder, used}
-    finally:
-        end(other, signal.SIGKILL)
 
 
 def test_links_and_folders_of_others_stay(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

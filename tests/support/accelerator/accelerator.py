@@ -13,8 +13,9 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,23 +48,25 @@ def first_recorded(asked: int) -> int:
 def emulate(device_type: str = "cuda", *, blocks: bool = False) -> Iterator[Device]:
     """DDP modules that are made meanwhile take themselves for ones on `device_type`.
 
-    `blocks`: who waits for the device waits for ever.
+    `blocks`: who waits for the device waits until the end of the block.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    device = Device()
+    device, comes_to_rest = Device(), threading.Event()
 
     def synchronize(which: Any = None) -> None:
         device.synchronised.append(which)
         if blocks:
-            block_for_ever()
+            comes_to_rest.wait()
 
     with (
+        ExitStack() as at_end,
         mock.patch.object(DistributedDataParallel, "__init__", _as_on(device_type, DistributedDataParallel.__init__)),
         mock.patch.object(torch.accelerator, "is_available", return_value=True),
         mock.patch.object(torch.accelerator, "synchronize", synchronize),
     ):
+        at_end.callback(comes_to_rest.set)
         yield device
 
 

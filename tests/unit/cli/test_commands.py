@@ -2,10 +2,6 @@
 
 import gzip
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +14,10 @@ from ddpprof.cli.commands import COMMANDS, GROUPS
 from ddpprof.render.json_documents import DOCUMENTS
 
 REAL_TRACES = sorted(TRACES.glob("*.json*"))
+
+
 FORWARD, BACKWARD = "DistributedDataParallel.forward", "autograd::engine::evaluate_function: MmBackward0"
+
 
 Out = Callable[[], tuple[str, str]]
 
@@ -51,40 +50,6 @@ def output(capsys: pytest.CaptureFixture[str]) -> Out:
         return captured.out, captured.err
 
     return read
-
-
-def loaded_by(*arguments: str) -> set[str]:
-    """Return the names of all modules that a command imports."""
-    code = (
-        "import sys; from ddpprof.cli import main\n"
-        f"try: main({list(arguments)!r})\n"
-        "except SystemExit: pass\n"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stderr.split())
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["trace", "--help"], ["report", "--help"], ["timeline", "--help"], []]
-)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    assert not loaded_by(*arguments) & {"torch", "numpy", "rich", "msgspec", "isal", "fsspec", "shtab"}
-
-
-def test_only_the_given_command_is_imported() -> None:
-    modules = {f"ddpprof.cli.{command.module or command.name}" for command in COMMANDS.values()}
-    assert not loaded_by("--help") & modules
-    assert loaded_by("sweep", "--help") & modules == {"ddpprof.cli.experiments"}
-
-
-def test_report_on_a_run_imports_no_experiments(trace_file: Path) -> None:
-    assert not loaded_by("report", str(trace_file)) & {"ddpprof.experiments.tuning", "ddpprof.comparison.compare"}
-
-
-@pytest.mark.parametrize("form", ["terminal", "json", "markdown"])
-def test_report_imports_no_torch(trace_file: Path, form: str) -> None:
-    assert "torch" not in loaded_by("report", str(trace_file), "--format", form)
 
 
 def test_help_lists_the_commands(output: Out) -> None:
@@ -247,20 +212,6 @@ def test_out_writes_a_file_and_says_so(
     assert "\x1b" not in text
 
 
-def test_a_closed_pipe_is_no_error(trace_file: Path) -> None:
-    command = f'"{sys.executable}" -m ddpprof report "{trace_file}" --format json | head -n 1; echo ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("{\n0\n", "")
-
-
-def test_a_terminal_without_the_bars_characters_gets_others(trace_file: Path) -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    command = [sys.executable, "-m", "ddpprof", "report", str(trace_file)]
-    done = subprocess.run(command, capture_output=True, env=environment, check=True)
-    assert done.stderr == b""
-    assert b"+ forward" in done.stdout
-
-
 @pytest.mark.parametrize("form", ["terminal", "json", "markdown"])
 @pytest.mark.parametrize("path", [p for p in REAL_TRACES if "horovod" not in p.name], ids=lambda path: path.name)
 def test_real_traces_of_others_give_a_report(path: Path, form: str, output: Out) -> None:
@@ -300,26 +251,3 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, outpu
     assert text == ""
     assert "no op, kernel or step of torch.profiler" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_a_clean_up_that_drops_exceptions_comes_again(number: signal.Signals) -> None:
-    program = f"""
-import os, signal, sys, time
-from ddpprof import cli
-
-class Dropped:
-    def __del__(self):
-        os.kill(os.getpid(), {number})
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
-signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-cli.main(["explain", "bucket"])
-try:
-    Dropped()
-    time.sleep(600)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (128 + number, "")

@@ -19,6 +19,8 @@ from ddpprof.render.json_documents import schema
 from ddpprof.report.whatif import WhatIf
 
 CHECKOUT = Path(__file__).parents[3]
+
+
 RUN = str(CHECKOUT / "sample_traces" / "transformer-gloo-4ranks")
 
 
@@ -46,18 +48,6 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
         prediction = outcome["prediction"]
         assert sum(prediction["parts"].values()) == pytest.approx(prediction["step_ns"])
         assert prediction["low_ns"] <= prediction["step_ns"] <= prediction["high_ns"]
-
-
-def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("plotly")
-    page, picture, text = tmp_path / "a.html", tmp_path / "a.png", tmp_path / "a.md"
-    assert main(["whatif", RUN, "--no-cache", "--out", str(page), "--plot", str(picture)]) == 0
-    assert main(["whatif", RUN, "--no-cache", "--out", str(text)]) == 0
-    assert "Predicted step" in page.read_text(encoding="utf-8")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "bucket" in text.read_text(encoding="utf-8")
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from experiments import PLAN
 
 from ddpprof.errors import CannotRecord, RunExists
-from ddpprof.experiments.conduct import conduct, job_of, open_experiment, remaining, steps_of, trial_settings
+from ddpprof.experiments.conduct import job_of, open_experiment, remaining, steps_of, trial_settings
 from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, read_plan, write_end, write_plan
 
 TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
@@ -122,24 +122,6 @@ def test_a_run_is_not_replaced_by_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     with pytest.raises(RunExists, match="contains a run"):
         open_experiment(tmp_path, PLAN, force=True)
-
-
-def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_number(
-    tmp_path: Path, script: str
-) -> None:
-    Path(script).write_text(
-        "import json, os, pathlib\n"
-        "out = pathlib.Path(json.loads(os.environ['DDPPROF_SETTINGS'])['out'])\n"
-        "(out / 'run.json').write_text('{\"world_size\": 2}')\n"
-    )
-    asked = replace(PLAN, kind=ExperimentKind.SCALE, command=(script,), variants=(Variant(1),), rounds=1)
-    with pytest.raises(CannotRecord, match="starts 2 ranks itself, but 1 were requested"):
-        list(conduct(tmp_path / "o", asked, list(asked.trials())))
-    not_asked = replace(asked, variants=(Variant(1, any_number=True),))
-    ((_, ended),) = conduct(tmp_path / "o", not_asked, list(not_asked.trials()))
-    assert ended is not None
-    assert ended.problem is not None
-    assert "trained for fewer than 6 steps (12 on an accelerator). " in ended.problem
 
 
 def test_how_many_steps_a_trial_takes() -> None:

@@ -12,7 +12,6 @@ from fleets import make_fleet, make_traces, write_rank
 
 from ddpprof.cli.arguments import numbers
 from ddpprof.errors import BadTrace, DdpprofError, NotARun
-from ddpprof.load.limits import Limits
 from ddpprof.load.run import load_run
 from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed
 from ddpprof.pipeline.progress import ReadProgress
@@ -46,11 +45,6 @@ def read_by(path: Path, choice: AnalysisOptions = ALL) -> list[str]:
     seen: list[ReadProgress] = []
     with analysed(path, choice, seen.append):
         return list(dict.fromkeys(step.path.name for step in seen))
-
-
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_any_number_of_processes_gives_the_report_of_a_run_in_memory(fleet: Path, jobs: int) -> None:
-    assert report_of(fleet, AnalysisOptions(jobs=jobs)) == in_memory(fleet)
 
 
 def test_what_is_kept_gives_the_same_report_and_reads_nothing(fleet: Path) -> None:
@@ -214,29 +208,12 @@ def test_of_many_ranks_some_are_replayed_and_those_that_are_asked_for(tmp_path: 
     assert set(also.recorded) == set(also.passes) == {7, *range(0, 40, 3)}
 
 
-def test_progress_counts_ranks_and_bytes(fleet: Path) -> None:
-    seen: list[ReadProgress] = []
-    with analysed(fleet, AnalysisOptions(jobs=2), seen.append):
-        pass
-    size = sum(path.stat().st_size for path in fleet.glob("*.trace.json.gz"))
-    assert {(step.num_ranks, step.all_bytes) for step in seen} == {(5, size)}
-    assert (seen[0].num_done, seen[0].done_bytes) == (0, 0)
-    assert (seen[-1].num_done, seen[-1].done_bytes) == (5, size)
-
-
 def test_progress_goes_on_within_a_file(fleet: Path) -> None:
     seen: list[ReadProgress] = []
     with analysed(fleet, AnalysisOptions(jobs=1), seen.append):
         pass
     assert any(step.done_bytes > 0 for step in seen if step.num_done == 0)
     assert [step.done_bytes for step in seen] == sorted(step.done_bytes for step in seen)
-
-
-def test_limits_refuse_what_is_larger_and_name_their_option(fleet: Path) -> None:
-    with analysed(fleet, AnalysisOptions(jobs=2, limits=Limits.chosen(None, 10))) as analysis:
-        missing = analysis.report.missing
-    assert sum("--max-events" in text for text in missing) == 5
-    assert report_of(fleet) == in_memory(fleet), "what was refused is read once it may be"
 
 
 def test_names_need_not_be_utf_8(tmp_path: Path, cache_home: Path) -> None:

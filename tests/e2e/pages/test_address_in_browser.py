@@ -12,6 +12,8 @@ from pages import Show
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.long
+
 
 def address(page: Page) -> str:
     return str(page.evaluate("location.hash"))

@@ -17,7 +17,8 @@ from ddpprof.render.html.report_page import report_page
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-WIDTHS = [pytest.param(360), pytest.param(800, marks=pytest.mark.slow), pytest.param(1400, marks=pytest.mark.slow)]
+pytestmark = pytest.mark.long
+WIDTHS = [360, 800, 1400]
 
 
 def test_a_definition_is_one_click_away(show: Show, two_ranks: str) -> None:
@@ -33,7 +34,7 @@ def test_a_definition_is_one_click_away(show: Show, two_ranks: str) -> None:
     assert link.evaluate("link => document.activeElement === link")
 
 
-@pytest.mark.parametrize("has_clipboard", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("has_clipboard", [True, False])
 def test_copying_the_change(tab: Tab, show: Show, has_clipboard: bool) -> None:
     if has_clipboard:
         tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -63,7 +64,6 @@ def test_the_theme_follows_the_system_and_the_reader(tab: Tab, show: Show) -> No
     assert light == ["rgb(246, 247, 249)", "rgb(0, 104, 166)"]
 
 
-@pytest.mark.slow
 def test_reached_by_keyboard(show: Show) -> None:
     page = show(report_page(report()))
     page.keyboard.press("Tab")
@@ -84,7 +84,6 @@ def test_no_width_scrolls_sideways(tab: Tab, show: Show, two_ranks: str, width: 
     assert max(plots) <= width
 
 
-@pytest.mark.slow
 def test_printing_is_light_and_cuts_nothing(tab: Tab, show: Show, two_ranks: str) -> None:
     tab.page.emulate_media(color_scheme="dark")
     page = show(two_ranks)
@@ -120,11 +119,7 @@ ENCODABLE = {kind: name for kind, name in HOSTILE.items() if kind != "undecodabl
 MORE = {"image": '"><img src=x onerror=alert(1)>', "template": "%{x}<b>b</b><a href='javascript:alert(1)'>a</a>$x$"}
 
 
-QUICK = ("html", "image")
-NAMES = [
-    pytest.param(name, id=kind, marks=() if kind in QUICK else pytest.mark.slow)
-    for kind, name in {**ENCODABLE, **MORE}.items()
-]
+NAMES = [pytest.param(name, id=kind) for kind, name in {**ENCODABLE, **MORE}.items()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,7 +132,6 @@ def test_hostile_names_stay_text(tab: Tab, show: Show, name: str) -> None:
     assert not [label for label in labels if not label.isprintable()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

@@ -18,7 +18,7 @@ from ddpprof.report import build_report
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-
+pytestmark = pytest.mark.long
 RANGE = "document.getElementById('timeline-plot')._fullLayout.xaxis.range"
 
 
@@ -155,7 +155,6 @@ def test_hostile_names_in_the_timeline_stay_text(show: Show) -> None:
     assert "<b>bold</b>" in (page.locator("#timeline-plot .hoverlayer").text_content() or "")
 
 
-@pytest.mark.slow
 def test_of_many_timelines_a_few_are_drawn_first(show: Show) -> None:
     run = kernel_run(20, 1, 50)
     made = build_report(run)
@@ -169,7 +168,6 @@ def test_of_many_timelines_a_few_are_drawn_first(show: Show) -> None:
     assert problem.endswith("For others write the page with --only-ranks.")
 
 
-@pytest.mark.slow
 def test_eight_ranks_of_twenty_steps_with_busy_accelerators(show: Show) -> None:
     page = show(page_of(kernel_run(8, 20, 2000)))
     bars = sum(len(trace["x"]) for trace in plotted(page, "#timeline-plot"))

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from browser import Tab
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("markup", "complaint"),

@@ -7,7 +7,7 @@ import mutants_of_files
 import pytest
 from mutants import complaints
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 NUM_MUTANTS = 5_000
 PART = 2_500
 
@@ -27,6 +27,7 @@ def test_thousands_of_mutants_are_read_or_refused() -> None:
     assert complaints_in_processes(parts) == []
 
 
+@pytest.mark.long
 def test_the_originals_of_other_files_are_read(tmp_path: Path) -> None:
     for kept in mutants_of_files.make_files(tmp_path):
         expected = 1 if kept.command[0] == "diagnose" else 0  # a rank is behind in the dumps

@@ -18,6 +18,8 @@ def when_started():
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 print(launch.run_to_its_end(["false"], os.environ, when_started))
 """
+
+
 TAKEN = """
 import signal, time
 from types import SimpleNamespace

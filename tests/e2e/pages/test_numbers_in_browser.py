@@ -22,8 +22,8 @@ NCCL = TRACES / "resnet50_a100_rank0of2.json.gz"
 
 RUNS = [
     pytest.param(GLOO_2, id="gloo-2-ranks"),
-    pytest.param(GLOO_4, id="gloo-4-ranks", marks=pytest.mark.slow),
-    pytest.param(NCCL, id="nccl"),
+    pytest.param(GLOO_4, id="gloo-4-ranks", marks=pytest.mark.long),
+    pytest.param(NCCL, id="nccl", marks=pytest.mark.long),
 ]
 
 

@@ -25,8 +25,8 @@ BLOCKS = blocks()
 
 
 def marks_of(block: Block) -> list[pytest.MarkDecorator]:
-    trains = [mark for mark in (pytest.mark.slow, pytest.mark.long) if mark.name in block.notes]
-    return [*trains, pytest.mark.e2e] if trains else []
+    is_first_read = block.path == "README.md" or block.path.startswith("docs/start/")
+    return [] if is_first_read and "long" not in block.notes else [pytest.mark.long]
 
 
 RUN = [
