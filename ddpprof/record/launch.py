@@ -246,7 +246,7 @@ def _wait(job: Process, bystander: Bystander) -> tuple[int, bool]:
         info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, 0 if has_ended else _POLL_S)
         if info is None and has_ended:
             return job.returncode, interrupted
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        if info is not None and info.si_signo in _PASSED_ON:  # 0 if this process was stopped meanwhile, as by Ctrl-Z
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
             has_got_it = bystander.got(info) and group_of(job.pid) == os.getpgrp()
             if not has_ended and not has_got_it:

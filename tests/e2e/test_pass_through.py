@@ -300,6 +300,31 @@ def test_a_full_disk_is_one_line_and_training_goes_on(tmp_path: Path, steps_scri
     assert "Training goes on" in said[0] or "training goes on" in said[0]
 
 
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_four_jobs_at_once_on_a_full_disk_end(tmp_path: Path, steps_script: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this machine mounts no tmpfs")
+    try:
+        jobs = [
+            subprocess.Popen(
+                [*DDPPROF, "trace", "--out", disk / f"run{number}", *QUICK, "--nproc-per-node=1", steps_script, "20"],
+                cwd=tmp_path,
+                env=environment(),
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for number in range(4)
+        ]
+        ended = [(job.communicate(timeout=600)[0].partition("\n")[0], job.returncode) for job in jobs]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert ended == [("out 0", 0)] * 4
+
+
 def test_a_second_job_of_the_same_command_leaves_the_first_ones_run(
     tmp_path: Path, steps_script: Path, ddpprof: Run, report: Report
 ) -> None:

@@ -131,10 +131,24 @@ def _a_huge_file(file: Path) -> None:
     os.truncate(file, 1 << 40)
 
 
+def _a_link_to_itself(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
 @pytest.mark.parametrize(
-    "name", ["rank-0.facts.json", "rank-0.steps.jsonl", "rank-0.last_step", "exits.jsonl", "run.json"]
+    "name",
+    [
+        "rank-0.facts.json",
+        "rank-0.steps.jsonl",
+        "rank-0.last_step",
+        "rank-0.pulse",
+        "exits.jsonl",
+        "slowdowns.json",
+        "hang.json",
+        "run.json",
+    ],
 )
-@pytest.mark.parametrize("make", [_a_pipe, _endless_zeros, _a_huge_file])
+@pytest.mark.parametrize("make", [_a_pipe, _endless_zeros, _a_huge_file, _a_link_to_itself, Path.mkdir])
 def test_what_is_no_ordinary_file_is_a_note_or_one_line(
     run: Path, name: str, make: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -53,3 +55,19 @@ def test_a_job_that_ends_before_anybody_waits(then: str, expected: str) -> None:
 
 def test_a_job_of_whose_end_no_signal_comes() -> None:
     assert said_by(TAKEN) == "(3, False)\n"
+
+
+def test_a_launcher_that_is_stopped_and_goes_on_lets_its_job_run_to_its_end() -> None:
+    """As by Ctrl-Z and `fg`. Python then says that a signal of number 0 came."""
+    with subprocess.Popen(
+        [sys.executable, "-c", AT_ONCE.format(then="print('begins', flush=True)").replace('"false"', '"sleep", "5"')],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "begins\n"
+        launcher.send_signal(signal.SIGSTOP)
+        time.sleep(2)  # longer than the launcher waits for a signal
+        launcher.send_signal(signal.SIGCONT)
+        assert launcher.communicate(timeout=120) == ("(0, False)\n", "")
