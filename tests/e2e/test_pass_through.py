@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from accelerator import first_recorded
-from jobs import DDPPROF, QUICK, Run, environment, outside_checkout
+from jobs import DDPPROF, QUICK, Run, environment, on_ranks, outside_checkout
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -40,7 +41,7 @@ def main(rank, store, kill_at):
         time.sleep(0.01)
 
 if __name__ == "__main__":
-    mp.spawn(main, args=(os.path.abspath(f"store-{os.getpid()}"), int(sys.argv[1])), nprocs=2)
+    mp.start_processes(main, (os.path.abspath(f"store-{os.getpid()}"), int(sys.argv[1])), nprocs=2, start_method="fork")
 """
 
 STEPS = """
@@ -109,7 +110,7 @@ def test_an_exception_shows_the_scripts_own_traceback(steps_script: Path, ddppro
 def test_a_script_that_ends_early(
     num_steps: int, light: int, profiled: int, steps_script: Path, ddpprof: Run, report: Report
 ) -> None:
-    done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", steps_script, str(num_steps + LATER))
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(1, steps_script, str(num_steps + LATER)))
     assert done.returncode == 0, done.stderr
     rank = report("run")["ranks"][0]
     assert (len(rank["light_steps"]), len(rank["steps"])) == (light, profiled)
@@ -265,16 +266,16 @@ def test_a_rank_killed_within_the_profiled_steps(endless: Callable[..., subproce
 def test_an_earlier_run_is_kept(steps_script: Path, ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    done = ddpprof("trace", "--out", "run", "--nproc-per-node=1", steps_script, "20")
+    done = ddpprof("trace", "--out", "run", *on_ranks(1, steps_script, "20"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "holds an earlier run" in done.stderr
     assert "--force" in done.stderr
-    done = ddpprof("trace", "--force", "--out", "run", *QUICK, "--nproc-per-node=1", steps_script, "20")
+    done = ddpprof("trace", "--force", "--out", "run", *QUICK, *on_ranks(1, steps_script, "20"))
     assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_one_line_and_training_goes_on(steps_script: Path, ddpprof: Run) -> None:
-    done = ddpprof("trace", "--out", "/proc/no/run", *QUICK, "--nproc-per-node=2", "--standalone", steps_script, "20")
+    done = ddpprof("trace", "--out", "/proc/no/run", *QUICK, *on_ranks(2, steps_script, "20"))
     assert done.returncode == 0
     assert done.stdout.count("out") == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("ddpprof: rank")]
@@ -290,7 +291,7 @@ def test_a_full_disk_is_one_line_and_training_goes_on(tmp_path: Path, steps_scri
     if mounted.returncode:
         pytest.skip("this machine mounts no tmpfs")
     try:
-        done = ddpprof("trace", "--out", disk / "run", *QUICK, "--nproc-per-node=1", steps_script, "20")
+        done = ddpprof("trace", "--out", disk / "run", *QUICK, *on_ranks(1, steps_script, "20"))
     finally:
         subprocess.run(["umount", disk], check=True)
     assert done.returncode == 0
@@ -310,7 +311,7 @@ def test_four_jobs_at_once_on_a_full_disk_end(tmp_path: Path, steps_script: Path
     try:
         jobs = [
             subprocess.Popen(
-                [*DDPPROF, "trace", "--out", disk / f"run{number}", *QUICK, "--nproc-per-node=1", steps_script, "20"],
+                [*DDPPROF, "trace", "--out", disk / f"run{number}", *QUICK, *on_ranks(1, steps_script, "20")],
                 cwd=tmp_path,
                 env=environment(),
                 text=True,
@@ -328,8 +329,8 @@ def test_four_jobs_at_once_on_a_full_disk_end(tmp_path: Path, steps_script: Path
 def test_a_second_job_of_the_same_command_leaves_the_first_ones_run(
     tmp_path: Path, steps_script: Path, ddpprof: Run, report: Report
 ) -> None:
-    job = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=1 {steps_script}"
-    (tmp_path / "twice.sh").write_text(f"{job} 20\n{job} 20\n")
+    job = shlex.join([sys.executable, *on_ranks(1, steps_script, "20")])
+    (tmp_path / "twice.sh").write_text(f"{job}\n{job}\n")
     done = ddpprof("trace", "--force", "--out", "run", *QUICK, "--", "bash", "twice.sh")
     assert (done.returncode, done.stdout.count("out 0")) == (0, 2)
     assert "the command trains more than one job: only the first is recorded" in done.stderr
