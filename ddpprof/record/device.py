@@ -26,6 +26,8 @@ class TrainingDevice:
         self.accelerators: tuple[torch.device, ...] = ()
         self._waiting: Future[None] | None = None
         """the last wait for the devices"""
+        self.is_captured = False
+        """True while the script captures a CUDA graph, which whoever waits for the device would break"""
 
     def found(self, devices: Iterable[torch.device]) -> None:
         """Add devices on which training takes place."""
@@ -45,9 +47,14 @@ class TrainingDevice:
             torch.accelerator.synchronize(device)
 
     def comes_to_rest(self, patience_s: float) -> bool:
-        """Wait as `synchronise` does, but at most `patience_s`; return False if it takes longer or a device fails."""
+        """Wait as `synchronise` does, but at most `patience_s`.
+
+        Return False if it takes longer, a device fails, or a CUDA graph is being captured.
+        """
         if not self.accelerators:
             return True
+        if self.is_captured:
+            return False
         if self._waiting is not None and not _ends_in_time(self._waiting, patience_s):
             return False  # since an earlier call
         with suppress(RuntimeError):  # none can wait for a device that may be stuck

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from ddpprof.record.device import TrainingDevice
+
 _HIDES_STEPS = 3
 """number of replays without the end of a step, from which a graph must hold whole steps"""
 
 
 class Graphs:
-    def __init__(self) -> None:
-        self.captured = False
-        """True during a capture, which waiting for the device, or starting or stopping the profiler, would break"""
+    def __init__(self, device: TrainingDevice) -> None:
+        self._device = device
         self.num_replays = 0
         self._since_step = 0
         self._most_in_step = 0
 
+    @property
+    def captured(self) -> bool:
+        return self._device.is_captured
+
     def capture_begins(self) -> None:
-        self.captured = True
+        self._device.is_captured = True
 
     def capture_ends(self) -> None:
-        self.captured = False
+        self._device.is_captured = False
 
     def replays(self) -> None:
         self.num_replays += 1

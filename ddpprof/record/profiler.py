@@ -10,7 +10,9 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,10 +23,15 @@ from torch.profiler import ProfilerActivity, profile
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.hang_signals import GRACE_S, signals_end_a_hang
 from ddpprof.record.settings import Settings
+from ddpprof.record.standby import STANDBY
 
+_TOGGLES_S = 0.5
+"""seconds to wait for the device before its collection is switched; later it is tried again"""
 _LETS_GO_S = 0.02
 """seconds for gloo's threads to end their spans after their collectives, before the profiler's memory is freed"""
 _ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+_GPU_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
+"""of drivers of NVIDIA, in Windows' subsystem for Linux, and of AMD"""
 _TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
 if torch.__version__ < "2.8":
     _TOGGLED.remove(ProfilerActivity.XPU)  # torch would report on the job's stderr that it cannot
@@ -44,6 +51,8 @@ class StepProfiler:
         self._is_busy = False
         self._recording = False
         self._collects = True
+        self._stops_collecting: Future[None] | None = None
+        """what makes Kineto collect nothing more for `left`, as soon as the device comes to rest"""
         self._step: record_function | None = None
         self.pause_ns = 0
 
@@ -127,11 +136,17 @@ class StepProfiler:
         return self._collect(False)
 
     def _collect(self, on: bool) -> bool:
-        toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
-        if on != self._collects and toggle is not None:
-            toggle(on, _TOGGLED)
+        if on != self._collects and self._may_toggle() and _toggle(on, _TOGGLED):
             self._collects = on
         return self._collects == on
+
+    def _may_toggle(self) -> bool:
+        """Return whether nothing is to be waited for: Kineto waits for the device, and makes a context on it.
+
+        It does so since torch 2.9 (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`), also if it only
+        records on the CPU.
+        """
+        return self._device.comes_to_rest(_TOGGLES_S) if self._device.is_accelerator else not _has_gpu()
 
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
         """Return what was recorded; ``None`` if nothing was, or the device does not come to rest in time."""
@@ -159,8 +174,9 @@ class StepProfiler:
 
     def clear_away(self) -> None:
         """Stop what `stop` could not, if the device is at rest now."""
-        if self.left is not None and self._device.comes_to_rest(_LETS_GO_S):
-            left, self.left = self.left, None
+        is_over = self._stops_collecting is None or self._stops_collecting.done()
+        if self.left is not None and is_over and self._device.comes_to_rest(_LETS_GO_S):
+            left, self.left, self._stops_collecting = self.left, None, None
             self._end(left, recorded=True)
 
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
@@ -168,8 +184,12 @@ class StepProfiler:
         if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
             self._end(unfinished, recorded)  # recording of Python's calls cannot be told to collect nothing
         elif recorded:
-            self._collect(False)
             self.left = unfinished
+            with _without_warning_of_torch():
+                self._collects = not _toggle(False, {ProfilerActivity.CPU})  # which waits for no device
+            if self._device.is_accelerator and not self._device.is_captured:
+                with suppress(RuntimeError):  # the process ends, and no thread is left to wait for the device
+                    self._stops_collecting = STANDBY.run(lambda: _toggle(False, _TOGGLED))
 
     def _end(self, finished: profile, recorded: bool) -> None:
         with self.paused(), signals_end_a_hang():
@@ -179,6 +199,32 @@ class StepProfiler:
                 time.sleep(_LETS_GO_S)
             finished.stop_trace()
         self._collects = True
+
+
+def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
+    """Switch the collection of these activities; return False if this torch cannot."""
+    toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
+    if toggle is not None:
+        toggle(on, activities)
+    return toggle is not None
+
+
+@contextmanager
+def _without_warning_of_torch() -> Iterator[None]:
+    """Keep what torch's C++ code writes to stderr from the job's: that only one kind of activity is switched."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _has_gpu() -> bool:
+    """Return whether this machine has a GPU. Asking torch would initialise its driver."""
+    return any(path.exists() for path in _GPU_FILES)
 
 
 def _activities(device: str) -> list[ProfilerActivity]:

@@ -65,7 +65,7 @@ class Recording:
         self.finder = StepDetector(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
-        self.graphs = Graphs()
+        self.graphs = Graphs(self._notes.device)
         self._losses = LossNotes() if settings.losses else None
         self._job = JobRank(settings)
         self._window = Window(settings, self._job, self._notes)
@@ -249,7 +249,7 @@ class Recording:
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
             self._job.warn_for_all(self._too_short())
-        if self._losses is not None and self._job.files is not None:
+        if self._losses is not None and self._job.files is not None and self._notes.device.comes_to_rest(PATIENCE_S):
             self._job.files.write_losses(self._losses.values())
         if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
             self._add_unusual_collective(ended, pulse)

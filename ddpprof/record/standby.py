@@ -24,7 +24,7 @@ class Standby:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._num_idle = 0
-        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
 
     def prepare(self) -> None:
         """Start as many threads as may be needed at once. Raises ``RuntimeError`` if the interpreter exits."""
@@ -35,7 +35,7 @@ class Standby:
                 threading.Thread(target=self._serve, args=(self._work,), name="ddpprof-standby", daemon=True).start()
                 self._num_idle += 1
 
-    def run(self, work: Callable[[], None]) -> Future[None]:
+    def run(self, work: Callable[[], object]) -> Future[None]:
         """Run `work` in one of the threads. Raises ``RuntimeError`` if none is idle while the interpreter exits."""
         with suppress(RuntimeError):
             self.prepare()
@@ -47,7 +47,7 @@ class Standby:
         self._work.put((work, done))
         return done
 
-    def _serve(self, requests: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]) -> None:
+    def _serve(self, requests: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]]) -> None:
         while True:
             work, done = requests.get()
             error: BaseException | None = None

@@ -273,3 +273,41 @@ def test_signals_for_a_checkpoint_reach_the_script(tmp_path: Path, ddpprof: Run)
     )
     done = ddpprof("trace", "--out", "run", "train.py", timeout=15)
     assert (done.returncode, done.stdout) == (0, "saved\n")
+
+
+FAILS_WHILE_THE_DEVICE_IS_STUCK = """
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.profiler import ProfilerActivity
+
+stuck = False
+switch = torch._C._autograd._toggle_collection_dynamic
+
+def toggle(on, activities):  # as Kineto does since torch 2.9, which waits for the device
+    if stuck and ProfilerActivity.CUDA in activities:
+        time.sleep(600)
+    return switch(on, activities)
+
+dist.init_process_group("gloo")
+torch.accelerator.is_available = lambda: True
+torch.accelerator.synchronize = lambda *_: time.sleep(600) if stuck else None
+torch._C._autograd._toggle_collection_dynamic = toggle
+model = DDP(torch.nn.Linear(16, 16))
+model.device_type = "cuda"
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).sum().backward()
+    optimizer.step()
+stuck = True
+raise ValueError("bad batch")
+"""
+
+
+def test_a_job_that_fails_does_not_wait_for_a_stuck_device(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "train.py").write_text(FAILS_WHILE_THE_DEVICE_IS_STUCK)
+    window = ["--skip-first", "11", "--cost-steps", "0", "--steps", "1000"]
+    done = ddpprof("trace", "--quiet", "--out", "run", *window, *on_ranks(1, "train.py"), timeout=300)
+    assert done.returncode == 1
+    assert "ValueError: bad batch" in done.stderr
+    assert "Toggling" not in done.stderr

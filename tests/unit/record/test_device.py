@@ -60,6 +60,13 @@ def test_a_device_that_is_stuck_is_waited_for_only_so_long(monkeypatch: pytest.M
     assert time.monotonic() - began < 5
 
 
+def test_nobody_waits_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: pytest.fail("this breaks the capture"))
+    device = on("cuda:0")
+    device.is_captured = True
+    assert not device.comes_to_rest(5.0)
+
+
 def test_an_error_of_the_device_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

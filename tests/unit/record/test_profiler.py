@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from accelerator import emulate
+from processes import wait_until
+from torch.profiler import ProfilerActivity
 
 from ddpprof.record.device import TrainingDevice
 from ddpprof.record.profiler import StepProfiler, _activities
@@ -26,8 +29,13 @@ def profiler() -> Iterator[StepProfiler]:
     yield one
     with emulate():
         one.stop()
-        one.clear_away()
+        clear_away(one)
     assert not torch.autograd._profiler_enabled()
+
+
+def clear_away(profiler: StepProfiler) -> None:
+    """As the training does after each step, until the device has come to rest."""
+    wait_until(lambda: profiler.clear_away() or profiler.left is None, "cleared away")
 
 
 def work(times: int = 1) -> None:
@@ -51,7 +59,7 @@ def test_a_stuck_device_costs_the_trace_and_no_more(profiler: StepProfiler) -> N
     assert not profiler.running
     work()  # training goes on
     with emulate():
-        profiler.clear_away()
+        clear_away(profiler)
     assert not torch.autograd._profiler_enabled()  # so that the script may profile
 
 
@@ -81,18 +89,84 @@ def test_after_a_failure_nothing_waits_for_the_device(profiler: StepProfiler) ->
     assert (device.synchronised, profiler.running) == ([], False)
 
 
-def test_what_is_left_out_is_not_in_the_trace_and_the_next_step_is(profiler: StepProfiler, tmp_path: Path) -> None:
-    profiler.begin_step(1)
+@pytest.fixture
+def toggled_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Threads that switched the collection of a GPU's activities, in which Kineto waits for the device."""
+    threads: list[str] = []
+    original = torch._C._autograd._toggle_collection_dynamic
+
+    def toggle(on: bool, activities: set[ProfilerActivity]) -> None:
+        if ProfilerActivity.CUDA in activities:
+            threads.append(threading.current_thread().name)
+        original(on, activities)
+
+    monkeypatch.setattr(torch._C._autograd, "_toggle_collection_dynamic", toggle)
+    return threads
+
+
+@pytest.mark.parametrize("how", ["abandon", "stop", "leave_out"])
+def test_the_training_thread_never_waits_in_kineto_for_a_stuck_device(
+    profiler: StepProfiler, toggled_by: list[str], how: str
+) -> None:
+    profiler.begin_step(7)
+    began = time.monotonic()
+    with emulate(blocks=True):
+        {"abandon": profiler.abandon, "stop": lambda: profiler.stop(0.1), "leave_out": profiler.leave_out}[how]()
+        work()
+    assert time.monotonic() - began < 5
+    assert "MainThread" not in toggled_by
+
+
+def test_what_is_let_go_of_collects_nothing_more(profiler: StepProfiler, tmp_path: Path) -> None:
+    profiler.begin_step(7)
     work(10)
-    assert profiler.leave_out()
+    with emulate(blocks=True):
+        profiler.stop(0.1)
+    left = profiler.left
     work(100)
-    profiler.end_step()
-    assert profiler.has_left_out
-    profiler.begin_step(2)
-    assert not profiler.has_left_out
-    work(10)
-    profiler.end_step()
     with emulate():
+        clear_away(profiler)
+    work(1000)
+    assert names(left, tmp_path / "trace.json").count("aten::ones") == 10
+
+
+@pytest.mark.parametrize("act", [lambda one: one.leave_out(), lambda one: one.stop(0.1), lambda one: one.abandon()])
+def test_during_the_capture_of_a_cuda_graph_nobody_waits_for_the_device(
+    act: Any, profiler: StepProfiler, toggled_by: list[str]
+) -> None:
+    profiler.begin_step(7)
+    with emulate() as device:
+        profiler._device.is_captured = True
+        act(profiler)
+        profiler._device.is_captured = False
+    assert (device.synchronised, toggled_by) == ([], [])
+
+
+@pytest.mark.parametrize(("has_gpu", "toggled"), [(True, []), (False, ["MainThread"])])
+def test_training_on_the_cpu_gets_no_context_on_a_gpu(
+    has_gpu: bool, toggled: list[str], toggled_by: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpprof.record.profiler._has_gpu", lambda: has_gpu)
+    one = StepProfiler(Settings("run"), TrainingDevice())
+    one.prepare()
+    one.begin_step(1)
+    assert one.leave_out() == (not has_gpu)
+    one.stop()
+    assert toggled_by == toggled
+
+
+def test_what_is_left_out_is_not_in_the_trace_and_the_next_step_is(profiler: StepProfiler, tmp_path: Path) -> None:
+    with emulate():
+        profiler.begin_step(1)
+        work(10)
+        assert profiler.leave_out()
+        work(100)
+        profiler.end_step()
+        assert profiler.has_left_out
+        profiler.begin_step(2)
+        assert not profiler.has_left_out
+        work(10)
+        profiler.end_step()
         recorded = profiler.stop()
     assert names(recorded, tmp_path / "trace.json").count("aten::ones") == 20
 
