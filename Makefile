@@ -54,7 +54,7 @@ test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch
 
 # What is promised beside the versions of constraints.txt: the oldest torch that pyproject.toml allows, one between, newer
 # ones, and newer Pythons. On 3.12 every thread of the recorder must exist before the interpreter exits.
-VERSIONS ?= 3.11-torch-2.6.0 3.11-torch-2.10.0 3.11-torch-2.14.1 3.11-torch-2.15.0 3.12-torch-2.13.0 3.13-torch-2.13.0 3.14-torch-2.13.0
+VERSIONS ?= 3.11-torch-2.6.0 3.11-torch-2.10.0 3.11-torch-2.14.1 3.12-torch-2.13.0 3.13-torch-2.13.0 3.14-torch-2.13.0
 
 test-versions: $(VERSIONS:%=.venv-python-%/tested) ## the recording tests with other versions of Python and torch, each in an environment of its own
 
