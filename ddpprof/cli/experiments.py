@@ -210,13 +210,15 @@ def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
     return f"{cpu} steps{each}" + (f", {accelerator} on an accelerator," if cpu != accelerator else "")
 
 
+def in_minutes(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return "a minute" if minutes == 1 else f"{minutes} minutes"
+
+
 def say_how_long(seconds: float) -> None:
     """Say, after the first trial, how long the others will take."""
-    from datetime import timedelta
-
     if seconds >= _LONG_S:
-        left = timedelta(seconds=round(seconds))
-        say(f"About {left} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
+        say(f"About {in_minutes(seconds)} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
 
 
 def _run_trials(directory: Path, experiment: Experiment) -> bool:

@@ -49,6 +49,8 @@ _CELLS: Mapping[str, Callable[[ScalePoint], str]] = {
 
 
 def _interval(ratio: Ratio) -> str:
+    if ratio.is_vague:
+        return "varies too much"
     return "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} – {ratio.high:.2f}"
 
 
