@@ -171,11 +171,9 @@ def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
     from ddpprof.experiments.conduct import steps_of
 
     now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants
-    steps = tuple(
-        first + rounds * settings * steps_of(experiment, now, kind)
-        for first, kind in zip(profile, (False, True), strict=True)
-    )
-    each = steps_in_words(*(steps_of(experiment, now, kind) for kind in (False, True)))
+    cpu, accelerator = (steps_of(experiment, now, kind) for kind in (False, True))
+    each = steps_in_words(cpu, accelerator)
+    steps = (profile[0] + rounds * settings * cpu, profile[1] + rounds * settings * accelerator)
     return (
         f"ddpprof tune starts the job up to {1 + rounds * settings} times: once for a profile of "
         f"{steps_in_words(*profile)}, then {settings} settings in {rounds} rounds of {each}. "

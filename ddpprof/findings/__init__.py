@@ -53,6 +53,8 @@ _BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters")
 def find(observed: Observed) -> tuple[Finding, ...]:
     """Return all findings: first a training that is broken, then gains, the rest, and last what may be noise.
 
+    Among the gains, those that only a replay could tell, which was not possible, come last.
+
     If one change addresses several findings, only the first of them is returned. Rules that advise the same change
     have the same object of `Predictions`.
     """
@@ -63,7 +65,11 @@ def find(observed: Observed) -> tuple[Finding, ...]:
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
     broken = [finding for finding in beyond if finding.rule in _BROKEN]
-    gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])
+    known = [finding for finding in beyond if finding.expected_ns is not None]
+    gains = [
+        *_by_gain([finding for finding in known if not finding.is_guess]),
+        *_by_gain([finding for finding in known if finding.is_guess]),
+    ]
     others = [finding for finding in beyond if finding.expected_ns is None and finding not in broken]
     return (*broken, *gains, *others, *(finding for finding in found.values() if finding.is_noise))
 

@@ -66,8 +66,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         elif len(buckets) > 1 and is_cut:
             title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
             evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
-            smaller = size(left * bytes_of(last))
-            advice = f"Shrink the last bucket to {smaller}: {call_for(o.framework, new)}."
+            smaller = "" if new.predicted is None else f" to {size(left * bytes_of(last))}"
+            advice = f"Shrink the last bucket{smaller}: {call_for(o.framework, new)}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
         elif not is_cut and bytes_of(late) >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"

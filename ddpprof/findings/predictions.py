@@ -31,6 +31,8 @@ class NewBuckets:
     bucket_bytes: tuple[int, ...]
     """sizes in the order of launch"""
     predicted: Predicted | None = None
+    equal_mb: tuple[float, float] | None = None
+    """smallest and largest cap of all buckets that are as good, if there are several"""
 
     @property
     def is_default(self) -> bool:
@@ -40,6 +42,11 @@ class NewBuckets:
 def since_torch(argument: str) -> str:
     """Return a note for an argument that older versions of torch lack."""
     return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
+
+
+def equal_caps(equal_mb: tuple[float, float] | None) -> str:
+    """Say which caps are as good, for after an argument."""
+    return "" if equal_mb is None else f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal)"
 
 
 @dataclass(frozen=True, slots=True)

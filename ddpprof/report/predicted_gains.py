@@ -14,7 +14,7 @@ from ddpprof.model import StepMode
 from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.search import best_caps
+from ddpprof.predict.search import choose_caps
 from ddpprof.predict.setting import Setting, sent_share
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
 from ddpprof.report.tree import Job, Report
@@ -116,11 +116,12 @@ class _Changes:
         return _predicted(self.now, views, self.copying_error_ns)
 
     def _best_buckets(self) -> NewBuckets:
-        best = best_caps(self.profile, Setting(), self.job.accepted_caps)
+        chosen = choose_caps(self.profile, Setting(), self.job.accepted_caps)
+        best = chosen.best
         buckets, sizes = best.setting.buckets, best.prediction.bucket_bytes
         if buckets is None:
             return NewBuckets("", sizes)
-        return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction))
+        return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction), chosen.equal_mb)
 
     def _compression(self) -> Predicted | None:
         """Return the effect of compression; ``None`` unless gradients are known to become smaller."""

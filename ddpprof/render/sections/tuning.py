@@ -59,12 +59,12 @@ def _verdict(report: TuneReport) -> Iterable[Section]:
 def _nothing(report: TuneReport) -> str:
     """Say that no setting is faster, or that this cannot be told, and what to do about it."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
-    rounds = f"{count(len(report.now.rounds_ns), 'round')}"
     now = f"the job as it is ({ms(report.now.step_ns)} ms per step)"
     if not known:
         return f"No setting is faster than {now}. Change nothing."
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
     assert closest.ratio is not None
+    rounds = count(closest.ratio.num_pairs, "round")
     low, of_chance = closest.ratio.low, f"{clean(closest.label)}, {interval(closest.ratio)} × the time"
     if low is not None and low > _CERTAIN:
         return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."

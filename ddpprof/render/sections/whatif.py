@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.findings.framework_words import ddp_argument
-from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
+from ddpprof.findings.predictions import DEFAULT_CAP, equal_caps, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
 from ddpprof.model.comm_hooks import sends_unchanged
 from ddpprof.report.whatif import PredictedSetting, WhatIf
@@ -80,7 +80,8 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if not best.label:
         yield Line("Best buckets found: the recorded ones.")
         return
-    found = f"Best buckets found: {best.label}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
+    caps = f"{best.label}{equal_caps(answer.equal_mb)}"
+    found = f"Best buckets found: {caps}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
     if best.gain.low_ns <= 0:
         yield Line(f"{found}. This is within the prediction's error: try it with ddpprof sweep.")
     else:

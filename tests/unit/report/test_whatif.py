@@ -59,10 +59,18 @@ def test_the_best_is_looked_for_whatever_is_asked_for() -> None:
 
 def test_what_is_asked_for_may_be_the_best() -> None:
     """With a latency of half a unit the fourth bucket is not worth it: three are sent until 16.5 instead of 17."""
-    slow = profile(network=network(Link(Cost(UNIT / 2, 1.0))), replayed_ns=17)
+    slow = profile(network=network(Link(Cost(UNIT / 2, 1.0))), replayed_ns=17, reduced_ns=17)
     best = answer(BucketCaps(list_mb=(1, 1, 2)), made=slow).best
     assert best is not None
     assert best.label == "bucket_cap_mb_list=[1, 1, 2]"
+
+
+def test_a_flat_optimum_is_told_as_a_range() -> None:
+    """The replay missed by 3 units, more than the caps differ by."""
+    unsure = answer(made=profile(replayed_ns=19))
+    assert unsure.best is not None
+    assert (unsure.best.label, unsure.equal_mb) == ("bucket_cap_mb=1", (1, 5))
+    assert answer(made=profile()).equal_mb is None
 
 
 def test_a_cap_is_named_where_one_holds_for_all_buckets() -> None:
