@@ -82,8 +82,8 @@ def run_whatif(options: argparse.Namespace) -> int:
     from ddpprof.render.sections.whatif import whatif_sections
     from ddpprof.report.whatif import build_whatif
 
-    profiled, job = _profile(options)
-    answer = build_whatif(job, profiled, _asked(options))
+    profiled, job, step_ns = _profile(options)
+    answer = build_whatif(job, profiled, _asked(options), step_ns)
     if options.plot is not None:
         from ddpprof.render.plot import plot_whatif
 
@@ -92,13 +92,14 @@ def run_whatif(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(options: argparse.Namespace) -> tuple[Profiled, Job]:
+def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
     from ddpprof.report.run_profile import Benches, profile_run
 
     benches = Benches(measured_network(options.network), measured_network(options.run_network))
     with analysed_run(options.path, options) as analysis:
         without = options.without_rank or []
-        return profile_run(analysis.to_replay(without), benches, without), analysis.report.job
+        profiled = profile_run(analysis.to_replay(without), benches, without)
+        return profiled, analysis.report.job, analysis.report.step_ns
 
 
 def _asked(options: argparse.Namespace) -> Asked:

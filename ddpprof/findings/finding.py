@@ -50,6 +50,8 @@ class Finding:
     """True if training does something other than it seems to, regardless of time"""
     predicted: Predicted | None = None
     """predicted gain, if the recorded steps can be replayed with just this change; `gain_ns` is then its upper end"""
+    cause_ns: int | None = None
+    """time per step that the finding names, of which no change can give back more; `find` sees to that"""
     is_noise: bool = False
     """True if it may be chance, or if the change may cost time: an observation, not advice"""
 

@@ -178,7 +178,8 @@ def _remarks(console: Console, section: Section) -> None:
         text, number = Text(f"- {remark.text}"), Text(f"  [{remark.number}]" if remark.number else "", style="green")
         if remark.is_advice and text.cell_len + number.cell_len > console.width:
             console.print(text)
-            console.print(number)  # begins with two spaces, below the text of the line above
+            if remark.number:
+                console.print(number)  # begins with two spaces, below the text of the line above
             continue
         text.truncate(max(console.width - number.cell_len, 20), overflow="ellipsis")
         console.print(text + number, no_wrap=True, overflow="ignore", crop=False)

@@ -82,11 +82,18 @@ class _Changes:
             without_straggler=without_straggler,
         )
 
-    def _per_batch(self, setting: Setting, num_batches: float) -> Predicted:
-        """Return what `setting`, whose step does the work of `num_batches` recorded steps, saves per recorded step."""
-        after, now_ns = predict(self.profile, setting), self.now.step_ns
-        gains = (now_ns - ns / num_batches for ns in (after.step_ns, after.high_ns, after.low_ns))
-        return Predicted(*map(round, gains))
+    def _per_batch(self, setting: Setting, num_batches: int) -> Predicted:
+        """Return the communication that `setting`, whose step does the work of `num_batches`, saves per recorded step.
+
+        Such a step also skips optimizer steps, which is no gain of DDP's.
+        """
+        now, after = self.now, predict(self.profile, setting)
+        saved_ns = now.parts.communication_ns - after.parts.communication_ns / num_batches
+        doubted = zip(now.doubted_ns, after.doubted_ns, strict=True)
+        others_ns = [(one - now.step_ns) - (other - after.step_ns) / num_batches for one, other in doubted]
+        missed_ns = now.missed_ns * (1 - 1 / num_batches)
+        low_ns, high_ns = (hypot(end, missed_ns) for end in (min(0.0, *others_ns), max(0.0, *others_ns)))
+        return Predicted(round(saved_ns), round(saved_ns - low_ns), round(saved_ns + high_ns))
 
     def _accumulation(self) -> Predicted | None:
         """Return the effect of accumulation; ``None`` if a step already has several backward passes."""
