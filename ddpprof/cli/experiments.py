@@ -253,6 +253,7 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
             done = total - len(trials) + index
             _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
             if len(seconds) == 1:
+                _refuse_short_job(directory, experiment, trial)
                 say_how_long(left_s)
             if following:
                 at = total - len(trials) + trials.index(following[0])
@@ -261,6 +262,21 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
         _wipe()
         return True
     return False
+
+
+def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:
+    """Stop after the first trial if all would be too short. Raises `DdpprofError`."""
+    from ddpprof.experiments.conduct import refuse_short_job
+    from ddpprof.experiments.trials import read_trial
+    from ddpprof.load.record import load_record
+    from ddpprof.rundir import ranks_in
+
+    folder = directory / trial.name
+    records = [record for rank in ranks_in(folder) if (record := load_record(folder, rank)) is not None]
+    result = read_trial(directory, trial)
+    trained = [record.steps[-1].number + 1 for record in records if record.steps]
+    if result is not None and trained and (result.problem is None or "before a step was timed" in result.problem):
+        refuse_short_job(experiment, result, min(trained), records[0].device != "cpu")
 
 
 def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: TrialEnd) -> str:

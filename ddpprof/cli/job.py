@@ -15,9 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ddpprof import own_files
 from ddpprof.cli.arguments import seconds
 from ddpprof.cli.metrics_out import check, metrics_target, publish
 from ddpprof.cli.saying import say
+from ddpprof.errors import RunExists
 from ddpprof.files import local
 from ddpprof.job_watch.run_watch import RunWatch
 
@@ -176,12 +178,34 @@ def run_recorded(
     `afterwards`: called after the job ends, unless ``--quiet``, with whether this is inside a launcher's job, and how
     the job ended.
     """
+    from ddpprof.record import launch
+
+    inside = job.options.torchrun is None and launch.inside_job()
+    if inside or not job.is_one_node:  # the nodes of a job share one folder
+        return _run_recorded(job, out, settings, verb, afterwards, inside)
+    try:
+        with own_files.reserved(out):
+            return _run_recorded(job, out, settings, verb, afterwards, inside)
+    except own_files.LockedError as error:
+        raise RunExists(
+            f"another ddpprof, process {error.holder}, is recording into {out}: wait until it has ended, or choose "
+            "another --out. The job was not started."
+        ) from error
+
+
+def _run_recorded(
+    job: JobCommand,
+    out: Path,
+    settings: Settings,
+    verb: str,
+    afterwards: Callable[[bool, JobEnd], None],
+    inside: bool,
+) -> JobEnd:
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
     from ddpprof.record.exits import OomKills
 
     options, words = job.options, job.words
-    inside = options.torchrun is None and launch.inside_job()
     settings = _settings_of(job, out, settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
     tell = (lambda _text: None) if options.quiet else _tell

@@ -130,13 +130,15 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
         for result in results
         if result.problem is not None
     ]
-    said += [short for number in range(len(experiment.variants)) if (short := _short(experiment, results, number))]
+    said += [
+        short for number in range(len(experiment.variants)) if (short := what_is_short(experiment, results, number))
+    ]
     failed, known = {r.trial.variant for r in results if r.problem is not None}, {r.trial for r in results}
     undone = sum(trial not in known and trial.variant not in failed for trial in experiment.trials())
     return (*said, *([f"{undone} of {experiment.num_trials} trials have not been run"] if undone else []))
 
 
-def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:
+def what_is_short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:
     """Return a note if a variant's training ended before everything was timed."""
     variant, own = experiment.variants[number], [r for r in results if r.trial.variant == number and r.blocks_ns]
     if variant.ddp_blocks:

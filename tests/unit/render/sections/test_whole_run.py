@@ -108,8 +108,10 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
 def test_the_first_screen_has_one_line(whole: Report) -> None:
     said = [one.text for one in first_screen(whole, ["run"]) if isinstance(one, Line) and "Whole run" in one.text]
     assert said == [
-        "Whole run: 203 steps, 37 s; median step 100.00 ms at first, 150.00 at last "
-        "(the 2 profiled ones took 65.20 ms); memory of a process grew by 100 MB"
+        (
+            "Whole run: 203 steps, 37 s; median step 100.00 ms at first, 150.00 at last (the 2 profiled ones took "
+            "65.20 ms); memory of a process grew by 100 MB"
+        )
     ]
     assert not any("Whole run" in one.text for one in first_screen(report(), ["run"]) if isinstance(one, Line))
 
