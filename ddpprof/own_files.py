@@ -205,6 +205,15 @@ def reserved(directory: Path) -> Iterator[None]:
         yield
 
 
+def is_reserved(directory: Path) -> bool:
+    """Return whether a process of this host has reserved `directory`."""
+    try:
+        with reserved(directory):
+            return False
+    except LockedError:
+        return True
+
+
 def _holder_of(name: str) -> str:
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 
 if TYPE_CHECKING:
     from ddpprof.monitor.metrics import Metric, MetricKind
@@ -56,8 +56,9 @@ def check(target: MetricsTarget) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        extra = "otlp" if target.collector else "metrics"
-        raise DdpprofError(f"--metrics needs a package: pip install 'ddpprof[{extra}]'")
+        of_collector = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+        packages = of_collector if target.collector else ("prometheus-client",)
+        raise DdpprofError(f"--metrics needs {' and '.join(packages)}. {how_to_install(*packages)}")
     if target.collector is None:
         try:
             family = socket.getaddrinfo(target.host, target.port)[0][0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import positive
+from ddpprof.cli.arguments import NPROC, positive
 from ddpprof.cli.experiment_plan import split_experiment
 from ddpprof.cli.experiments import add_place_options, in_minutes, resumed, show_at_the_end, steps_in_words
 from ddpprof.cli.job import default_out
@@ -34,7 +34,7 @@ _QUICK = 3
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--nproc", type=positive, metavar="N", help="number of processes (default: as many as the script starts)")
+    add(*NPROC, type=positive, metavar="N", help="number of processes (default: as many as the script starts)")
     add(
         "--trials",
         type=_trials,
@@ -63,12 +63,11 @@ def _trials(text: str) -> int:
 
 
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiments.plan import is_experiment
-    from ddpprof.experiments.tuning_directory import has_choice
-
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiments.plan import is_experiment
+
     if options.quick:
         options.trials, options.rounds = min(options.trials, _QUICK), min(options.rounds, _QUICK)
     if options.resume is not None:
@@ -86,6 +85,8 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
             _refuse_other_network(directory, options.network)
         else:
             _keep_network(directory, options.network)
+    from ddpprof.experiments.tuning_directory import has_choice
+
     with working_on(directory):
         if not has_choice(directory) and not _profile(directory, experiment):
             say(f"\nStopped before anything was tried. Start again with: ddpprof tune --resume {directory}", flush=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
-from ddpprof.cli.output import add_output_options, deliver
-from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network
+from ddpprof.cli.output import add_output_options, check_output, deliver, refuse_unwritable
+from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network, refuse_missing
 from ddpprof.files import location
 
 if TYPE_CHECKING:
@@ -79,6 +79,9 @@ def _hook(text: str) -> tuple[str, int]:
 
 
 def run_whatif(options: argparse.Namespace) -> int:
+    refuse_missing(options.path)
+    check_output(options)
+    refuse_unwritable(options.plot)
     from ddpprof.render.sections.whatif import whatif_sections
     from ddpprof.report.whatif import build_whatif
 

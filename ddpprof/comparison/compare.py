@@ -205,8 +205,6 @@ _OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
     "other": lambda s: s.parts.other_ns if s.parts else None,
 }
 
-METRICS = tuple(dict.fromkeys((*_OF_PROFILED, "wrapper", *_OF_LIGHT)))
-
 
 def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
     measures: Mapping[str, Callable[[Any], int | None]] = _OF_LIGHT

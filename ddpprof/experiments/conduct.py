@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpprof import own_files, rundir
-from ddpprof.errors import CannotRecord, DdpprofError, RunExists, writing
+from ddpprof.errors import CannotRecord, RunExists, writing
 from ddpprof.experiments.last_error import last_error
 from ddpprof.experiments.plan import (
     CHOICE_FILE,
@@ -31,7 +31,6 @@ from ddpprof.experiments.plan import (
     write_end,
     write_plan,
 )
-from ddpprof.experiments.trials import TrialResult, what_is_short
 from ddpprof.record import launch, one_rank
 from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
@@ -205,27 +204,6 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
 def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = False) -> int:
     """Return how many steps the training must take for a complete trial."""
     return Schedule(trial_settings(Path(), experiment, variant), on_accelerator).num_steps
-
-
-def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: int, on_accelerator: bool) -> None:
-    """Raise `DdpprofError` if the training is too short for a trial, with the options for which it is long enough."""
-    variant = experiment.variants[result.trial.variant]
-    wanted = steps_of(experiment, variant, on_accelerator)
-    short = what_is_short(experiment, [result], result.trial.variant)
-    if num_trained >= wanted or (short is None and result.blocks_ns):
-        return
-    if variant.ddp_blocks:
-        option, most = "--blocks", variant.ddp_blocks
-        needs = {n: steps_of(experiment, replace(variant, ddp_blocks=n), on_accelerator) for n in range(1, most)}
-    else:
-        option, most = "--timed-steps", experiment.timed_steps
-        needs = {n: steps_of(replace(experiment, timed_steps=n), variant, on_accelerator) for n in range(1, most)}
-    fits = max((number for number, steps in needs.items() if steps <= num_trained), default=None)
-    instead = "" if fits is None else f", or measure less in each trial: {option} {fits}"
-    raise DdpprofError(
-        f"the training has {num_trained} steps, but a trial needs {wanted}. Give the script an option for more "
-        f"steps{instead}."
-    )
 
 
 def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:

@@ -14,8 +14,20 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.layout import Bars, Commands, Definition, FindingList, Lane, Lanes, Line, Picture, Remarks, Section, Table
-from ddpprof.render.sections.steps import PARTS
+from ddpprof.layout import (
+    PARTS,
+    Bars,
+    Commands,
+    Definition,
+    FindingList,
+    Lane,
+    Lanes,
+    Line,
+    Picture,
+    Remarks,
+    Section,
+    Table,
+)
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."

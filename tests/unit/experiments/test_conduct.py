@@ -13,12 +13,12 @@ from ddpprof.experiments.conduct import (
     conduct,
     job_of,
     open_experiment,
-    refuse_short_job,
     remaining,
     steps_of,
     trial_settings,
 )
 from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, read_plan, write_end, write_plan
+from ddpprof.experiments.trials import refuse_short_job
 
 TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
 
