@@ -218,7 +218,7 @@ TERMS = (
         "ddpprof's own cost",
         "The length of a recorded step relative to one without recording. The two take turns before profiled steps.",
         field="ranks[].recording_cost",
-        aliases=("recording cost",),
+        aliases=("recording cost", "recording overhead"),
     ),
     Term(
         "gain",

@@ -89,7 +89,7 @@ def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Findings" not in done.stdout
+    assert "Findings" not in done.stdout + done.stderr
     assert done.stderr.count("ddpprof report run") == 1
     assert_recorded(report("run"))
 

@@ -94,7 +94,7 @@ def recording_cost_line(report: Report) -> Iterable[Section]:
     if cost.profiler_pause_ns is not None:
         measured.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
     if measured:
-        yield Line(f"Recording by ddpprof: {'; '.join(measured)}.", is_aside=True)
+        yield Line(f"Recording overhead: {'; '.join(measured)}.", is_aside=True)
 
 
 def _of_slowest_rank(report: Report) -> RecordingCost | None:

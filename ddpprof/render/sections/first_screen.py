@@ -128,9 +128,10 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         if (words := _words_of_sweep(report)) is not None:
             sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
             commands.append(("measure a setting", clean(sweep, most=_LONGEST_LINE)))
-        repeat = report.job.trace_command("--repeat 5", "--out BEFORE")
-        commands.append(("before a change", clean(repeat, most=_LONGEST_LINE)))
-        commands.append(("after it, the same", "ddpprof compare BEFORE AFTER"))
+        for when, folder in (("before a change", "BEFORE"), ("after the change", "AFTER")):
+            repeat = report.job.trace_command("--repeat 5", f"--out {folder}")
+            commands.append((when, clean(repeat, most=_LONGEST_LINE)))
+        commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
     commands.append(("what words mean", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
 

@@ -55,7 +55,7 @@ def test_the_cost_of_recording_is_one_line(light_ratio: float, profiled_ns: int,
     shown = with_cost(light_ratio, profiled_ns)
     [line] = recording_cost_line(shown)
     assert isinstance(line, Line)
-    assert line.text == f"Recording by ddpprof: {says}."
+    assert line.text == f"Recording overhead: {says}."
     screen = first_screen(shown, ["runs/a"])
     assert line in screen
     remarks = [remark.text for section in screen if isinstance(section, Remarks) for remark in section.remarks]
