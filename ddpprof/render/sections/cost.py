@@ -51,13 +51,14 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
     costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
-    others, why = "those before them", "the machine was busy, or profiler overhead dominates so short a step"
+    others = "those before them"
+    why = "The machine was busy, or the step is so short that profiler overhead dominates it."
     if ratio < max(_UNUSUAL, 1 + spread):
         ratio, usual_ns = _against_the_whole_run(report)
         others = f"most steps of the whole run, {ms(usual_ns)} ms"
-        why = "the machine was busy then, the profiler slowed them, or they did more work"
+        why = "The machine was busy then, the profiler slowed them, or they did more work."
     if ratio >= _UNUSUAL:
-        yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}: {why}", is_warning=True)
+        yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}. {why}", is_warning=True)
 
 
 def _against_the_whole_run(report: Report) -> tuple[float, int]:

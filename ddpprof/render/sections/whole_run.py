@@ -25,6 +25,7 @@ from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.model.slowdown import StepSlowdown
 from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.render.hang_words import verdict_in_short, verdict_lines
+from ddpprof.render.sections.cost import unusual_steps_line
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
 
@@ -70,6 +71,8 @@ def whole_run_line(report: Report) -> Iterator[Section]:
 
 def _of_profiled(report: Report) -> str:
     """Say how the profiled steps, which the verdict and all tables are of, differ from the others."""
+    if list(unusual_steps_line(report)):
+        return ""  # that says so, and why
     number = len({step.step for rank in report.ranks_together for step in report.averaged(rank)})
     if not number:
         return ""

@@ -142,7 +142,7 @@ def test_profiled_steps_that_are_longer_than_most_are_pointed_out(
     screen = first_screen(report(ranks=(rank(0, profiled),), whole_run=watched), ["run"])
     notes = [one.text for one in screen if isinstance(one, Line) and one.text.startswith("Note: the profiled steps")]
     assert (
-        ["took 2.9 × as long as most steps of the whole run, 100.00 ms:" in note for note in notes] == [True]
+        ["took 2.9 × as long as most steps of the whole run, 100.00 ms." in note for note in notes] == [True]
     ) is warns
     assert bool(notes) is warns
 
