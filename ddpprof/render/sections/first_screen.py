@@ -139,7 +139,8 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 def _words_of_sweep(report: Report) -> str | None:
     """Return the words that run the job in a sweep; ``None`` if only options of ``ddpprof trace`` can start it."""
     words = without_step_options(report.job.recorded_with)
-    starts = words[2:] if words[:1] == ["--nproc-per-node"] else words
+    takes_number = bool(words) and words[0].startswith("--nproc")
+    starts = words[1 if "=" in words[0] else 2 :] if takes_number else words
     if len(report.job.hosts) != 1 or not report.job.modules or not starts or starts[0].startswith("-"):
         return None
     return shlex.join(words)
