@@ -210,7 +210,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
     """Return the number of steps as text, before it is known on which device the job trains."""
-    return f"{cpu} steps{each}" + (f", {accelerator} on an accelerator," if cpu != accelerator else "")
+    return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
 
 
 def in_minutes(seconds: float) -> str:

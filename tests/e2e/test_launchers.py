@@ -28,7 +28,7 @@ def assert_recorded(report: dict[str, Any], ranks: int = 2) -> None:
 def test_scripts_that_start_their_own_ranks(name: str, ddpprof: Run, report: Report) -> None:
     done = ddpprof("trace", "--out", "run", *QUICK, *script(name))
     assert done.returncode == 0, done.stderr
-    assert "ddpprof" not in outside_checkout(done.stderr)
+    assert "ddpprof: " not in outside_checkout(done.stderr)
     assert_recorded(report("run"))
 
 

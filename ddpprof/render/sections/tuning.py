@@ -65,7 +65,8 @@ def _nothing(report: TuneReport) -> str:
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
     assert closest.ratio is not None
     rounds = count(closest.ratio.num_pairs, "round")
-    low, of_chance = closest.ratio.low, f"{clean(closest.label)}, {interval(closest.ratio)} × the time"
+    low, label = closest.ratio.low, clean(closest.label)
+    of_chance = label if closest.ratio.is_vague else f"{label}, {interval(closest.ratio)} × the time"
     if low is not None and low > _CERTAIN:
         return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
     varied = (
