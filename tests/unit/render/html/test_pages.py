@@ -191,7 +191,7 @@ def test_without_plotly_one_line_says_what_to_install(monkeypatch: pytest.Monkey
     plotly_source.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.package_data", None)
-    with pytest.raises(DdpprofError, match=r"needs plotly. Install it with: pip install 'ddpprof\[html\]'"):
+    with pytest.raises(DdpprofError, match=r"needs plotly. Install it with: pip install plotly"):
         report_page(report())
 
 
