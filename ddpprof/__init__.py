@@ -99,6 +99,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List the public names, which are imported on first use, for completion in notebooks and shells."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> object:
     """Import a name on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
     if name not in _HOME:

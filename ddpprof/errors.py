@@ -21,6 +21,7 @@ __all__ = [
     "RemoteFileNotFound",
     "RunExists",
     "did_you_mean",
+    "how_to_install",
     "writing",
 ]
 
@@ -69,6 +70,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the sentence that names the known word nearest to `word`, after a space, or nothing if none is near."""
     nearest = nearest_words(word, known, 1)
     return f" Did you mean {nearest[0]}?" if nearest else ""
+
+
+def how_to_install(*packages: str) -> str:
+    """Return the sentence for a missing package. ddpprof's own extras would need ddpprof's source."""
+    return f"Install it with: pip install {' '.join(packages)}"
 
 
 _NEAR = 0.7

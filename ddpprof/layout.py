@@ -13,6 +13,8 @@ from ddpprof.measures.statistics.medians import mean_known, median_known
 
 _T = TypeVar("_T")
 
+PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idle")
+"""parts of the step bar, in order"""
 ABSENT = "-"
 MAX_RANKS = 16
 """maximum number of rows in a table with one row per rank"""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -182,6 +184,42 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def reserved(directory: Path) -> Iterator[None]:
+    """Keep `directory` for this process among all of this host's; nothing is written, so that nothing can be left.
+
+    The name of a socket, which the system frees when the process ends however it does. Raises `LockedError` while
+    another process has it.
+    """
+    key = hashlib.sha256(os.fsencode(directory.absolute().resolve())).hexdigest()
+    name = f"\0ddpprof-{os.getuid()}-{key}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+        try:
+            held.bind(name)
+            held.listen(0)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise LockedError(_holder_of(name)) from error
+        yield
+
+
+def is_reserved(directory: Path) -> bool:
+    """Return whether a process of this host has reserved `directory`."""
+    try:
+        with reserved(directory):
+            return False
+    except LockedError:
+        return True
+
+
+def _holder_of(name: str) -> str:
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        asking.connect(name)
+        return str(struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+    return "of an unknown number"
 
 
 def write_whole(path: Path, content: bytes) -> None:

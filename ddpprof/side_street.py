@@ -42,10 +42,6 @@ class SideStreet(Generic[_OfRank, _OfRun]):
     folder: str
     report_field: str
     """field of `Report`; also of `BesideDdp` if the side street measures ranks"""
-    name: str
-    """term in the glossary"""
-    meaning: str
-    aliases: tuple[str, ...]
     sections: Mapping[Topic, Callable[[_OfRun], Iterable[Section]]]
     rules: tuple[Callable[[_OfRun, Observed], Iterator[Finding]], ...]
     advice: Mapping[str, str] = field(default_factory=dict)

@@ -60,10 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_process()
     try:
-        from ddpprof.cli.commands import parsers  # inside the try, which catches Ctrl-C
+        from ddpprof.cli.commands import parsers, refuse_unknown  # inside the try, which catches Ctrl-C
 
         parser, of_commands = parsers(wanted=arguments[:1])
         command = of_commands.get(arguments[0], parser) if arguments else parser
+        if command is parser and arguments and not arguments[0].startswith("-"):
+            refuse_unknown(arguments)
         run_words = command.get_default("run_words")
         if run_words is not None:
             return int(run_words(command, arguments[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ddpprof.cli.saying import say
 
@@ -48,20 +48,26 @@ def has_run_to_tell_of(
     return True
 
 
+def report_stream() -> TextIO:
+    """Return where the report goes that follows the job: a file or a program that reads stdout gets the job's alone."""
+    return sys.stdout if sys.stdout.isatty() else sys.stderr
+
+
 def _print_run(out: Path, summary_only: bool) -> None:
     from ddpprof.cli.report import screen
     from ddpprof.layout import count
     from ddpprof.pipeline.analysis import analysed
     from ddpprof.render.terminal import render_terminal
 
+    file = report_stream()
     with analysed(out) as analysis:
         report = analysis.report
         if not summary_only:
-            say()
-            render_terminal(screen(report, [str(out)], analysis), sys.stdout)
+            say(file=file)
+            render_terminal(screen(report, [str(out)], analysis), file)
         _write_for_tensorboard(out, analysis)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
-    say(f"\nWrote {out} ({count(len(report.ranks), 'rank')}, {count(steps, 'step')}).", flush=True)
+    say(f"\nWrote {out} ({count(len(report.ranks), 'rank')}, {count(steps, 'step')}).", file=file, flush=True)
 
 
 def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
@@ -106,7 +112,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     else:
         why = (
             f"no DistributedDataParallel module was trained in {name}, or a line above says why it could not be "
-            "recorded. ddpprof measures DDP, not FSDP; docs/guides/trouble.md lists other ways to train that it "
-            "supports"
+            "recorded. ddpprof measures DDP and nn.DataParallel, not FSDP; `ddpprof report` also reads traces of "
+            "torch.profiler of any training"
         )
     return f"ddpprof: nothing was recorded: {why}."

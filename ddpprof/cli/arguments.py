@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
 
+NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
+"""names of the number of processes, in all commands"""
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")
@@ -81,7 +83,7 @@ def numbers(text: str) -> Numbers:
 
 
 def duration_ns(text: str) -> int:
-    from ddpprof.comparison.gate import NANOSECONDS
+    from ddpprof.comparison.conditions import NANOSECONDS
 
     match = _DURATION.fullmatch(text.strip())
     if match is None:

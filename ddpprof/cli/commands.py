@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Container, Mapping
+import shlex
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
 
 from ddpprof import __version__
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, did_you_mean
 
 Parser = argparse.ArgumentParser
 
@@ -217,6 +218,16 @@ class _Root(_Parser):
             for command in commands:
                 lines += [f"  {command.name:<{width}}{command.summary}", f"  {'':{width}}{command.example}"]
         return "\n".join([*lines, "", "ddpprof COMMAND --help shows all options of a command.", ""])
+
+
+def refuse_unknown(words: Sequence[str]) -> NoReturn:
+    """Raise `DdpprofError`: the first word is no command. It says which one was meant."""
+    word = words[0]
+    if word.endswith(".py"):
+        raise DdpprofError(f"{word} is no command. To trace it: ddpprof trace {shlex.join(words)}")
+    raise DdpprofError(
+        f"there is no command {word}.{did_you_mean(word, COMMANDS)} List all commands with: ddpprof --help"
+    )
 
 
 def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str, Parser]]:

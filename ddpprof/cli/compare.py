@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.output import add_output_options, chosen_form, deliver
-from ddpprof.cli.reading import add_reading_options, read_run_set
+from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver
+from ddpprof.cli.reading import add_reading_options, read_run_set, refuse_missing
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
@@ -60,12 +60,17 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     options = parser.parse_args(["--against" if word == "--" else word for word in arguments])
     paths = _sides(options)
+    check_output(options)
+    from ddpprof.comparison.conditions import parse_conditions
+
+    conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
+    for path in (*paths[0], *paths[1]):
+        refuse_missing(path)
     from ddpprof.comparison.compare import compare
-    from ddpprof.comparison.gate import judge, overall, parse_conditions
+    from ddpprof.comparison.gate import judge, overall
     from ddpprof.render.json_documents import ComparisonFile
     from ddpprof.render.sections.comparison import comparison_sections
 
-    conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
     a, b = (_read_side(side, options) for side in paths)
     comparison = compare(a, b, [condition.metric for condition in conditions] or ["step"])
     verdicts = judge(comparison, conditions)

@@ -48,8 +48,11 @@ def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
     from ddpprof.diagnosis.evidence import gather
     from ddpprof.diagnosis.stacks import dump_stacks
+    from ddpprof.monitor.overview import STARTING, is_starting
 
     run: Path = options.run_directory
+    if is_starting(run):
+        return _say_well(f"{STARTING.format(run)} Ask again in some seconds.", options.format)
     if not rundir.is_run(run) and run.is_dir():
         return _judge_dumps(run, options.format)
     directory = last_attempt_of(run)

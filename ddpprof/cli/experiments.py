@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.arguments import NPROC, count, positive
 from ddpprof.cli.experiment_plan import plan, split_experiment
 from ddpprof.cli.job import default_out
+from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
@@ -46,7 +47,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
     add = parser.add_argument
     if kind == "overhead":
         add(
-            "--nproc",
+            *NPROC,
             type=positive,
             metavar="N",
             help="number of processes; more than one adds communication (default: 1)",
@@ -59,7 +60,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks per round (%(default)s)")
     else:
         add(
-            "--nproc",
+            *NPROC,
             type=_numbers,
             metavar="N,N…",
             help=f"numbers of processes ({'1,2' if kind == 'scale' else '1, or as many as the script starts'})",
@@ -155,21 +156,23 @@ def _numbers(text: str) -> list[int]:
 
 
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
-
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
-    if options.resume is not None:
-        experiment, directory = resumed(parser, options, [*own, *command], is_tuning=False), options.resume
-    elif not command:
+    if options.resume is None and not command:
         parser.error("nothing to run: give a script, or a command after --")
+    planned = plan(options, command, is_wrapped) if options.resume is None else None
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on  # heavier than mistakes in options
+
+    if planned is None:
+        experiment, directory = resumed(parser, options, [*own, *command], is_tuning=False), options.resume
     else:
-        experiment = plan(options, command, is_wrapped)
+        experiment = planned
         for variant in experiment.variants:
             job_of(experiment, variant)  # reports a missing script before anything is created
         _warn_of_options_behind(parser, command)
         _warn_of_words([*options.set, *(getattr(options, "vary", None) or ())], command)
         directory = options.out or Path(default_out(command, is_module=options.module, kind=options.kind))
+        refuse_unwritable_folder(directory)
         open_experiment(directory, experiment, options.force)
     with working_on(directory):
         interrupted = _run_trials(directory, experiment)
@@ -207,16 +210,18 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
     """Return the number of steps as text, before it is known on which device the job trains."""
-    return f"{cpu} steps{each}" + (f", {accelerator} on an accelerator," if cpu != accelerator else "")
+    return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
+
+
+def in_minutes(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return "a minute" if minutes == 1 else f"{minutes} minutes"
 
 
 def say_how_long(seconds: float) -> None:
     """Say, after the first trial, how long the others will take."""
-    from datetime import timedelta
-
     if seconds >= _LONG_S:
-        left = timedelta(seconds=round(seconds))
-        say(f"About {left} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
+        say(f"About {in_minutes(seconds)} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
 
 
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
@@ -251,6 +256,7 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
             done = total - len(trials) + index
             _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
             if len(seconds) == 1:
+                _refuse_short_job(directory, experiment, trial)
                 say_how_long(left_s)
             if following:
                 at = total - len(trials) + trials.index(following[0])
@@ -259,6 +265,20 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
         _wipe()
         return True
     return False
+
+
+def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:
+    """Stop after the first trial if all would be too short. Raises `DdpprofError`."""
+    from ddpprof.experiments.trials import read_trial, refuse_short_job
+    from ddpprof.load.record import load_record
+    from ddpprof.rundir import ranks_in
+
+    folder = directory / trial.name
+    records = [record for rank in ranks_in(folder) if (record := load_record(folder, rank)) is not None]
+    result = read_trial(directory, trial)
+    trained = [record.steps[-1].number + 1 for record in records if record.steps]
+    if result is not None and trained and (result.problem is None or "before a step was timed" in result.problem):
+        refuse_short_job(experiment, result, min(trained), records[0].device != "cpu")
 
 
 def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: TrialEnd) -> str:

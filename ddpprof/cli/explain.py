@@ -17,8 +17,7 @@ def add_explain_options(parser: argparse.ArgumentParser) -> None:
 def run_explain(options: argparse.Namespace) -> int:
     import sys
 
-    from ddpprof.render.glossary import TERMS, find_term, similar_terms
-    from ddpprof.render.sections.explain import term_sections
+    from ddpprof.render.glossary import TERMS, find_term, similar_terms, term_sections
     from ddpprof.render.terminal import render_terminal
 
     words = " ".join(options.term)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -15,9 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ddpprof import own_files
 from ddpprof.cli.arguments import seconds
 from ddpprof.cli.metrics_out import check, metrics_target, publish
+from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.saying import say
+from ddpprof.errors import RunExists
 from ddpprof.files import local
 from ddpprof.job_watch.run_watch import RunWatch
 
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
     from ddpprof.record.launch import JobEnd
     from ddpprof.record.settings import Settings
 
+_NPROC = "--nproc-per-node"
+_NUMBER_OF_RANKS = re.compile(r"[1-9]\d{0,8}|auto|gpu|cpu|xpu")
+"""what torchrun takes for it"""
 _NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after")
 """options with a value that say nothing of what is recorded"""
 
@@ -103,8 +110,11 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
     torchrun = parser.add_argument_group("torchrun's options", "passed to torchrun, which then starts the ranks")
     for names, takes_value in OPTIONS:
         if takes_value:
-            shown = "number of ranks for torchrun to start" if names[0] == "--nproc-per-node" else argparse.SUPPRESS
-            torchrun.add_argument(*names, action=_Passed, dest="torchrun", metavar="N", help=shown)
+            is_number = names[0] == _NPROC
+            shown = "number of ranks for torchrun to start" if is_number else argparse.SUPPRESS
+            torchrun.add_argument(
+                *names, *(("--nproc",) if is_number else ()), action=_Passed, dest="torchrun", metavar="N", help=shown
+            )
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
     torchrun.description = "all of torchrun's options, by their own names; torchrun then starts the ranks"
@@ -120,7 +130,10 @@ class _Passed(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        given = [option_string or ""] if self.nargs == 0 else [option_string or "", str(values)]
+        name = self.option_strings[0] if option_string == "--nproc" else option_string or ""
+        if self.option_strings[0] == _NPROC and not _NUMBER_OF_RANKS.fullmatch(str(values)):
+            raise argparse.ArgumentError(self, f"{values} is not a number of ranks, such as 2, or gpu, cpu or auto")
+        given = [name] if self.nargs == 0 else [name, str(values)]
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *given])
 
 
@@ -176,12 +189,36 @@ def run_recorded(
     `afterwards`: called after the job ends, unless ``--quiet``, with whether this is inside a launcher's job, and how
     the job ended.
     """
+    from ddpprof.record import launch
+
+    inside = job.options.torchrun is None and launch.inside_job()
+    if not inside and job.is_one_node and not job.is_wrapped:  # others may start ranks elsewhere, with other folders
+        refuse_unwritable_folder(out)
+    if inside or not job.is_one_node:  # the nodes of a job share one folder
+        return _run_recorded(job, out, settings, verb, afterwards, inside)
+    try:
+        with own_files.reserved(out):
+            return _run_recorded(job, out, settings, verb, afterwards, inside)
+    except own_files.LockedError as error:
+        raise RunExists(
+            f"another ddpprof, process {error.holder}, is recording into {out}: wait until it has ended, or choose "
+            "another --out. The job was not started."
+        ) from error
+
+
+def _run_recorded(
+    job: JobCommand,
+    out: Path,
+    settings: Settings,
+    verb: str,
+    afterwards: Callable[[bool, JobEnd], None],
+    inside: bool,
+) -> JobEnd:
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
     from ddpprof.record.exits import OomKills
 
     options, words = job.options, job.words
-    inside = options.torchrun is None and launch.inside_job()
     settings = _settings_of(job, out, settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
     tell = (lambda _text: None) if options.quiet else _tell

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpprof.cli.this_machine import for_this_machine
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 
 if TYPE_CHECKING:
     from ddpprof.monitor.metrics import Metric, MetricKind
@@ -58,8 +58,9 @@ def check(target: MetricsTarget) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        extra = "otlp" if target.collector else "metrics"
-        raise DdpprofError(f"--metrics needs a package: pip install 'ddpprof[{extra}]'")
+        of_collector = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+        packages = of_collector if target.collector else ("prometheus-client",)
+        raise DdpprofError(f"--metrics needs {' and '.join(packages)}. {how_to_install(*packages)}")
     if target.collector is None:
         try:
             family = socket.getaddrinfo(target.host, target.port)[0][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from io import StringIO
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError, writing
-from ddpprof.files import location
+from ddpprof.files import Location, location
 from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
@@ -61,6 +62,33 @@ def chosen_form(options: argparse.Namespace) -> str:
     if by_name is None:
         raise DdpprofError(f"{options.out} has no known suffix. Use one of: {', '.join(filter(None, _BY_SUFFIX))}")
     return str(options.format or by_name)
+
+
+def check_output(options: argparse.Namespace) -> None:
+    """Raise `DdpprofError`, before any work, if the result could not be written to ``--out``."""
+    form = chosen_form(options)
+    if form != "tables":
+        refuse_unwritable(options.out)
+
+
+def refuse_unwritable(path: Location | None) -> None:
+    """Raise `DdpprofError` if a file cannot be written there, as far as its folder shows."""
+    if not isinstance(path, Path) or (path.exists() and not path.is_file()):
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise DdpprofError(f"cannot write {path}: there is no folder {folder}. Create it first.")
+    if not os.access(folder, os.W_OK):
+        raise DdpprofError(f"cannot write {path}: you may not write into {folder}.")
+
+
+def refuse_unwritable_folder(folder: Path) -> None:
+    """Raise `DdpprofError` if a folder cannot be created, as far as those above it show."""
+    above = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
+    if not above.is_dir():
+        raise DdpprofError(f"cannot write {folder}: {above} is no folder.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise DdpprofError(f"cannot write {folder}: you may not write into {above}.")
 
 
 def deliver(options: argparse.Namespace, title: str, result: Written, sections: Iterable[Section]) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import numbers, positive
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.files import Location
 from ddpprof.signals import handled_signals
 
@@ -35,7 +35,9 @@ _DRAW_EVERY_S = 0.1
 def last_attempt_of(run: Path) -> Path:
     """Return the directory of the last attempt of a job that may still run. Raises `DdpprofError` if it is no run."""
     from ddpprof import rundir
+    from ddpprof.monitor.overview import refuse_starting
 
+    refuse_starting(run)
     if not rundir.is_run(run):
         raise DdpprofError(
             f"{run} is not a run: it has no {rundir.RUN_FILE}. Give the --out of ddpprof watch or trace."
@@ -119,8 +121,18 @@ def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[
         yield analysis.report, analysis
 
 
+def refuse_missing(path: Location) -> None:
+    """Raise `NotARun` if there is nothing at a local path, before anything heavy is imported."""
+    if isinstance(path, Path) and not os.path.lexists(path) and path.name != "attempt-0":
+        from ddpprof.monitor.overview import refuse_starting
+
+        refuse_starting(path)
+        raise NotARun(f"{path} does not exist. Record one with: ddpprof trace --out {path} train.py")
+
+
 def _written_report(path: Location) -> Report | None:
     """Return the report in a JSON file; ``None`` if the path is something else. Raises `DdpprofError`."""
+    refuse_missing(path)
     from ddpprof.render.json import read_report
 
     try:

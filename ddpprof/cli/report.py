@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import numbers
-from ddpprof.cli.output import add_output_options, chosen_form, deliver, show, write
-from ddpprof.cli.reading import add_choosing_options, add_reading_options, read_report_or_run, read_run_set
+from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver, show, write
+from ddpprof.cli.reading import (
+    add_choosing_options,
+    add_reading_options,
+    read_report_or_run,
+    read_run_set,
+    refuse_missing,
+)
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
@@ -58,6 +64,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> int:
+    check_output(options)
     from ddpprof.experiments.plan import is_experiment
     from ddpprof.rundir import repeated_runs_in
 
@@ -77,6 +84,7 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def _report_on_run(options: argparse.Namespace) -> int:
+    refuse_missing(options.path)
     from ddpprof.render.json import render_json
 
     if options.section is not None and chosen_form(options) in _WHOLE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from types import FrameType
 from ddpprof import rundir
 from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.files import Location, RemotePath, local, location
 from ddpprof.own_files import make_folder, temporary_folder
 from ddpprof.scratch import scratch_folder
@@ -104,7 +105,8 @@ def _has_plugin() -> bool:
     if importlib.util.find_spec("torch_tb_profiler") is not None:
         return True
     say(
-        "ddpprof: torch-tb-profiler is not installed, so its page is left out. Run: pip install 'ddpprof[tensorboard]'",
+        "ddpprof: torch-tb-profiler is not installed, so its page is left out. "
+        f"{how_to_install('torch-tb-profiler', shlex.quote('pandas<4'))}",
         file=sys.stderr,
     )
     return False

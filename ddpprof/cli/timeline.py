@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import duration_ns, numbers
-from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
+from ddpprof.cli.output import refuse_unwritable
+from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run, refuse_missing
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import Location, RemotePath, location
@@ -37,6 +38,8 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_timeline(options: argparse.Namespace) -> int:
+    refuse_missing(options.path)
+    refuse_unwritable(options.out)
     from ddpprof.layout import count
     from ddpprof.render.perfetto import render_perfetto
 

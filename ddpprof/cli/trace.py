@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.after_trace import after_trace, nothing_recorded
+from ddpprof.cli.after_trace import after_trace, nothing_recorded, report_stream
 from ddpprof.cli.arguments import add_profiler_options, count, numbers, positive, seconds
 from ddpprof.cli.job import JobCommand, add_job_options, add_out_options, parse_job, run_recorded
 from ddpprof.cli.saying import say
@@ -123,7 +123,11 @@ def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
     if not kept:
         say(nothing_recorded(numbered, job.name), file=sys.stderr)
     elif not is_quiet:
-        say(f"\nWrote {out} ({number_of(kept, 'run')}). See them with: ddpprof report {out}", flush=True)
+        say(
+            f"\nWrote {out} ({number_of(kept, 'run')}). See them with: ddpprof report {out}",
+            file=report_stream(),
+            flush=True,
+        )
     return 0
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import positive
+from ddpprof.cli.arguments import NPROC, positive
 from ddpprof.cli.experiment_plan import split_experiment
-from ddpprof.cli.experiments import add_place_options, resumed, say_how_long, show_at_the_end, steps_in_words
+from ddpprof.cli.experiments import add_place_options, in_minutes, resumed, show_at_the_end, steps_in_words
 from ddpprof.cli.job import default_out
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from ddpprof.predict.candidates import Shortlist
 
 _LEAST_TRIALS = 2
+_QUICK = 3
+"""settings, and rounds, of a quick tuning"""
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--nproc", type=positive, metavar="N", help="number of processes (default: as many as the script starts)")
+    add(*NPROC, type=positive, metavar="N", help="number of processes (default: as many as the script starts)")
     add(
         "--trials",
         type=_trials,
@@ -41,6 +43,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         help="number of settings, including the job as it is (%(default)s)",
     )
     add("--rounds", type=positive, default=5, metavar="N", help="runs of each setting (%(default)s)")
+    add("--quick", action="store_true", help="3 settings and 3 rounds, the fewest that can tell anything")
     add("--skip-first", type=positive, default=3, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
     add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial to time (%(default)s)")
     add("--network", type=location, metavar="FILE", help="the job's network, as measured by ddpprof netbench -o FILE")
@@ -60,12 +63,13 @@ def _trials(text: str) -> int:
 
 
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiments.plan import is_experiment
-    from ddpprof.experiments.tuning_directory import has_choice
-
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiments.plan import is_experiment
+
+    if options.quick:
+        options.trials, options.rounds = min(options.trials, _QUICK), min(options.rounds, _QUICK)
     if options.resume is not None:
         experiment, directory = resumed(parser, options, [*own, *command], is_tuning=True), options.resume
     elif not command:
@@ -81,6 +85,8 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
             _refuse_other_network(directory, options.network)
         else:
             _keep_network(directory, options.network)
+    from ddpprof.experiments.tuning_directory import has_choice
+
     with working_on(directory):
         if not has_choice(directory) and not _profile(directory, experiment):
             say(f"\nStopped before anything was tried. Start again with: ddpprof tune --resume {directory}", flush=True)
@@ -134,7 +140,8 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     from ddpprof.load.record import load_record
 
     steps = (profile_steps(experiment), profile_steps(experiment, on_accelerator=True))
-    say(f"Profile of {steps_in_words(*steps)} in {directory / PROFILE_DIRECTORY}", flush=True)
+    say(_plan_in_words(experiment, steps), flush=True)
+    say(f"Profiling the job in {directory / PROFILE_DIRECTORY}", flush=True)
     ended = run_profile(directory, experiment)
     if ended is None:
         return False
@@ -160,6 +167,21 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     return True
 
 
+def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
+    """Say how often the job is started, and for how many steps, before anything is run."""
+    from ddpprof.experiments.conduct import steps_of
+
+    now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants
+    cpu, accelerator = (steps_of(experiment, now, kind) for kind in (False, True))
+    each = steps_in_words(cpu, accelerator)
+    steps = (profile[0] + rounds * settings * cpu, profile[1] + rounds * settings * accelerator)
+    return (
+        f"ddpprof tune starts the job up to {1 + rounds * settings} times: once for a profile of "
+        f"{steps_in_words(*profile)}, then {settings} settings in {rounds} rounds of {each}. "
+        f"That is {steps_in_words(*steps)} in all; after the profile it says how many minutes they take."
+    )
+
+
 def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str | None]:
     from ddpprof.experiments.plan import NETWORK_FILE, PROFILE_DIRECTORY
     from ddpprof.experiments.tuning_candidates import shortlisted
@@ -176,28 +198,41 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
 
     `command` has its secrets, which the plan does not keep.
     """
-    from ddpprof.experiments.conduct import conduct, remaining
+    from ddpprof.experiments.conduct import conduct
+    from ddpprof.experiments.plan import PROFILE_DIRECTORY, read_end
     from ddpprof.experiments.tuning_directory import read_tuning
     from ddpprof.layout import count as number_of
 
-    tuning = read_tuning(directory)
-    experiment, given_up = replace(tuning.experiment, command=command), tuning.stopped()
-    trials = [trial for trial in remaining(directory, experiment) if trial.variant not in given_up]
-    settings = number_of(len(experiment.variants) - 1, "setting")
-    steps = tuning.choice.trial_steps
-    if trials:
-        say(f"The job as it is and {settings} in turn: {experiment.rounds} rounds of {steps} steps each", flush=True)
+    kept = read_tuning(directory)
+    again = [result for result in kept.results if result.problem is None]  # what failed is tried again
+    tuning = replace(kept, experiment=replace(kept.experiment, command=command), results=again)
+    experiment = tuning.experiment
+
+    def in_turn() -> Iterator[Trial]:
+        while (trial := tuning.next_trial()) is not None:
+            yield trial
+
+    left = experiment.num_trials - len(again)
+    profile = read_end(directory / PROFILE_DIRECTORY)
+    if left:
+        settings = number_of(len(experiment.variants), "setting")
+        minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
+        say(
+            f"Measuring {settings} (the job as it is among them) in {number_of(experiment.rounds, 'round')}: "
+            f"{number_of(left, 'start')} of the job{minutes}. Ctrl-C stops, and keeps what was measured.",
+            flush=True,
+        )
+    out = tuning.stopped()
     try:
-        for index, (trial, ended) in enumerate(conduct(directory, experiment, trials, given_up)):
+        for trial, ended in conduct(directory, experiment, in_turn()):
             if ended is None:
                 return tuning, True
             tuning = tuning.with_ended(trial)
             _say(tuning, trial, ended)
-            if index == 0:
-                say_how_long(ended.seconds * (len(trials) - 1))
-            for variant in sorted(tuning.stopped() - given_up):
-                given_up.add(variant)
+            stopped = tuning.stopped()
+            for variant in sorted(stopped - out):
                 _say_stopped(tuning, trial, variant)
+            out = stopped
     except KeyboardInterrupt:
         return tuning, True
     return tuning, False
@@ -213,7 +248,7 @@ def _say(tuning: KeptTuning, trial: Trial, ended: TrialEnd) -> None:
 
 def _say_stopped(tuning: KeptTuning, trial: Trial, variant: int) -> None:
     if trial.round + 1 < tuning.experiment.rounds:
-        why = "it changes the losses" if variant in tuning.refused() else "it is clearly slower"
+        why = "it changes the losses" if variant in tuning.refused() else "it was clearly slower in every start"
         say(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
-from ddpprof.cli.output import add_output_options, deliver
-from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network
+from ddpprof.cli.output import add_output_options, check_output, deliver, refuse_unwritable
+from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network, refuse_missing
 from ddpprof.files import location
 
 if TYPE_CHECKING:
@@ -79,11 +79,14 @@ def _hook(text: str) -> tuple[str, int]:
 
 
 def run_whatif(options: argparse.Namespace) -> int:
+    refuse_missing(options.path)
+    check_output(options)
+    refuse_unwritable(options.plot)
     from ddpprof.render.sections.whatif import whatif_sections
     from ddpprof.report.whatif import build_whatif
 
-    profiled, job = _profile(options)
-    answer = build_whatif(job, profiled, _asked(options))
+    profiled, job, step_ns = _profile(options)
+    answer = build_whatif(job, profiled, _asked(options), step_ns)
     if options.plot is not None:
         from ddpprof.render.plot import plot_whatif
 
@@ -92,13 +95,14 @@ def run_whatif(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(options: argparse.Namespace) -> tuple[Profiled, Job]:
+def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
     from ddpprof.report.run_profile import Benches, profile_run
 
     benches = Benches(measured_network(options.network), measured_network(options.run_network))
     with analysed_run(options.path, options) as analysis:
         without = options.without_rank or []
-        return profile_run(analysis.to_replay(without), benches, without), analysis.report.job
+        profiled = profile_run(analysis.to_replay(without), benches, without)
+        return profiled, analysis.report.job, analysis.report.step_ns
 
 
 def _asked(options: argparse.Namespace) -> Asked:

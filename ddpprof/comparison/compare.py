@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from statistics import mean, median
+from statistics import fmean, mean, median
 from typing import Any, TypeVar
 
 from ddpprof import __version__
@@ -205,8 +205,6 @@ _OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
     "other": lambda s: s.parts.other_ns if s.parts else None,
 }
 
-METRICS = tuple(dict.fromkeys((*_OF_PROFILED, "wrapper", *_OF_LIGHT)))
-
 
 def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
     measures: Mapping[str, Callable[[Any], int | None]] = _OF_LIGHT
@@ -219,11 +217,12 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
     num_asked = sum(name in asked for name in known)
     noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
+    usual = {FASTEST_STEP: min, "step": fmean if steps_of is _profiled else median}  # as the report tells it
     changes = []
     for name in known:
         of_a, of_b = ([run[name] for run in side if run[name]] for side in sides)
         questions = num_asked if name in asked else len(known) - num_asked
-        changes.append(_change(name, of_a, of_b, noise_ns, questions))
+        changes.append(_change(name, of_a, of_b, noise_ns, questions, usual.get(name, median)))
     return tuple(changes)
 
 
@@ -239,7 +238,8 @@ def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
 
 
 def _profiled(report: Report) -> list[StepReport]:
-    return [step for rank in report.ranks for step in rank.measured_steps]
+    """Return the steps that the tables of the report average over."""
+    return [step for rank in report.ranks for step in report.averaged(rank)]
 
 
 def _light(report: Report) -> list[LightStepReport]:
@@ -257,10 +257,14 @@ def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> 
 
 
 def _change(
-    name: str, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], noise_ns: float, num_questions: int
+    name: str,
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    noise_ns: float,
+    num_questions: int,
+    usual: Callable[[Sequence[float]], float],
 ) -> MetricChange:
-    """Compare one measure; `a` and `b` have the steps of each run."""
-    usual: Callable[[Sequence[float]], float] = min if name == FASTEST_STEP else median
+    """Compare one measure; `a` and `b` have the steps of each run, of which `usual` makes one value."""
     runs_a, runs_b = ([usual(steps) for steps in side] for side in (a, b))
     return MetricChange(
         metric=name,
@@ -271,7 +275,7 @@ def _change(
         runs_a_ns=tuple(map(round, runs_a)),
         runs_b_ns=tuple(map(round, runs_b)),
         difference=difference_between(runs_a, runs_b, noise_ns, num_questions),
-        of_steps=shift_between(a[0], b[0]) if len(a) == len(b) == 1 and usual is median else None,
+        of_steps=shift_between(a[0], b[0]) if len(a) == len(b) == 1 and name != FASTEST_STEP else None,
         num_questions=num_questions,
     )
 

@@ -11,10 +11,6 @@ from ddpprof.side_street import SideStreet
 DATA_PARALLEL: SideStreet[DataParallelReport, DataParallelReport] = SideStreet(
     folder="data_parallel",
     report_field="data_parallel",
-    name="DataParallel",
-    meaning="Data that one process with several accelerators moves between them, and how much each of them works; "
-    "ddpprof trace train.py records it like a job of one rank.",
-    aliases=("replicate", "scatter", "gather"),
     sections={"job": data_parallel_lines, "step": data_parallel_table},
     rules=(data_parallel, outputs_scattered_again),
     advice={
@@ -30,11 +26,6 @@ DATA_PARALLEL: SideStreet[DataParallelReport, DataParallelReport] = SideStreet(
 OWN_REDUCTION: SideStreet[OwnReduction, OwnReduction] = SideStreet(
     folder="data_parallel",
     report_field="own_reduction",
-    name="without torch's DDP",
-    meaning="Gradients that hooks all-reduce during the backward pass, as Apex's DistributedDataParallel does. They "
-    "are recognised in torch.profiler traces, with buckets, exposed and trailing time; gradients sent after the "
-    "backward pass are not included.",
-    aliases=("Apex",),
     sections={"job": own_reduction_line},
     rules=(own_reduction,),
     # ddpprof only records DDP.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddpprof.child_processes import helper_environment, start
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 
 _PATIENCE_S = 20.0
 """seconds that py-spy gets for one process"""
@@ -21,7 +21,7 @@ def find_py_spy() -> str:
     beside_python = Path(sys.executable).with_name("py-spy")
     found = str(beside_python) if beside_python.exists() else shutil.which("py-spy")
     if found is None:
-        raise DdpprofError("--dump-stacks needs py-spy. Run: pip install 'ddpprof[stacks]'")
+        raise DdpprofError(f"--dump-stacks needs py-spy. {how_to_install('py-spy')}")
     return found
 
 

@@ -7,14 +7,14 @@ from functools import partial
 from ddpprof.doctor.check import Check
 
 MACHINE = (
-    Check(("versions",), "installation", "check_versions", 20),
-    Check(("devices", "backends", "profiler", "other-profilers"), "installation", "check_torch", 70),
-    Check(("disk",), "machine", "check_disk", 20),
-    Check(("shared-memory",), "machine", "check_shared_memory", 20),
-    Check(("clock",), "machine", "check_clock", 20),
-    Check(("cores", "memory"), "machine", "check_limits", 20),
-    Check(("gloo-interface",), "network", "check_gloo_interface", 20),
-    Check(("nccl-interface",), "network", "check_nccl_interface", 20),
+    Check(("versions",), "installation", "check_versions", 20, quick=True),
+    Check(("devices", "backends", "profiler", "other-profilers"), "installation", "check_torch", 70, quick=True),
+    Check(("disk",), "machine", "check_disk", 20, quick=True),
+    Check(("shared-memory",), "machine", "check_shared_memory", 20, quick=True),
+    Check(("clock",), "machine", "check_clock", 20, quick=True),
+    Check(("cores", "memory"), "machine", "check_limits", 20, quick=True),
+    Check(("gloo-interface",), "network", "check_gloo_interface", 20, quick=True),
+    Check(("nccl-interface",), "network", "check_nccl_interface", 20, quick=True),
 )
 """checks of machine and installation, without training"""
 
@@ -32,6 +32,7 @@ TRAINING = (
         "harmless",
         "check_unchanged",
         120,
+        quick=True,
     ),
     _training(("step-time", "parts-of-step", "after-the-window"), "timed", "check_steps", 120, alone=True),
     _training(("unused-parameters",), "counted", "check_rotating_branches", 60),
@@ -52,4 +53,5 @@ TRAINING = (
 )
 """acceptance tests of the recorder, with scripts that know nothing of ddpprof"""
 
+QUICK = tuple(name for check in (*MACHINE, *TRAINING) if check.quick for name in check.names)
 NAMES = tuple(name for check in (*MACHINE, *TRAINING) for name in check.names)

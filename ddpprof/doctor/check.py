@@ -11,6 +11,8 @@ from pathlib import Path
 class CheckStatus(StrEnum):
     PASS = "PASS"  # noqa: S105 (no password)
     FAIL = "FAIL"
+    UNSURE = "UNSURE"
+    """a measurement of times failed, but other work on the machine may be the cause"""
     SKIP = "SKIP"
 
 
@@ -98,6 +100,8 @@ class Check:
     """True if it runs once for each setup"""
     least_ranks: int = 1
     least_gpus: int = 0
+    quick: bool = False
+    """True if it is one of the checks of ``doctor --quick``"""
     alone: bool = False
     """True if it measures times that a concurrent training would lengthen"""
     why_gpus: str = ""

@@ -19,6 +19,7 @@ from typing import Any
 from ddpprof import __version__
 from ddpprof.doctor.catalogue import MACHINE, TRAINING
 from ddpprof.doctor.check import Check, CheckResult, CheckStatus, Setup, setups
+from ddpprof.doctor.machine import busy_share
 from ddpprof.doctor.processes import run_checks
 from ddpprof.redaction import without_secrets
 
@@ -27,7 +28,9 @@ _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 AT_ONCE = 3
 """number of concurrent checks that measure no times, on any number of cores: they mostly wait"""
-_IF_BUSY = " It failed twice: if the machine does other work, stop that and check again (--only)."
+_BUSY = 0.25
+"""share of the processor time that other programs may use while times are measured"""
+_IF_BUSY = " It failed twice, but the machine is busy with other work: stop that and check again with --only"
 _OF_EVERYBODY = ("root", "localhost", "user")
 """names that reveal nothing"""
 
@@ -73,21 +76,25 @@ def _run(
     """
     found = run_checks(checks, setup, out, gpus, at_once)
     for number, check in enumerate(checks):
-        others = len(checks) - number - 1
         where = f"on {setup}" if check.trains else "of the machine"
-        watch(f"{where}: {', '.join(check.names)}{f', and {others} more' if others else ''}")
+        watch(f"{number + 1} of {len(checks)} {where}: {', '.join(check.names)}")
         outcomes = next(found)
         if check.alone and any(one.verdict is CheckStatus.FAIL for one in outcomes):
             watch(f"{where}, again: {', '.join(check.names)}")
-            failed = {one.name for one in outcomes if one.verdict is CheckStatus.FAIL}
-            (outcomes,) = run_checks([check], setup, out, gpus)
-            outcomes = [
-                replace(one, reason=f"{one.reason}{_IF_BUSY}")
-                if one.verdict is CheckStatus.FAIL and one.name in failed
-                else one
-                for one in outcomes
-            ]
+            before = busy_share()
+            (again,) = run_checks([check], setup, out, gpus)
+            outcomes = unsure(again) if max(before, busy_share()) > _BUSY else again
         yield outcomes
+
+
+def unsure(outcomes: Sequence[CheckResult]) -> list[CheckResult]:
+    """Return outcomes of a busy machine, on which a measurement of times that fails tells nothing."""
+    return [
+        replace(one, verdict=CheckStatus.UNSURE, reason=f"{one.reason}{_IF_BUSY} {one.name}.")
+        if one.verdict is CheckStatus.FAIL
+        else one
+        for one in outcomes
+    ]
 
 
 def _wanted(check: Check, only: Collection[str]) -> bool:

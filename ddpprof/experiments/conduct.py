@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -119,16 +119,15 @@ def _is_done(folder: Path) -> bool:
 
 
 def conduct(
-    directory: Path, experiment: Experiment, trials: list[Trial], stopped: Collection[int] = ()
+    directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
     """Run `trials`, and yield each as it ends; an interrupted one comes last, without a `TrialEnd`.
 
-    A variant that failed once is left out of later rounds, and so is one that the caller adds to `stopped` meanwhile.
-    Raises `CannotRecord`.
+    A variant that failed once is left out of later rounds. Raises `CannotRecord`.
     """
     failed: set[int] = set()
     for trial in trials:
-        if trial.variant in failed or trial.variant in stopped:
+        if trial.variant in failed:
             continue
         folder, variant = directory / trial.name, experiment.variants[trial.variant]
         with writing(folder, CannotRecord):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from statistics import fmean, median
 from typing import TypeVar
 
+from ddpprof.errors import DdpprofError
+from ddpprof.experiments.conduct import steps_of
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
 from ddpprof.load.run import load_run
@@ -134,6 +136,27 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
     failed, known = {r.trial.variant for r in results if r.problem is not None}, {r.trial for r in results}
     undone = sum(trial not in known and trial.variant not in failed for trial in experiment.trials())
     return (*said, *([f"{undone} of {experiment.num_trials} trials have not been run"] if undone else []))
+
+
+def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: int, on_accelerator: bool) -> None:
+    """Raise `DdpprofError` if the training is too short for a trial, with the options for which it is long enough."""
+    variant = experiment.variants[result.trial.variant]
+    wanted = steps_of(experiment, variant, on_accelerator)
+    short = _short(experiment, [result], result.trial.variant)
+    if num_trained >= wanted or (short is None and result.blocks_ns):
+        return
+    if variant.ddp_blocks:
+        option, most = "--blocks", variant.ddp_blocks
+        needs = {n: steps_of(experiment, replace(variant, ddp_blocks=n), on_accelerator) for n in range(1, most)}
+    else:
+        option, most = "--timed-steps", experiment.timed_steps
+        needs = {n: steps_of(replace(experiment, timed_steps=n), variant, on_accelerator) for n in range(1, most)}
+    fits = max((number for number, steps in needs.items() if steps <= num_trained), default=None)
+    instead = "" if fits is None else f", or measure less in each trial: {option} {fits}"
+    raise DdpprofError(
+        f"the training has {num_trained} steps, but a trial needs {wanted}. Give the script an option for more "
+        f"steps{instead}."
+    )
 
 
 def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:

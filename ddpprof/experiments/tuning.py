@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -48,7 +48,7 @@ class Fate(StrEnum):
     TRIED = "tried"
     """in all rounds so far"""
     LOSING = "losing"
-    """stopped, because it was clearly behind"""
+    """stopped, because it was clearly behind in at least two starts"""
     REFUSED = "refused"
     """stopped, because it changes the losses"""
     FAILED = "failed"
@@ -101,6 +101,8 @@ class TuneReport:
     exhaustive_steps: int
     """number of steps needed to try all of `num_distinct` in all rounds"""
     missing: tuple[str, ...]
+    start_ratio: float | None = None
+    """slowest start of one setting over its fastest, in the setting that varied most; ``None`` if none was run twice"""
 
 
 @dataclass(frozen=True)
@@ -127,18 +129,35 @@ class Tuning:
             if self.choice.candidates[number].comm_hook is None and self._match(number).match is Match.CHANGED
         }
 
-    def stopped(self) -> set[int]:
-        """Return variants that need no more rounds, since the prediction was wrong or they change the training.
+    def failed(self) -> set[int]:
+        return {result.trial.variant for result in self.results if result.problem is not None}
 
-        After each trial the losing ones are determined again; a variant that was given up is not resumed.
+    def stopped(self) -> set[int]:
+        """Return variants that need no more rounds: they are slower than another, or change the training."""
+        out = self.refused() | self.failed()
+        rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
+        spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
+        losing = {
+            number
+            for number, own in rounds.items()
+            if number != NOW and any(is_losing(own, others, spread) for others in rounds.values() if others is not own)
+        }
+        return self.refused() | losing
+
+    def next_trial(self) -> Trial | None:
+        """Return the trial to run next; ``None`` if all have been run, or are not worth it.
+
+        The second round begins with the setting that leads and the job as it is, since one start says little.
         """
-        changed = self.refused()
-        order = list(self.experiment.trials())
-        results = sorted(self.results, key=lambda result: order.index(result.trial))
-        losing: set[int] = set()
-        for number in range(len(results)):
-            losing |= self._losing(results[: number + 1], changed)
-        return changed | losing
+        done, out = {result.trial for result in self.results}, self.stopped() | self.failed()
+        left = [trial for trial in self.experiment.trials() if trial not in done and trial.variant not in out]
+        number = min((trial.round for trial in left), default=0)
+        left = [trial for trial in left if trial.round == number]
+        if number == 1 and left:
+            first_steps = {one: median(self._rounds(one)[0]) for one in (NOW, *self._others) if self._rounds(one)[0]}
+            leader = min(first_steps, key=lambda one: first_steps[one], default=NOW)
+            left.sort(key=lambda trial: (trial.variant != leader, trial.variant != NOW))
+        return left[0] if left else None
 
     def tune_report(self) -> TuneReport | None:
         """Build the report; ``None`` if the job as it is, or everything else, has no times."""
@@ -164,6 +183,7 @@ class Tuning:
             num_steps=choice.profile_steps + len(self.results) * choice.trial_steps,
             exhaustive_steps=num_distinct * rounds * choice.trial_steps,
             missing=tuple(self._missing()),
+            start_ratio=max(filter(None, map(self._start_ratio, range(len(fates)))), default=None),
         )
 
     @property
@@ -176,19 +196,10 @@ class Tuning:
     def _losses_of(self, variant: int) -> list[Losses]:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
-    def _losing(self, results: Sequence[TrialResult], changed: Collection[int]) -> set[int]:
-        kept = {
-            number: rounds_of(results, number, self.experiment.rounds)
-            for number in (NOW, *self._others)
-            if number not in changed
-        }
-        spread = start_spread([self.profile_ns, *kept[NOW]])
-        return {
-            number
-            for number, rounds in kept.items()
-            if number != NOW
-            and any(is_losing(rounds, others, spread) for other, others in kept.items() if other != number)
-        }
+    def _start_ratio(self, variant: int) -> float | None:
+        """Return the slowest start of a variant over its fastest; the profile is a start of the job as it is."""
+        starts = [steps for steps in (*self._rounds(variant), *([self.profile_ns] if variant == NOW else [])) if steps]
+        return 1 + start_spread(starts) if len(starts) > 1 else None
 
     def _match(self, number: int) -> LossMatch:
         changes_buckets = any(name in self.choice.candidates[number].arguments for name in _OF_BUCKETS)
@@ -228,9 +239,12 @@ class Tuning:
 
     def _fates(self) -> list[Fate]:
         """Return the fates by variant."""
-        failed = {result.trial.variant for result in self.results if result.problem is not None}
         fates = [Fate.TRIED] * len(self.experiment.variants)
-        for fate, numbers in ((Fate.LOSING, self.stopped()), (Fate.REFUSED, self.refused()), (Fate.FAILED, failed)):
+        for fate, numbers in (
+            (Fate.LOSING, self.stopped()),
+            (Fate.REFUSED, self.refused()),
+            (Fate.FAILED, self.failed()),
+        ):
             for number in numbers:
                 fates[number] = fate
         return fates
@@ -256,14 +270,11 @@ def code_of(candidate: Candidate, job: Job) -> str:
 
 
 def _best(tried: Sequence[TriedSetting]) -> int | None:
-    """Return the best setting; one that was given up only if the one it was behind failed later."""
-    for fate in (Fate.TRIED, Fate.LOSING):
-        faster = [
-            (one.ratio.ratio, len(one.code), index)
-            for index, one in enumerate(tried)
-            if one.fate is fate and one.ratio is not None and one.ratio.high is not None and one.ratio.high < 1
-        ]
-        as_good = [one for one in faster if one[0] <= min(faster)[0] * _AS_GOOD]
-        if as_good:
-            return min(as_good, key=lambda one: one[1])[-1]
-    return None
+    """Return the best setting, or ``None`` if none is faster than the job as it is beyond noise."""
+    faster = [
+        (one.ratio.ratio, len(one.code), index)
+        for index, one in enumerate(tried)
+        if one.fate is Fate.TRIED and one.ratio is not None and one.ratio.high is not None and one.ratio.high < 1
+    ]
+    as_good = [one for one in faster if one[0] <= min(faster)[0] * _AS_GOOD]
+    return min(as_good, key=lambda one: one[1])[-1] if as_good else None

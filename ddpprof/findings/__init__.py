@@ -42,6 +42,7 @@ from ddpprof.findings import (
 )
 from ddpprof.findings.finding import Finding, Observed
 from ddpprof.findings.noise import is_noise
+from ddpprof.findings.predictions import within
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 
@@ -53,19 +54,34 @@ _BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters")
 def find(observed: Observed) -> tuple[Finding, ...]:
     """Return all findings: first a training that is broken, then gains, the rest, and last what may be noise.
 
+    Among the gains, those that only a replay could tell, which was not possible, come last.
+
     If one change addresses several findings, only the first of them is returned. Rules that advise the same change
     have the same object of `Predictions`.
     """
     found: dict[object, Finding] = {}
     for finding in (finding for rule in RULES for finding in rule(observed)):
         advice = observed.advice.get(finding.rule, finding.advice)
-        noted = replace(finding, advice=advice, is_noise=is_noise(finding, observed))
+        bounded = _bounded(finding)
+        noted = replace(bounded, advice=advice, is_noise=is_noise(bounded, observed))
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
     broken = [finding for finding in beyond if finding.rule in _BROKEN]
-    gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])
+    known = [finding for finding in beyond if finding.expected_ns is not None]
+    gains = [
+        *_by_gain([finding for finding in known if not finding.is_guess]),
+        *_by_gain([finding for finding in known if finding.is_guess]),
+    ]
     others = [finding for finding in beyond if finding.expected_ns is None and finding not in broken]
     return (*broken, *gains, *others, *(finding for finding in found.values() if finding.is_noise))
+
+
+def _bounded(finding: Finding) -> Finding:
+    """Return the finding with a gain that is at most its cause."""
+    if finding.cause_ns is None or finding.gain_ns is None:
+        return finding
+    predicted = None if finding.predicted is None else within(finding.predicted, finding.cause_ns)
+    return replace(finding, gain_ns=min(finding.gain_ns, finding.cause_ns), predicted=predicted)
 
 
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:

@@ -33,6 +33,7 @@ def reduces_every_pass(o: Observed) -> Iterator[Finding]:
             "then sees each rank's own gradients.",
             gain_ns,
             predicted=predicted,
+            cause_ns=o.exposed_ns,
         )
 
 

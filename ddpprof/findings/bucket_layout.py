@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
-from ddpprof.findings.predictions import NewBuckets, Predictions, since_torch
+from ddpprof.findings.predictions import NewBuckets, Predictions, equal_caps, since_torch
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, buckets_under
@@ -35,10 +35,13 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return how to get those buckets from DDP, as the end of a sentence."""
+    """Return how to get those buckets from DDP, as the end of a sentence; without a prediction, how to find a value."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
-    return f"{ddp_argument(framework, new.argument)}{since_torch(new.argument)}"
+    if new.predicted is None:
+        name = new.argument.partition("=")[0]
+        return f"{ddp_argument(framework, f'{name}=…')}. This run cannot tell the best value: ddpprof tune measures it"
+    return f"{ddp_argument(framework, new.argument)}{since_torch(new.argument)}{equal_caps(new.equal_mb)}"
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:

@@ -66,8 +66,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         elif len(buckets) > 1 and is_cut:
             title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
             evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
-            smaller = size(left * bytes_of(last))
-            advice = f"Shrink the last bucket to {smaller}: {call_for(o.framework, new)}."
+            smaller = "" if new.predicted is None else f" to {size(left * bytes_of(last))}"
+            advice = f"Shrink the last bucket{smaller}: {call_for(o.framework, new)}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
         elif not is_cut and bytes_of(late) >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
@@ -79,7 +79,9 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
         if o.worth(gain, predicted):
             gain_ns = at_most(gain, predicted)
-            yield Finding("trailing-communication", title, evidence, advice, gain_ns, predicted=predicted)
+            yield Finding(
+                "trailing-communication", title, evidence, advice, gain_ns, predicted=predicted, cause_ns=o.trailing_ns
+            )
 
 
 def _all(buckets: Sequence[BucketRow]) -> str:
@@ -172,6 +174,7 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
                 f"Split it: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
+                cause_ns=o.exposed_ns,
             )
 
 
@@ -196,6 +199,7 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
                 _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
+                cause_ns=o.exposed_ns,
             )
 
 
@@ -238,6 +242,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
                 f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
+                cause_ns=o.exposed_ns,
             )
 
 
@@ -266,11 +271,12 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
     was, sizes = [*map(bytes_of, o.buckets)], best.bucket_bytes
     yield Finding(
         "better-buckets",
-        f"Other buckets shorten the replayed step by {in_ms(best.predicted.gain_ns)}",
+        "Other buckets are predicted to shorten the step",
         f"{_sizes(sizes)} instead of {_sizes(was)}, in the order of sending",
         f"Try {call_for(o.framework, best)}. To compare it with other caps, use ddpprof whatif.",
         best.predicted.high_ns,
         predicted=best.predicted,
+        cause_ns=o.exposed_ns,
     )
 
 

@@ -25,6 +25,17 @@ _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
 
 
+_REPLAYED = (
+    "trailing-communication",
+    "buckets-too-large",
+    "buckets-too-small",
+    "first-bucket-late",
+    "better-buckets",
+    "reduces-every-pass",
+)
+"""rules whose change has effects that only a replay of the steps shows"""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A finding: one thing to change."""
@@ -39,8 +50,15 @@ class Finding:
     """True if training does something other than it seems to, regardless of time"""
     predicted: Predicted | None = None
     """predicted gain, if the recorded steps can be replayed with just this change; `gain_ns` is then its upper end"""
+    cause_ns: int | None = None
+    """time per step that the finding names, of which no change can give back more; `find` sees to that"""
     is_noise: bool = False
     """True if it may be chance, or if the change may cost time: an observation, not advice"""
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether only a replay could tell what the change gives, and there was none: `gain_ns` is a mere bound."""
+        return self.predicted is None and self.rule in _REPLAYED
 
     @property
     def expected_ns(self) -> int | None:

@@ -22,6 +22,16 @@ class Predicted:
     """ends of a 95 % interval"""
 
 
+def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
+    """Return the prediction, but no more than the time that the change can remove, if that was measured.
+
+    The replay may describe other steps than those in which the time was measured.
+    """
+    if cause_ns is None:
+        return predicted
+    return Predicted(*(min(ns, cause_ns) for ns in (predicted.gain_ns, predicted.low_ns, predicted.high_ns)))
+
+
 @dataclass(frozen=True, slots=True)
 class NewBuckets:
     """The buckets that DDP makes with a given argument."""
@@ -31,6 +41,8 @@ class NewBuckets:
     bucket_bytes: tuple[int, ...]
     """sizes in the order of launch"""
     predicted: Predicted | None = None
+    equal_mb: tuple[float, float] | None = None
+    """smallest and largest cap of all buckets that are as good, if there are several"""
 
     @property
     def is_default(self) -> bool:
@@ -40,6 +52,11 @@ class NewBuckets:
 def since_torch(argument: str) -> str:
     """Return a note for an argument that older versions of torch lack."""
     return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
+
+
+def equal_caps(equal_mb: tuple[float, float] | None) -> str:
+    """Say which caps are as good, for after an argument."""
+    return "" if equal_mb is None else f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +73,9 @@ class Predictions:
     no_sync: Predicted | None = None
     """reduction only in the last of a step's several backward passes"""
     double_batch: Predicted | None = None
-    """batches twice as large; gain per batch of the present size"""
+    """batches twice as large; communication saved per batch of the present size"""
     accumulation: Predicted | None = None
-    """reduction in every `ACCUMULATED`-th backward pass; gain per backward pass"""
+    """reduction in every `ACCUMULATED`-th backward pass; communication saved per backward pass"""
     double_link: Predicted | None = None
     """a network with twice the bandwidth"""
     without_straggler: Predicted | None = None

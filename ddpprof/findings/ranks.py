@@ -7,7 +7,6 @@ from math import sqrt
 from statistics import fmean, median, stdev
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, in_ms
-from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.ranks.stragglers import OwnTimePart
 from ddpprof.measures.statistics.paired_ratio import student_quantile
 from ddpprof.words import ranks_in_words
@@ -51,7 +50,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
             f"--no-profiler --steps {_steps_to_tell(o.step_ns)}"
         )
     late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
-    gain_ns, predicted = hoped_for(late_ns, _at_most_what_it_is_late(o.predictions.without_straggler, late_ns))
+    gain_ns, predicted = hoped_for(late_ns, o.predictions.without_straggler)
     yield Finding(
         "straggler",
         f"All ranks wait for rank {slowest.rank}{where}",
@@ -60,6 +59,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
         gain_ns,
         predicted=predicted,
         is_noise=may_be_other_work,
+        cause_ns=late_ns,
     )
 
 
@@ -119,13 +119,6 @@ def _is_out_of_proportion(o: Observed) -> bool:
     if of_slowest_ns > max(_BY_OTHER_WORK * next_ns, next_ns + _TIME_SLICES_NS):
         return True
     return slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
-
-
-def _at_most_what_it_is_late(predicted: Predicted | None, late_ns: int) -> Predicted | None:
-    """Bound what is predicted from steps that may have been longer than those which tell how late the rank is."""
-    if predicted is None:
-        return None
-    return Predicted(*(min(ns, late_ns) for ns in (predicted.gain_ns, predicted.low_ns, predicted.high_ns)))
 
 
 def _late_all_along_ns(o: Observed) -> int:

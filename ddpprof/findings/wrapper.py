@@ -34,6 +34,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 "batches skip parts of the model.",
                 gain_ns,
                 predicted=predicted,
+                cause_ns=_search_and_communication_ns(o),
             )
         elif module.unused:
             unused = set(module.unused)
@@ -62,6 +63,12 @@ def _uses_everything(module: DdpModule) -> bool:
     return module.num_lacking_passes == 0
 
 
+def _search_and_communication_ns(o: Observed) -> int | None:
+    """Return what a search costs at most: without it, DDP also rebuilds its buckets, which may hide communication."""
+    known = [ns for ns in (o.unused_search_ns, o.exposed_ns) if ns is not None]
+    return sum(known) if len(known) == 2 else None
+
+
 def _passes(module: DdpModule) -> str:
     number = module.num_searched_passes
     return f"any of {number} recorded backward passes" if number > 1 else "the recorded backward pass"
@@ -85,6 +92,7 @@ def static_graph(o: Observed) -> Iterator[Finding]:
                 "graph is the same for the whole training.",
                 at_most(o.unused_search_ns, predicted),
                 predicted=predicted,
+                cause_ns=_search_and_communication_ns(o),
             )
 
 
@@ -163,4 +171,5 @@ def gradient_copies(o: Observed) -> Iterator[Finding]:
         f"{ddp_argument(o.framework, 'gradient_as_bucket_view=True')}. Code that calls grad.detach_() rules it out.",
         at_most(o.copy_out_ns, predicted),
         predicted=predicted,
+        cause_ns=o.copy_out_ns,
     )

@@ -51,10 +51,6 @@ def _missing(summary: HorovodSummary) -> Iterator[str]:
 HOROVOD: SideStreet[None, HorovodSummary] = SideStreet(
     folder="horovod",
     report_field="horovod",
-    name="Horovod",
-    meaning="Data from a Horovod timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer "
-    "copies, collectives, and which rank was late. A timeline has no computation, so it says nothing about overlap.",
-    aliases=("negotiation", "fusion buffer"),
     sections={"step": horovod_tables},
     rules=(negotiation, not_fused, fusion_copies),
     file=HOROVOD_TIMELINE,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddpprof import rundir
+from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model.pulse import Pulse, PulseSummaries
 from ddpprof.model.tables import rows_of
@@ -63,11 +63,26 @@ class Overview:
         return all(one.standing.is_over for one in self.ranks)
 
 
+def is_starting(path: Path) -> bool:
+    return not rundir.is_run(path) and not rundir.repeated_runs_in(path) and own_files.is_reserved(path)
+
+
+def refuse_starting(path: Path) -> None:
+    """Raise `DdpprofError` if a job was just started into `path`, and none of its ranks trains yet."""
+    if is_starting(path):
+        raise DdpprofError(f"{STARTING.format(path)} Try again in some seconds.")
+
+
+STARTING = "the job that records into {} is starting: none of its ranks trains yet."
+"""said of a folder in which there will be a run"""
+
+
 def find_pulses(path: Path) -> Path:
     """Return the folder with the pulses of a run: that of its last attempt.
 
     Raises `NotARun`, and `DdpprofError` if no rank has a pulse.
     """
+    refuse_starting(path)
     if path.is_file():
         raise NotARun(f"{path} is a file. Give the --out of ddpprof watch or trace.")
     if not path.is_dir():

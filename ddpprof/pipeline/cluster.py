@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.files import Location
 from ddpprof.model import DdpModule
 from ddpprof.pipeline.cache import Cache, code_version
@@ -87,7 +87,7 @@ def _connected(address: str) -> Client:
     try:
         from distributed import Client
     except ImportError as error:
-        raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
+        raise DdpprofError(f"--scheduler needs Dask. {how_to_install('distributed')}") from error
     address = _checked(address)
     for part in ("client", "core", "comm"):  # they would report every lost connection
         logging.getLogger(f"distributed.{part}").setLevel(logging.CRITICAL)

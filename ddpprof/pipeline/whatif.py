@@ -20,4 +20,4 @@ def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
     with analysed(location(path) if isinstance(path, str) else path) as analysis:
         profiled = profile_run(analysis.to_replay(), NO_BENCHES)
         asked = Asked(Setting(), "", tuple(map(BucketCaps, bucket_cap_mb)))
-        return build_whatif(analysis.report.job, profiled, asked)
+        return build_whatif(analysis.report.job, profiled, asked, analysis.report.step_ns)

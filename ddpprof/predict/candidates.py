@@ -3,8 +3,9 @@
 settings   caps of buckets, equal or smaller at the ends; gradients as views of their buckets; a static graph
            instead of the search for unused parameters; a hook that rounds
 distinct   the shortest of the settings that make DDP do the same
-promising  predicted to take less than the job as it is: the best for each number of buckets, since the model's error
-           grows with their number; and one of them without what all others have in common
+promising  predicted to take less than the job as it is: first the caps that `choose_caps` advises, then the best for
+           each number of buckets, since the model's error grows with their number; and one of them without what all
+           others have in common
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import AcceptedCaps, BucketCaps, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
+from ddpprof.predict.search import choose_caps
 from ddpprof.predict.setting import Setting
 from ddpprof.predict.training import Training
 
@@ -118,7 +120,10 @@ def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
         distinct.setdefault(one.does, one)
     others = [one for one in distinct.values() if one is not now]
     promising = [one for one in others if one.prediction.step_ns < now.prediction.step_ns]
-    chosen = _diverse(promising, most) if promising else others[:1]
+    advised = _try(profile, choose_caps(profile, Setting(), knobs.accepted).best.setting, Candidate())
+    first = [one for one in promising if one.does == advised.does]
+    more = _diverse([one for one in promising if one not in first], most - len(first))
+    chosen = [*first, *more] if promising else others[:1]
     left = (one.candidate for one in others if one not in chosen)
     return Shortlist(now.candidate, tuple(one.candidate for one in chosen), tuple(left), bool(promising))
 

@@ -49,6 +49,11 @@ class PredictedParts:
     rest_ns: float
     """optimizer, and everything outside the replay's model"""
 
+    @property
+    def communication_ns(self) -> float:
+        """Time that communication costs."""
+        return self.slowed_ns + self.exposed_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from ddpprof import rundir
 from ddpprof.child_processes import Process, adopt_orphans, descendants, end_descendants, end_with_parent, start
-from ddpprof.errors import CannotRecord
+from ddpprof.errors import CannotRecord, how_to_install
 from ddpprof.record import attempts
 from ddpprof.record.group_signals import Bystander, group_of
 from ddpprof.record.run_directory import refuse_earlier_run
@@ -102,7 +102,7 @@ def torchrun_command(words: Sequence[str]) -> list[str]:
 def refuse_without_torch() -> None:
     """Raise `CannotRecord` if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
-        raise CannotRecord("torch is not installed in this environment. Install it with: pip install 'ddpprof[torch]'")
+        raise CannotRecord(f"torch is not installed in this environment. {how_to_install('torch')}")
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof import own_files
+from ddpprof.errors import how_to_install
 from ddpprof.model import UNKNOWN
 from ddpprof.model.pulse import PulseSteps, StepFlag
 from ddpprof.model.tables import rows_of
@@ -143,5 +144,5 @@ def _events(steps: PulseSteps, of_launches: bool) -> Iterator[bytes]:
 
 def _warn(why: object) -> None:
     with suppress(Exception):  # stderr may be closed, or its disk full
-        hint = " Install it with: pip install 'ddpprof[tensorboard]'." if isinstance(why, ImportError) else ""
+        hint = f" {how_to_install('tensorboard')}." if isinstance(why, ImportError) else ""
         sys.stderr.write(f"ddpprof: no live scalars: {why}.{hint} Training goes on.\n")

@@ -43,6 +43,8 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             training. Each rank writes its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write
             none.
 
+    At the end of the block, the first rank says on stderr where the run is, and how to see it.
+
     Recording never raises: a problem is reported once on stderr, and training goes on. In a script under
     `ddpprof trace`, the block creates no run of its own, but its `step()` counts.
     """
@@ -114,9 +116,17 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if self._session is not None:
+            run = self._session.run_to_tell_of
             self._session.close(error)
             patches.remove()
             self._session = None
+            if run is not None:
+                with suppress(Exception):  # stderr may be closed
+                    sys.stderr.write(f"ddpprof: the run is in {run}. See it with: ddpprof report {run}\n")
+
+    def __repr__(self) -> str:
+        state = "recording into" if self._session is not None else "records into"
+        return f"<ddpprof.profile: {state} {self._settings.out}; see it with: ddpprof report {self._settings.out}>"
 
 
 def watch(

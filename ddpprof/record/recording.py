@@ -11,6 +11,7 @@ import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import torch
@@ -223,6 +224,12 @@ class Recording:
         self.pulse = self._window.pulse = NoPulse(None if self._job.files is None else self._job.files.last_step)
         if running is not None:
             running.end(ended)
+
+    @property
+    def run_to_tell_of(self) -> Path | None:
+        """The run directory, if there is one and this rank is the one to tell the user."""
+        files = self._job.files
+        return files.directory if files is not None and self._job.leads else None
 
     @harmless
     def close(self, error: BaseException | None) -> None:

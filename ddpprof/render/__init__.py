@@ -14,7 +14,7 @@ markdown.py         rendering of sections as GitHub-flavoured Markdown
 notebook.py         reports, comparisons and predictions in a notebook: HTML without scripts, and a few lines of text
 perfetto.py         rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format
 perfetto_tracks.py  the tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names
-plot.py             plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)
+plot.py             plots of sweeps, scaling experiments and predictions, with matplotlib
 slowdown_words.py   slow-downs and pauses in sentences
 terminal.py         rendering of sections in a terminal with rich, or as plain text
 top.py              the live view of a job: ranks sorted by what the user asks for, and who waits for whom

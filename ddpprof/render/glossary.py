@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddpprof.errors import nearest_words
-from ddpprof.report.side_streets import SIDE_STREETS
+from ddpprof.layout import Definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ TERMS = (
         "ddpprof's own cost",
         "The length of a recorded step relative to one without recording. The two take turns before profiled steps.",
         field="ranks[].recording_cost",
-        aliases=("recording cost",),
+        aliases=("recording cost", "recording overhead"),
     ),
     Term(
         "gain",
@@ -284,7 +285,36 @@ TERMS = (
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),
-    *(Term(street.name, street.meaning, field=street.report_field, aliases=street.aliases) for street in SIDE_STREETS),
+    Term(
+        "Horovod",
+        "Data from a Horovod timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer "
+        "copies, collectives, and which rank was late. A timeline has no computation, so it says nothing about "
+        "overlap.",
+        field="horovod",
+        aliases=("negotiation", "fusion buffer"),
+    ),
+    Term(
+        "DataParallel",
+        "Data that one process with several accelerators moves between them, and how much each of them works; "
+        "ddpprof trace train.py records it like a job of one rank.",
+        field="data_parallel",
+        aliases=("replicate", "scatter", "gather"),
+    ),
+    Term(
+        "without torch's DDP",
+        "Gradients that hooks all-reduce during the backward pass, as Apex's DistributedDataParallel does. They "
+        "are recognised in torch.profiler traces, with buckets, exposed and trailing time; gradients sent after the "
+        "backward pass are not included.",
+        field="own_reduction",
+        aliases=("Apex",),
+    ),
+    Term(
+        "RPC",
+        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as "
+        "seen by the caller, and bytes of tensors. They are kept apart from DDP's communication.",
+        field="rpc",
+        aliases=("latency",),
+    ),
 )
 
 
@@ -296,6 +326,23 @@ def find_term(words: str) -> Term | None:
 def similar_terms(words: str) -> tuple[str, ...]:
     """Return names that are spelled similarly."""
     return tuple(dict.fromkeys(_BY_NAME[name].name for name in nearest_words(_key(words), _BY_NAME, 3)))
+
+
+def term_sections(terms: Iterable[Term]) -> Iterable[Definition]:
+    for term in terms:
+        yield Definition(
+            term.name,
+            term.definition,
+            tuple(
+                (what, text)
+                for what, text in (
+                    ("formula", term.formula),
+                    ("in the JSON report", term.field),
+                    ("also", ", ".join(name for name in term.aliases if "," not in name)),
+                )
+                if text
+            ),
+        )
 
 
 def _key(words: str) -> str:

@@ -1,4 +1,4 @@
-"""Plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)."""
+"""Plots of sweeps, scaling experiments and predictions, with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
-from ddpprof.errors import DdpprofError, writing
+from ddpprof.errors import DdpprofError, how_to_install, writing
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepReport
@@ -47,7 +47,7 @@ def plot(report: ExperimentReport, path: Location) -> None:
 def _axes(path: Location) -> Iterator[Any]:
     """Give the axes of a plot that is written at the end. Raises `DdpprofError`."""
     if find_spec("matplotlib") is None:
-        raise DdpprofError("pictures need matplotlib. Install it with: pip install 'ddpprof[plot]'")
+        raise DdpprofError(f"pictures need matplotlib. {how_to_install('matplotlib')}")
     from matplotlib import rc_context, rcdefaults
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -14,8 +14,20 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.layout import Bars, Commands, Definition, FindingList, Lane, Lanes, Line, Picture, Remarks, Section, Table
-from ddpprof.render.sections.steps import PARTS
+from ddpprof.layout import (
+    PARTS,
+    Bars,
+    Commands,
+    Definition,
+    FindingList,
+    Lane,
+    Lanes,
+    Line,
+    Picture,
+    Remarks,
+    Section,
+    Table,
+)
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
@@ -178,7 +190,8 @@ def _remarks(console: Console, section: Section) -> None:
         text, number = Text(f"- {remark.text}"), Text(f"  [{remark.number}]" if remark.number else "", style="green")
         if remark.is_advice and text.cell_len + number.cell_len > console.width:
             console.print(text)
-            console.print(number)  # begins with two spaces, below the text of the line above
+            if remark.number:
+                console.print(number)  # begins with two spaces, below the text of the line above
             continue
         text.truncate(max(console.width - number.cell_len, 20), overflow="ellipsis")
         console.print(text + number, no_wrap=True, overflow="ignore", crop=False)

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from ddpprof.findings import Observed
 from ddpprof.findings.noise import may_be_chance
-from ddpprof.findings.predictions import Predicted
+from ddpprof.findings.predictions import Predicted, within
 from ddpprof.report.tree import Bound, BoundBy, Report, WhatHelps, WouldHelp
 
 _MUCH = 0.1
@@ -53,7 +53,7 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
         waiting_ns=waiting_ns,
         gradient_bytes=num_bytes,
         num_collectives=num_collectives,
-        would_help=tuple(_would_help(observed, by)),
+        would_help=tuple(_would_help(observed, by, exposed_ns)),
     )
 
 
@@ -82,8 +82,8 @@ def _waiting_ns(report: Report) -> int | None:
     return round(fmean(known)) if known else None
 
 
-def _would_help(observed: Observed, by: BoundBy) -> Sequence[WouldHelp]:
-    """Return what the replay says about each change.
+def _would_help(observed: Observed, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
+    """Return what the replay says about each change, which removes no more than the exposed communication.
 
     A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
     closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.
@@ -98,8 +98,9 @@ def _would_help(observed: Observed, by: BoundBy) -> Sequence[WouldHelp]:
         (WhatHelps.DOUBLE_LINK, predictions.double_link),
         (WhatHelps.BUCKETS, best.predicted if best is not None else None),
     ]
+    known = [(what, within(predicted, exposed_ns)) for what, predicted in found if predicted is not None]
     return [
         WouldHelp(what, predicted, may_be_chance(predicted, observed.step_noise_ns))
-        for what, predicted in found
-        if predicted is not None and not (by is BoundBy.LATENCY and what in _OF_BYTES)
+        for what, predicted in known
+        if not (by is BoundBy.LATENCY and what in _OF_BYTES)
     ]

@@ -14,7 +14,7 @@ from ddpprof.model import StepMode
 from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.search import best_caps
+from ddpprof.predict.search import choose_caps
 from ddpprof.predict.setting import Setting, sent_share
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
 from ddpprof.report.tree import Job, Report
@@ -82,11 +82,18 @@ class _Changes:
             without_straggler=without_straggler,
         )
 
-    def _per_batch(self, setting: Setting, num_batches: float) -> Predicted:
-        """Return what `setting`, whose step does the work of `num_batches` recorded steps, saves per recorded step."""
-        after, now_ns = predict(self.profile, setting), self.now.step_ns
-        gains = (now_ns - ns / num_batches for ns in (after.step_ns, after.high_ns, after.low_ns))
-        return Predicted(*map(round, gains))
+    def _per_batch(self, setting: Setting, num_batches: int) -> Predicted:
+        """Return the communication that `setting`, whose step does the work of `num_batches`, saves per recorded step.
+
+        Such a step also skips optimizer steps, which is no gain of DDP's.
+        """
+        now, after = self.now, predict(self.profile, setting)
+        saved_ns = now.parts.communication_ns - after.parts.communication_ns / num_batches
+        doubted = zip(now.doubted_ns, after.doubted_ns, strict=True)
+        others_ns = [(one - now.step_ns) - (other - after.step_ns) / num_batches for one, other in doubted]
+        missed_ns = now.missed_ns * (1 - 1 / num_batches)
+        low_ns, high_ns = (hypot(end, missed_ns) for end in (min(0.0, *others_ns), max(0.0, *others_ns)))
+        return Predicted(round(saved_ns), round(saved_ns - low_ns), round(saved_ns + high_ns))
 
     def _accumulation(self) -> Predicted | None:
         """Return the effect of accumulation; ``None`` if a step already has several backward passes."""
@@ -116,11 +123,12 @@ class _Changes:
         return _predicted(self.now, views, self.copying_error_ns)
 
     def _best_buckets(self) -> NewBuckets:
-        best = best_caps(self.profile, Setting(), self.job.accepted_caps)
+        chosen = choose_caps(self.profile, Setting(), self.job.accepted_caps)
+        best = chosen.best
         buckets, sizes = best.setting.buckets, best.prediction.bucket_bytes
         if buckets is None:
             return NewBuckets("", sizes)
-        return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction))
+        return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction), chosen.equal_mb)
 
     def _compression(self) -> Predicted | None:
         """Return the effect of compression; ``None`` unless gradients are known to become smaller."""

@@ -174,6 +174,11 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
             "a prediction needs a forward between two backward passes that reduce gradients. In this run they follow "
             "each other without one, as in a GAN that uses the output of its generator twice."
         )
+    if not any(step.mode is StepMode.LIGHT for of_rank in recorded.values() for step in of_rank):
+        raise DdpprofError(
+            "the run has profiled steps alone, as ddpprof capture records them, but a prediction needs lightly "
+            f"recorded ones, which show when each gradient was there. Record them with: {report.job.trace_command()}"
+        )
     if len(steps) < LEAST_STEPS or not kinds:
         raise DdpprofError(
             f"{len(steps)} steps show when gradients were there, but a prediction needs {LEAST_STEPS}: steps of light "

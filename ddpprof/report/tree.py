@@ -30,6 +30,7 @@ from ddpprof.measures.ranks.failure import Failure
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.stragglers import Stragglers
+from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.measures.step.idle import Idle
 from ddpprof.measures.step.recording_cost import RecordingCost
@@ -313,6 +314,19 @@ class Report(ShownInNotebooks):
     def ranks_together(self) -> tuple[RankReport, ...]:
         """Ranks that average their gradients with the lowest rank; others may train another model, at another pace."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
+
+    @property
+    def step_ns(self) -> int | None:
+        """How long a step takes, wherever that is told: the mean of the profiled ones, as in the tables.
+
+        Without profiled steps it is the median of those that the light recorder saw, or else of the whole run.
+        """
+        profiled = mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
+        if profiled is not None:
+            return profiled
+        light = median_known(step.duration_ns for rank in self.ranks for step in rank.light_steps)
+        steps = self.whole_run.steps if self.whole_run is not None else None
+        return light if light is not None or steps is None else steps.median_ns
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""

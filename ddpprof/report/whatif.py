@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
@@ -14,7 +14,7 @@ from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Gain, Prediction, gain, num_ranks, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
-from ddpprof.predict.search import SearchedSetting, best_caps, try_buckets, try_caps
+from ddpprof.predict.search import SearchedSetting, choose_caps, try_buckets, try_caps
 from ddpprof.predict.setting import Algorithm, Setting
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
@@ -76,6 +76,10 @@ class WhatIf(ShownInNotebooks):
     best: PredictedSetting | None
     """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]
+    without_world_comm_ns: float | None = None
+    """what communication costs in the replayed step without `world`; ``None`` if there is none"""
+    equal_mb: tuple[float, float] | None = None
+    """smallest and largest cap of all buckets that are as good as the best, if there are several"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,14 @@ class Asked:
     """buckets to compare; if empty, a series of caps"""
 
 
-def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
-    """Answer the question. Raises `DdpprofError` if the run cannot tell."""
+def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
+    """Answer the question. Raises `DdpprofError` if the run cannot tell.
+
+    `step_ns`: the step of the run's report, from which all predictions then start, as gains do not depend on it.
+    """
     profile, target = profiled.profile, profiled.target
+    if step_ns is not None:
+        profile = replace(profile, step_ns=float(step_ns))
     _refuse_what_is_unknown(profile, asked)
     network = target or profile.network
     first = predict(profile, asked.world, target)
@@ -100,9 +109,9 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
     recorded = PredictedSetting(
         "buckets as recorded" if asked.world_label else "as recorded", first, gain(first, first)
     )
-    best = None
+    chosen = None
     if profile.training.knows_parameters:
-        best = best_caps(profile, asked.world, job.accepted_caps, target, (*tried, *rows))
+        chosen = choose_caps(profile, asked.world, job.accepted_caps, target, (*tried, *rows))
     return WhatIf(
         format=WHATIF_FORMAT,
         ddpprof=__version__,
@@ -115,9 +124,11 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
         world=asked.world_label,
         outcomes=(recorded, *(_outcome(one, first) for one in rows)),
         without_world_ns=predict(profile, Setting()).step_ns if asked.world_label else None,
+        without_world_comm_ns=predict(profile, Setting()).parts.communication_ns if asked.world_label else None,
         work_ratio=_work_ratio(profile, asked.world),
-        best=_outcome(best, first) if best is not None else None,
+        best=_outcome(chosen.best, first) if chosen is not None else None,
         assumes=tuple(_assumes(profile, asked.world, network, job.is_compiled)),
+        equal_mb=chosen.equal_mb if chosen is not None else None,
     )
 
 

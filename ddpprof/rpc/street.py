@@ -10,10 +10,6 @@ from ddpprof.side_street import SideStreet
 RPC: SideStreet[RankRpc, tuple[RankRpc, ...]] = SideStreet(
     folder="rpc",
     report_field="rpc",
-    name="RPC",
-    meaning="Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as "
-    "seen by the caller, and bytes of tensors. They are kept apart from DDP's communication.",
-    aliases=("latency",),
     sections={"collectives": rpc_table},
     rules=(many_small_calls, calls_in_a_row, one_long_call),
     of_rank=lambda rank, _: None if rank.record is None else measure_rpc(rank.record),

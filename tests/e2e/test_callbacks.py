@@ -78,7 +78,7 @@ def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Pa
 def test_a_callback_records_the_training(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded), **OFFLINE)
     assert fingerprint(done) == fingerprint(start(*framework.launcher, *script(framework.script), **OFFLINE))
-    assert "ddpprof" not in outside_checkout(done.stderr)
+    assert "ddpprof: " not in outside_checkout(done.stderr)
     shown = report("run")
     assert_two_ranks_recorded_four_steps(shown)
 
@@ -103,6 +103,6 @@ def test_under_trace_the_callback_makes_no_run_of_its_own(
     window = ["--skip-first", "2", "--cost-steps", "4", "--steps", "3"]
     done = ddpprof("trace", "--quiet", "--out", "traced", *window, *launcher, path, **OFFLINE)
     assert done.returncode == 0, done.stderr
-    assert "ddpprof" not in outside_checkout(done.stderr)
+    assert "ddpprof: " not in outside_checkout(done.stderr)
     assert not (tmp_path / "run").exists()
     assert [len(rank["steps"]) for rank in report("traced")["ranks"]] == [3, 3]

@@ -98,6 +98,7 @@ def test_a_block_makes_a_run(body: str, write: Write, two_ranks: Run, report: Re
     assert sorted(re.findall(r"trained \d", done.stdout)) == ["trained 0", "trained 1"]  # torch 2.8 speaks, too
     assert "ddpprof" not in outside_checkout(done.stdout)
     assert "ddpprof" not in outside_checkout(done.stderr)
+    assert done.stderr.count("See it with: ddpprof report") == 1, "one rank tells where the run is"
     assert_recorded(report("run"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import QUICK, Run, script
+from jobs import QUICK, Run, outside_checkout, script
 
 
 def test_it_is_recorded_and_not_changed(start: Run, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
@@ -46,7 +46,7 @@ with ddpprof.profile("run", skip_first=1, cost_steps=2, profiler=False, steps=3)
 print(torch.nn.DataParallel.forward.__qualname__)
 """)
     done = start(sys.executable, "inside.py")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "DataParallel.forward\n")
+    assert (done.returncode, outside_checkout(done.stderr), done.stdout) == (0, "", "DataParallel.forward\n")
     (rank,) = report("run")["ranks"]
     assert [step["step"] for step in rank["light_steps"]] == [1, 2, 3, 4, 5]
 

@@ -171,7 +171,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
     first = (tmp_path / "o" / "trial-0-0" / "rank-0.steps.jsonl").read_bytes()
     ended = ddpprof("overhead", "--resume", "o")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("2 trials of 36 steps each, 77 on an accelerator, in o\n[2/3]")
+    assert ended.stdout.startswith("2 trials of 36 steps each (77 on an accelerator) in o\n[2/3]")
     # 2 + 1 + 5, and 2 x 2 blocks of 3 + 4; on an accelerator 11 + 1 + 5, and blocks of 11 + 4
     assert (tmp_path / "o" / "trial-0-0" / "rank-0.steps.jsonl").read_bytes() == first
     assert as_json(ddpprof, "o")["ratio"]["num_pairs"] == 6

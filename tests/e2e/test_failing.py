@@ -37,8 +37,9 @@ def test_a_job_that_fails_says_so_first(how: str, first: int | None, says: str, 
     options = ["--out", "run", *QUICK, "--nproc-per-node=2", "--standalone"]
     done = ddpprof("trace", *options, *script("failing.py", "--how", how), timeout=180)
     assert done.returncode == 1
-    printed = done.stdout.strip().splitlines()
-    assert printed[0].startswith(f"The job failed: rank {1 if first else 0} ")
+    lines = done.stderr.splitlines()
+    [began] = [n for n, line in enumerate(lines) if line.startswith(f"The job failed: rank {1 if first else 0} ")]
+    printed = lines[began:]
     assert any(line.startswith(says) for line in printed[:4]), printed
     failure = report("run")["failure"]
     assert (failure["first"]["rank"] if failure["first"] else None) == first

@@ -53,7 +53,7 @@ def test_a_framework(
     expected = start(*bare, *script(name), **OFFLINE)
     done = ddpprof("trace", "--quiet", "--out", "run", *window, *traced, *script(name), **OFFLINE)
     assert fingerprint(done) == fingerprint(expected)
-    assert "ddpprof" not in outside_checkout(done.stderr)
+    assert "ddpprof: " not in outside_checkout(done.stderr)
     shown = report("run")
     assert_two_ranks_recorded_four_steps(shown)
     rules = {finding["rule"] for finding in shown["findings"]}

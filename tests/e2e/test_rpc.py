@@ -26,7 +26,7 @@ def test_two_trainers_and_a_parameter_server(start: Run, ddpprof: Run, report: C
     done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("parameter_server.py"))
     assert (done.returncode, done.stdout) == (0, bare.stdout)
     assert bare.stdout.startswith("params-sha256")
-    assert "ddpprof" not in outside_checkout(done.stderr)
+    assert "ddpprof: " not in outside_checkout(done.stderr)
     shown = report("run")
     assert [rank["rank"] for rank in shown["rpc"]] == [0, 1]
     for rank in shown["rpc"]:

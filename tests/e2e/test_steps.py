@@ -31,7 +31,7 @@ def trace(
     """The recorded steps of both ranks."""
     done = ddpprof("trace", "--quiet", "--out", "run", *window, *on_ranks(2, *job))
     assert done.returncode == 0, done.stderr
-    assert "ddpprof" not in outside_checkout(done.stderr)
+    assert "ddpprof: " not in outside_checkout(done.stderr)
     return [recorded(folder / "run", rank) for rank in (0, 1)]
 
 

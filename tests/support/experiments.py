@@ -110,15 +110,17 @@ def choice(*candidates: Candidate, **changes: Any) -> TuningPlan:
     return replace(TuningPlan((Candidate(), *candidates), untried, True, None, 12, 9), **changes)
 
 
-def tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
-    """Return the report of a tuning on two ranks whose losses never change. `changes`: other fields of `Tuning`."""
+def kept_tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes: Any) -> Tuning:
+    """Return a tuning on two ranks whose losses never change. `changes`: other fields of `Tuning`."""
     variants = tuple(Variant(2, one.label) for one in choice.candidates)
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: same for one in results}
     given: dict[str, Any] = {"losses": losses, "profile_losses": same, "profile_ns": (), **changes}
-    report = Tuning(
-        planned(ExperimentKind.TUNE, *variants, rounds=rounds), choice, job(2), results, **given
-    ).tune_report()
+    return Tuning(planned(ExperimentKind.TUNE, *variants, rounds=rounds), choice, job(2), results, **given)
+
+
+def tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
+    report = kept_tuning(choice, *results, rounds=rounds, **changes).tune_report()
     assert report is not None
     return report
 
@@ -138,7 +140,8 @@ def tuning_report() -> ExperimentReport:
         Candidate({"bucket_cap_mb": 1}, None, forecast, 24),
         Candidate({"bucket_cap_mb_list": [0.25, 5]}, None, forecast, 7),
     )
-    tried = [*steps(0, 100, 101, 99), *steps(1, 80, 81, 79.5), *steps(2, 81, 80.5, 79), *steps(3, 125), *steps(4, 90)]
+    tried = [*steps(0, 100, 101, 99), *steps(1, 80, 81, 79.5), *steps(2, 81, 80.5, 79), *steps(3, 125, 126)]
+    tried += steps(4, 90)
     changed = dict.fromkeys(range(2), ((2.0,), (1.5001,), (1.25,)))
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: changed if one.trial.variant == 4 else same for one in tried}

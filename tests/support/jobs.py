@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,8 +28,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def outside_checkout(said: str) -> str:
-    """Return what a job said without the path of this checkout, whose folder may be called ddpprof, too."""
-    return said.replace(str(CHECKOUT), "")
+    """Return what a job said without the path of this checkout, and without the line that tells where its run is."""
+    return _OF_RUN.sub("", said).replace(str(CHECKOUT), "")
+
+
+_OF_RUN = re.compile(r"ddpprof: the run is in (\S+)\. See it with: ddpprof report \1\n")
 
 
 def script(name: str, *arguments: str) -> list[str]:

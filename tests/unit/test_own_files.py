@@ -10,6 +10,7 @@ import pytest
 
 from ddpprof import own_files
 from ddpprof.cli import main
+from ddpprof.record import launch
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 
@@ -121,3 +122,30 @@ def test_a_link_to_a_folder_is_removed_and_not_the_folder(tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(tmp_path / "folder")
     own_files.remove_folder(tmp_path / "link")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_is_kept_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with own_files.reserved(tmp_path / "run"):
+        with pytest.raises(own_files.LockedError, match=str(os.getpid())), own_files.reserved(tmp_path / "x/../run"):
+            pytest.fail("it was given twice")
+        with own_files.reserved(tmp_path / "other"):
+            pass
+    with own_files.reserved(tmp_path / "run"):
+        assert not (tmp_path / "run").exists(), "nothing is written"
+
+
+@pytest.mark.parametrize("command", ["trace", "watch"])
+def test_a_second_job_into_one_folder_is_refused_before_it_starts(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("the job was started")
+
+    monkeypatch.setattr(launch, "run_job", start)
+    script = tmp_path / "train.py"
+    script.touch()
+    with own_files.reserved(tmp_path / "run"):
+        assert main([command, "--out", str(tmp_path / "run"), str(script)]) == 2
+    said = capsys.readouterr().err
+    assert f"another ddpprof, process {os.getpid()}, is recording into {tmp_path / 'run'}" in said
+    assert "The job was not started." in said

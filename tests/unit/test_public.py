@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ddpprof
+from ddpprof.errors import how_to_install
 
+PACKAGE = Path(ddpprof.__file__).parent
+CHECKOUT = Path(__file__).parents[2]
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 
 
@@ -53,3 +60,49 @@ def test_two_samples_compared() -> None:
 def test_the_command_line_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert ddpprof.main(["explain", "bucket"]) == 0
     assert capsys.readouterr().out
+
+
+def test_public_names_are_listed_for_completion() -> None:
+    assert set(dir(ddpprof)) == set(ddpprof.__all__)
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
+    """Yield the texts of the package's code, without its docstrings."""
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        described = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
+                yield path, node.value
+
+
+def test_no_message_names_what_only_the_source_has() -> None:
+    """Neither extras, for which pip would need ddpprof on PyPI, nor files of docs/."""
+    for path, text in _texts():
+        assert "ddpprof[" not in text, path
+        assert "docs/" not in text, path
+
+
+def test_missing_packages_are_named_as_the_extras_name_them() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    known = {re.split(r"[<>=\[;]", one)[0] for extra in project["optional-dependencies"].values() for one in extra}
+    calls = [
+        node
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "how_to_install"
+    ]
+    asked = {word.value for call in calls for word in call.args if isinstance(word, ast.Constant)}
+    assert {"torch", "plotly", "pyarrow", "py-spy"} <= asked <= known
+    assert how_to_install("prometheus-client") == "Install it with: pip install prometheus-client"
+
+
+def test_what_the_readme_shows_works_with_all_extras() -> None:
+    """It serves metrics, draws pages, plots and tables, and starts TensorBoard."""
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [included] = [re.findall(r"[a-z]+", one.partition("[")[2]) for one in extras["all"]]
+    assert set(included) >= {"html", "tensorboard", "plot", "tables", "metrics"}

@@ -3,9 +3,9 @@
     losing   the 95 % interval of the shift between their steps, over the rounds of both, is beyond a margin
     margin   2 % of the other's step, or the difference between starts of the same job, if that is more
 
-The steps of one start do not show how starts differ, so a slow minute of the machine would look like a slow variant;
-and a variant closer than 2 % is as good. Without an interval, as on an accelerator, where a start gives one time, the
-margin is at least 10 %.
+The steps of one start do not show how starts differ: a slow minute of the machine would look like a slow variant. So
+nothing is losing before both have been started twice. A variant closer than 2 % is as good. Without an interval, as on
+an accelerator, where a start gives one time, the margin is at least 10 %.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from ddpprof.measures.step.trial_steps import Steps
 
 _MARGIN = 0.02
 _MARGIN_WITHOUT_INTERVAL = 0.1
+_LEAST_STARTS = 2
 
 
 def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
     """Return whether the variant is losing, given steps by round; a round that was not run is empty."""
     both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
+    if len(both) < _LEAST_STARTS:
+        return False
     own_ns, other_ns = ([ns for pair in both for ns in pair[side]] for side in (0, 1))
     shift = shift_between(other_ns, own_ns)
     if shift is None:

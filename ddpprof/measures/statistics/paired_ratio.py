@@ -25,6 +25,8 @@ from ddpprof.measures.statistics.p_values import student_tail
 CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
+_VAGUE = 2.0
+"""upper end of an interval over the lower end, from which it is not worth reading"""
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
@@ -38,6 +40,11 @@ class Ratio:
     high: float | None
     """ends of the interval; ``None`` with fewer than three rounds, which do not show how much they differ"""
     num_pairs: int
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the interval is so wide that the ratio says nothing."""
+        return self.low is not None and self.high is not None and self.high > _VAGUE * self.low
 
     @property
     def is_beyond_noise(self) -> bool | None:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from string import Template
 
 from ddpprof import __version__
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.layout import clean
 from ddpprof.render.html.embed import data_element, packed_script_element, script_element, script_hash, text_hash
 
@@ -90,6 +90,6 @@ def plotly_source() -> str:
     try:
         source = files("plotly.package_data").joinpath("plotly.min.js").read_text(encoding="utf-8").rstrip()
     except ModuleNotFoundError:
-        raise DdpprofError("an HTML page needs plotly. Install it with: pip install 'ddpprof[html]'") from None
+        raise DdpprofError(f"an HTML page needs plotly. {how_to_install('plotly')}") from None
     head, found, tail = source.partition(_FACTORY)
     return f"{head}{_FACTORY_AT_ONCE}{tail[:-3]})));" if found and tail.endswith("}));") else source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 
-from ddpprof.layout import Bars, FindingList, Line, Section, clean, ms
+from ddpprof.layout import Bars, Line, Section, clean, ms
 from ddpprof.render.html.blocks import Block, blocks_html, column_name
 from ddpprof.render.html.chart import bars_chart
 from ddpprof.render.html.definitions import definitions
@@ -17,6 +17,7 @@ from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.failure import failure_lines
+from ddpprof.render.sections.findings import change_nothing, finding_texts, first_change
 from ddpprof.render.sections.steps import of_device, typical_step
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
@@ -51,7 +52,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
     return render_page(
         Page(
             title=report.job.name,
-            head=_head(report, job, said["findings"].sections),
+            head=_head(report, job),
             parts=[*parts, definitions()],
             data={name: content for name, content in data.items() if content is not None},
         )
@@ -61,7 +62,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
 _OF_TILES = "Means over the ranks and the profiled steps, as in the tables."
 
 
-def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -> str:
+def _head(report: Report, job: Iterable[Section]) -> str:
     came = verdict(report)
     tiles = "".join(
         f'<li><span class="what">{escape(number.what)}</span><span class="value">{escape(number.value)}</span></li>'
@@ -74,20 +75,21 @@ def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -
     rest = [section for section in job if section not in lines]
     return (
         f"{blocks_html(failed, 'failure')}{blocks_html(lines, 'job')}"
-        f'<p class="verdict" id="verdict">{escape(came.text)} {_leads(findings)}</p>'
+        f'<p class="verdict" id="verdict">{escape(came.text)} {_leads(report)}</p>'
         f'<ul class="tiles">{tiles}</ul>{note}{blocks_html(rest, "job-notes", level=2)}'
     )
 
 
-def _leads(findings: Iterable[Section]) -> str:
-    """Return a link to the finding with the largest gain."""
-    lists = [section for section in findings if isinstance(section, FindingList)]
-    found = [one for section in lists for one in section.findings if one.advice]
-    if not found:
-        return ""
-    first = found[0]
-    more = f' (<a href="#findings">{len(found) - 1} more</a>)' if len(found) > 1 else ""
-    return f'Change first: <a href="#finding-1">{escape(first.title)}</a>, {escape(first.gain)}{more}.'
+def _leads(report: Report) -> str:
+    """Say what to change first, with a link to that finding, or to change nothing."""
+    first = first_change(report)
+    if first is None:
+        return escape(change_nothing(report))
+    text, finding = first
+    num_others = sum(bool(one.advice) for one, _ in finding_texts(report)) - 1
+    more = f' (<a href="#findings">{num_others} more</a>)' if num_others else ""
+    gain = "" if finding.is_correctness else f", {escape(text.gain)}"
+    return f'First fix: <a href="#finding-{text.number}">{escape(text.title)}</a>{gain}{more}.'
 
 
 def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:

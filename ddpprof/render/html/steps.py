@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step, worth_seeing
+from ddpprof.layout import PARTS
+from ddpprof.render.sections.steps import bar_parts_ns, typical_step, worth_seeing
 from ddpprof.report import Report, StepReport
 
 _MAX_TIMELINES = 4

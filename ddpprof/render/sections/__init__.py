@@ -8,7 +8,6 @@ comparison.py        two jobs compared: how they differ, what became slower, and
 cost.py              the cost of DDP itself, and of ddpprof
 devices.py           one process with several accelerators: how much each works
 experiments.py       the content, order and words of an experiment's report
-explain.py           definitions of terms
 failure.py           how the job failed; this comes before anything else
 first_screen.py      the first screen: what ran, the verdict, one typical step, what to change, and where to read on
 findings.py          findings in their order, and then those that may be noise

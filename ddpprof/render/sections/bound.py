@@ -34,12 +34,12 @@ def bound_remarks(report: Report) -> Iterable[Remark]:
     bound = report.bound
     if bound is None or report.failure is not None:
         return
-    waiting = f"{ms(bound.waiting_ns)} of {ms(bound.comm_ns)} ms is waiting for late ranks" if bound.waiting_ns else ""
-    yield Remark(_BY[bound.by], waiting)
+    waiting = f"; {ms(bound.waiting_ns)} ms of it is spent waiting for late ranks" if bound.waiting_ns else ""
+    yield Remark(f"Communication takes {ms(bound.comm_ns)} ms per step{waiting}", "", is_advice=True)
     for one in bound.would_help:
         if not one.is_noise and one.predicted.gain_ns > 0:
-            what, _, gain = _gain(one).partition(", ")
-            yield Remark(f"would help: {what}", gain, is_advice=True)
+            gain, batch = _saved(one), _NEW_BATCH.get(one.what)
+            yield Remark(f"{_WHAT[one.what]} would save", gain if batch is None else f"{gain}; {batch}", is_advice=True)
 
 
 def bound_sentence(bound: Bound) -> str:
@@ -78,13 +78,24 @@ _WHAT = {
     WhatHelps.DOUBLE_LINK: "a network with twice the bandwidth",
     WhatHelps.BUCKETS: "other buckets",
 }
-_PER_BATCH = (WhatHelps.DOUBLE_BATCH, WhatHelps.ACCUMULATION)
+
+
+_NEW_BATCH = {
+    WhatHelps.DOUBLE_BATCH: "the batch is then 2 times as large",
+    WhatHelps.ACCUMULATION: f"the batch is then {ACCUMULATED} times as large, and the optimizer steps "
+    f"{ACCUMULATED} times less often",
+}
+"""what else these change: a training that may need other hyperparameters"""
 
 
 def _gain(one: WouldHelp) -> str:
-    predicted, per = one.predicted, "batch" if one.what in _PER_BATCH else "step"
-    interval = f"{ms(predicted.low_ns)} – {ms(predicted.high_ns)}"
-    return f"{_WHAT[one.what]}, {ms(predicted.gain_ns)} ms per {per} ({interval})"
+    batch = _NEW_BATCH.get(one.what)
+    return f"{_WHAT[one.what]}, {_saved(one)}{'' if batch is None else f' ({batch})'}"
+
+
+def _saved(one: WouldHelp) -> str:
+    predicted, per = one.predicted, "batch" if one.what in _NEW_BATCH else "step"
+    return f"{ms(predicted.gain_ns)} ms per {per} ({ms(predicted.low_ns)} – {ms(predicted.high_ns)})"
 
 
 _NOT_REPLAYED = {

@@ -62,7 +62,7 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
     names = ("", "A", "B", "B - A", "", "interval", "")
     columns = tuple(Column(name, is_number=index not in (0, 6)) for index, name in enumerate(names))
     yield Table(
-        "Per step, ms (mean over ranks, median over the steps of a run, median over runs)",
+        "Per step, ms (means over ranks, and medians over steps, but step as in each report; medians over runs)",
         columns,
         rows,
         _note(comparison),

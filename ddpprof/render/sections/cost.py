@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ddpprof.layout import Line, Remark, Section, count, mean_of, median_of, ms, percent
+from ddpprof.layout import Line, Section, mean_of, median_of, ms, percent
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.render.sections.steps import mean_of_steps, rank_table
 from ddpprof.report import Report
@@ -51,13 +51,14 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
     costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
-    others, why = "those before them", "the machine was busy, or profiler overhead dominates so short a step"
+    others = "those before them"
+    why = "The machine was busy, or the step is so short that profiler overhead dominates it."
     if ratio < max(_UNUSUAL, 1 + spread):
         ratio, usual_ns = _against_the_whole_run(report)
         others = f"most steps of the whole run, {ms(usual_ns)} ms"
-        why = "the machine was busy then, the profiler slowed them, or they did more work"
+        why = "The machine was busy then, the profiler slowed them, or they did more work."
     if ratio >= _UNUSUAL:
-        yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}: {why}", is_warning=True)
+        yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}. {why}", is_warning=True)
 
 
 def _against_the_whole_run(report: Report) -> tuple[float, int]:
@@ -72,48 +73,31 @@ def _against_the_whole_run(report: Report) -> tuple[float, int]:
 
 
 def recording_cost_line(report: Report) -> Iterable[Section]:
+    """Say how much longer steps take while ddpprof records them."""
     cost = _of_slowest_rank(report)
     if cost is None:
         return
-    words = []
-    if cost.light_ratio is not None and cost.spread is not None:
-        words.append(
-            f"a lightly recorded step takes {cost.light_ratio:.3f} × one with recording off "
-            f"({count(cost.num_pairs, 'pair')} of steps{_why_noise(cost, cost.light_ratio)})"
+    light, profiled = cost.light_ratio, cost.profiled_ratio
+    by_chance = [ratio for ratio in (light, profiled) if ratio is not None and cost.is_noise(ratio)]
+    measured = [
+        f"{name} took {ratio:.2f} × as long ({ms(took_ns)} against {ms(cost.off_ns)} ms)"
+        for name, ratio, took_ns in (
+            ("profiled steps", profiled, cost.profiled_ns),
+            ("lightly recorded steps", light, cost.light_ns),
         )
-    if cost.profiled_ratio is not None:
-        words.append(
-            f"a profiled step {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms"
-            f"{_why_noise(cost, cost.profiled_ratio)})"
-        )
+        if ratio is not None and not cost.is_noise(ratio)
+    ]
+    if by_chance:
+        within = max([cost.spread or 0.0, *(abs(ratio - 1) for ratio in by_chance)])
+        whose = "light recording had " if measured and profiled not in by_chance else ""
+        whose = "profiling had " if measured and light not in by_chance else whose
+        measured.append(f"{whose}no measurable cost (± {within:.0%})")
     if cost.profiler_pause_ns is not None:
-        words.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
-    if words:
-        yield Line(f"ddpprof's own cost: {'; '.join(words)}.", is_aside=True)
-
-
-def recording_cost_remark(report: Report) -> Iterable[Remark]:
-    """Say how much longer steps take while ddpprof records them."""
-    cost = _of_slowest_rank(report)
-    if cost is not None:
-        modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
-        ratios = [
-            f"{mode} {ratio:{digits}} ×{' (noise)' if cost.is_noise(ratio) else ''}"
-            for mode, ratio, digits in modes
-            if ratio is not None
-        ]
-        if ratios:
-            yield Remark("Cost of ddpprof per step", ", ".join(ratios))
+        measured.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
+    if measured:
+        yield Line(f"Recording overhead: {'; '.join(measured)}.", is_aside=True)
 
 
 def _of_slowest_rank(report: Report) -> RecordingCost | None:
     costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
     return max(costs, key=lambda cost: cost.off_ns or 0, default=None)
-
-
-def _why_noise(cost: RecordingCost, ratio: float) -> str:
-    """Say why a cost may be chance; empty if it is none."""
-    if not cost.is_noise(ratio):
-        return ""
-    within = cost.spread is not None and abs(ratio - 1) < cost.spread
-    return f", within the {cost.spread:.0%} by which unrecorded steps differ" if within else ", which is chance"

@@ -41,6 +41,31 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
     return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
 
 
+def first_change(report: Report) -> tuple[FindingText, Finding] | None:
+    """Return what to change first; ``None`` if no finding is certain enough, as one without the prediction it needs."""
+    return next(((text, one) for text, one in finding_texts(report) if text.advice and not one.is_guess), None)
+
+
+def change_sentence(report: Report) -> str:
+    """Say what to change first, or to change nothing: the end of every verdict."""
+    first = first_change(report)
+    if first is not None:
+        text, finding = first
+        return f"First fix: {text.title}{'' if finding.is_correctness else f', {text.gain}'}."
+    return change_nothing(report)
+
+
+def change_nothing(report: Report) -> str:
+    """Say why there is nothing to change, for certain or as far as the run can tell."""
+    if report.failure is not None:
+        return "First fix: the failure."
+    if any(not one.is_noise for one in report.findings):
+        return "Change nothing yet: this run cannot predict what a change gives. ddpprof tune measures it."
+    if (file_of(report) is None and not report.job.modules) or _lacks_profiled_steps(report):
+        return "Change nothing yet: most rules need steps that ddpprof profiled."
+    return "Change nothing: no finding is beyond noise." if report.findings else f"Change nothing: {_otherwise(report)}"
+
+
 def _text(number: int, finding: Finding) -> FindingText:
     """Return the text of a finding, without advice if it may be noise."""
     advice = "" if finding.is_noise else clean(finding.advice, most=800)
@@ -77,7 +102,7 @@ def _not_profiled(report: Report, how_many: str) -> str:
     enough = default_steps(on_accelerator)
     if number is None or number >= enough:
         return need
-    words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
+    words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number, on_accelerator)
     with_options = "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
     return (
@@ -86,7 +111,7 @@ def _not_profiled(report: Report, how_many: str) -> str:
     )
 
 
-def _without_step_options(words: Sequence[str]) -> list[str]:
+def without_step_options(words: Sequence[str]) -> list[str]:
     """Return the words of a command without the options that select the recorded steps."""
     left, kept = iter(words), []
     for word in left:

@@ -10,9 +10,16 @@ from ddpprof.findings import Finding
 from ddpprof.layout import Bars, Commands, Line, Remark, Remarks, Section, clean
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_remarks
-from ddpprof.render.sections.cost import recording_cost_remark, unusual_steps_line
+from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import NOT_BEYOND_NOISE, beyond_noise, finding_texts, short_gain
+from ddpprof.render.sections.findings import (
+    NOT_BEYOND_NOISE,
+    beyond_noise,
+    change_sentence,
+    finding_texts,
+    short_gain,
+    without_step_options,
+)
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.steps import step_bars, typical_step
@@ -54,6 +61,7 @@ def first_screen(
             _step(report, timeline),
             _findings(report),
             _remarks(report),
+            recording_cost_line(report),
             _next(report, paths, can_replay),
         )
         for section in part
@@ -68,11 +76,7 @@ def _at_most(most: int, lines: Iterable[Section], what: str, paths: Sequence[str
 
 
 def _verdict(report: Report) -> Iterator[Section]:
-    first, finding = next((pair for pair in finding_texts(report) if pair[0].advice), (None, None))
-    change = ""
-    if first is not None and finding is not None:
-        change = f" Change first: {first.title}{'' if finding.is_correctness else f', {first.gain}'}."
-    yield Line(verdict_of_steps(report).text + change, is_headline=True)
+    yield Line(f"{verdict_of_steps(report).text} {change_sentence(report)}".strip(), is_headline=True)
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
@@ -97,7 +101,7 @@ def _remarks(report: Report) -> Iterator[Section]:
     """List what else was found, in one line each."""
     beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
     noise = [finding for finding in report.findings if finding.is_noise]
-    also = (*_in_short(beyond), *bound_remarks(report), *recording_cost_remark(report))
+    also = (*_in_short(beyond), *bound_remarks(report))
     if also:
         yield Remarks("Also found", also)
     if noise:
@@ -121,11 +125,25 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     if is_replayed and can_replay and len(paths) == 1:
         commands.append(("other settings", f"ddpprof whatif {run}"))
     if report.failure is None and len(paths) == 1:
-        if report.job.recorded_with:
-            commands.append(("record a change", clean(report.job.trace_command("--out NEW_RUN"), most=_LONGEST_LINE)))
-        commands.append(("compare a change", f"ddpprof compare {run} NEW_RUN"))
+        if (words := _words_of_sweep(report)) is not None:
+            sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
+            commands.append(("measure a setting", clean(sweep, most=_LONGEST_LINE)))
+        for when, folder in (("before a change", "BEFORE"), ("after the change", "AFTER")):
+            repeat = report.job.trace_command("--repeat 5", f"--out {folder}")
+            commands.append((when, clean(repeat, most=_LONGEST_LINE)))
+        commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
     commands.append(("what words mean", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
+
+
+def _words_of_sweep(report: Report) -> str | None:
+    """Return the words that run the job in a sweep; ``None`` if only options of ``ddpprof trace`` can start it."""
+    words = without_step_options(report.job.recorded_with)
+    takes_number = bool(words) and words[0].startswith("--nproc")
+    starts = words[1 if "=" in words[0] else 2 :] if takes_number else words
+    if len(report.job.hosts) != 1 or not report.job.modules or not starts or starts[0].startswith("-"):
+        return None
+    return shlex.join(words)
 
 
 def _report(paths: Sequence[str]) -> str:

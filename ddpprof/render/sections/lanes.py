@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.layout import Lane, Lanes, LaneSpan, Section, ms, notes
+from ddpprof.layout import PARTS, Lane, Lanes, LaneSpan, Section, ms, notes
 from ddpprof.measures.step.timeline import StepTimeline
-from ddpprof.render.sections.steps import PARTS
 from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_RANKS = 8

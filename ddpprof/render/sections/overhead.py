@@ -28,7 +28,7 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} ms to {ms(report.without_ns)} ms"
+    pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} against {ms(report.without_ns)} ms"
     if ratio.is_beyond_noise:
         return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
@@ -47,8 +47,11 @@ _VAGUE = 0.1
 
 
 def interval(ratio: Ratio) -> str:
+    """Return the ratio with its interval, if that is known and narrow enough to say something."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.ratio:.3f}"
+    if ratio.is_vague:
+        return f"{ratio.ratio:.3f} (varies too much)"
     return f"{ratio.ratio:.3f} ({ratio.low:.3f} – {ratio.high:.3f})"
 
 
@@ -88,4 +91,6 @@ def _range(report: OverheadReport) -> str:
     low, high = report.ratio.low, report.ratio.high
     if low is None or high is None:
         return ""
-    return f"{ms((low - 1) * report.without_ns)} – {ms((high - 1) * report.without_ns)}"
+    return (
+        "" if report.ratio.is_vague else f"{ms((low - 1) * report.without_ns)} – {ms((high - 1) * report.without_ns)}"
+    )

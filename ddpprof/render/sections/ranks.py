@@ -24,6 +24,8 @@ from ddpprof.measures.ranks.clock import CommonClock, HostClock
 from ddpprof.report import Report
 
 _MOST_GRADIENTS = 3
+_MOSTLY = 0.8
+"""share of the collectives from which on a rank that arrives last needs an explanation"""
 
 
 def straggler_table(report: Report) -> Iterable[Section]:
@@ -32,7 +34,9 @@ def straggler_table(report: Report) -> Iterable[Section]:
         return
     if not stragglers.stragglers:
         steps = count(stragglers.num_steps, "step")
-        yield Line(f"No rank is slower than the others by more than chance ({steps}).", is_aside=True)
+        yield Line(
+            f"No rank is slower than the others by more than chance ({steps}){_yet_last(report)}.", is_aside=True
+        )
         return
     yield table_of(
         "Stragglers, extra ms per step relative to the other ranks (medians)",
@@ -53,6 +57,20 @@ def straggler_table(report: Report) -> Iterable[Section]:
         ),
     )
     yield from _late_gradients(report)
+
+
+def _yet_last(report: Report) -> str:
+    """Say, if a rank arrives last in most collectives, how that goes together with ranks that are equally fast."""
+    waiting = report.across.waiting if report.across is not None else ()
+    last = max((one for one in waiting if one.num_last is not None), key=lambda one: one.num_last or 0, default=None)
+    if last is None or not last.num_last or last.num_last <= _MOSTLY * last.num_collectives:
+        return ""
+    waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
+    return (
+        f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and others "
+        f"wait up to {ms(waits_ns)} ms per step: its own work does not take longer in enough steps to rule out chance. "
+        "Record more steps to find out (--steps 20)"
+    )
 
 
 def _late_gradients(report: Report) -> Iterable[Section]:

@@ -22,6 +22,10 @@ PARTS = (
 )
 
 
+_PERFECT = 1.005
+"""efficiency from which it is shown as more than 100 %"""
+
+
 def scaling_sections(report: ScalingReport) -> Iterable[Section]:
     for scaling, title in _TITLES.items():
         points = [point for point in report.points if point.scaling is scaling]
@@ -30,6 +34,13 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
             note = "an interval needs at least three rounds" if unsure else ""
             yield table_of(title, points, _CELLS, note=note)
             yield _losses(points)
+    if any(point.efficiency > _PERFECT for point in report.points):
+        yield Line(
+            "Efficiency above 100% means that each of several processes does more per second than the one process "
+            "without DDP that they are compared with. Either that one was slowed in its own trials, by other work or "
+            "by more threads than it has cores, or the difference is chance: the interval then includes the number of "
+            "processes."
+        )
     yield Line(
         "speed-up: work per second relative to one process without DDP. Lost: the step minus "
         "the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: only for kernels "
@@ -49,6 +60,8 @@ _CELLS: Mapping[str, Callable[[ScalePoint], str]] = {
 
 
 def _interval(ratio: Ratio) -> str:
+    if ratio.is_vague:
+        return "varies too much"
     return "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} – {ratio.high:.2f}"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ddpprof.layout import MAX_RANKS, Column, Section, Table, ms
-from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step
+from ddpprof.layout import MAX_RANKS, PARTS, Column, Section, Table, ms
+from ddpprof.render.sections.steps import bar_parts_ns, typical_step
 from ddpprof.report import Report
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from ddpprof.layout import MAX_RANKS, Bar, Bars, Section, Table, columns, count, cut_off, mean_of, ms, notes, percent
+from ddpprof.layout import (
+    MAX_RANKS,
+    PARTS,
+    Bar,
+    Bars,
+    Section,
+    Table,
+    columns,
+    count,
+    cut_off,
+    mean_of,
+    ms,
+    notes,
+    percent,
+)
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.report import RankReport, Report
-
-PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idle")
-"""parts of the step bar, in order"""
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""

@@ -8,7 +8,6 @@ from math import isinf
 from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
 from ddpprof.layout import ABSENT, Line, Section, clean, count, ms, notes, table_of
 from ddpprof.measures.statistics.loss_match import LossMatch, Match
-from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.sections.overhead import interval
 
 _LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}
@@ -58,20 +57,37 @@ def _verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
+    """Say that no setting is faster, or that this cannot be told, and what to do about it."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
-    said = f"Nothing beats the job as it is beyond noise: {ms(report.now.step_ns)} ms per step."
+    now = f"the job as it is ({ms(report.now.step_ns)} ms per step)"
     if not known:
-        return said
+        return f"No setting is faster than {now}. Change nothing."
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
     assert closest.ratio is not None
-    few = "; fewer than three rounds do not show how much of that is chance" if closest.ratio.low is None else ""
-    return f"{said} Closest: {clean(closest.label)}, {_times(closest.ratio)}{few}."
+    rounds = count(closest.ratio.num_pairs, "round")
+    low, label = closest.ratio.low, clean(closest.label)
+    of_chance = label if closest.ratio.is_vague else f"{label}, {interval(closest.ratio)} × the time"
+    if low is not None and low > _CERTAIN:
+        return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
+    varied = (
+        f"this machine varied by {report.start_ratio:.2g}× between starts of one setting"
+        if report.start_ratio is not None and report.start_ratio > _STEADY
+        else f"{rounds} do not show how much is chance"
+        if low is None
+        else f"{rounds} are too few for so small a difference"
+    )
+    return (
+        f"Cannot tell whether a setting is faster than {now}: {varied}. Closest: {of_chance}. Change nothing yet: run "
+        f"it again while the machine does nothing else, or with --rounds {max(_ENOUGH, 3 * report.rounds)}."
+    )
 
 
-def _times(ratio: Ratio) -> str:
-    """Return the ratio of two lengths in words, with its interval last, if that is known."""
-    of_chance = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.3f} – {ratio.high:.3f})"
-    return f"{ratio.ratio:.3f} × the time{of_chance}"
+_CERTAIN = 0.9
+"""ratio of steps, relative to the job as it is, that must be excluded before nothing is said to be faster"""
+_STEADY = 1.1
+"""slowest start over the fastest, up to which a machine is steady"""
+_ENOUGH = 10
+"""rounds that are advised at least"""
 
 
 def _predicted(tried: TriedSetting) -> str:
@@ -88,9 +104,9 @@ def _trials(report: TuneReport) -> Section:
             "ratio": lambda one: interval(one.ratio) if one.ratio is not None else ABSENT,
             "predicted": lambda one: ms(one.forecast.step_ns if one.forecast is not None else None),
             "losses": lambda one: ABSENT if one.losses is None else _LOSSES[one.losses.match],
-            "": lambda one: _FATES[one.fate],
+            "result": lambda one: _FATES[one.fate],
         },
-        ("setting", "losses", ""),
+        ("setting", "losses", "result"),
         notes(
             "ratio: step relative to that of the job as it is, run in turn; simultaneous 95 % intervals",
             "predicted: step ms, from the profile" if report.unpredicted is None else "",

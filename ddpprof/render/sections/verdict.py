@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpprof.layout import ABSENT, mean_of, median_of, ms, percent
+from ddpprof.layout import ABSENT, mean_of, ms, percent
 from ddpprof.render.sections.failure import failure_sentence
 from ddpprof.render.sections.steps import left_out
-from ddpprof.report import Report, WhatHelps, WouldHelp
+from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
 
 
@@ -38,7 +38,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
-    step_ns, comm_ns = mean_of(steps, lambda s: s.duration_ns), mean_of(steps, lambda s: s.comm_ns) or 0
+    step_ns, comm_ns = report.step_ns, mean_of(steps, lambda s: s.comm_ns) or 0
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
@@ -52,20 +52,8 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     ]
     is_ = "is" if report.failure is None else "was"
     text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
-    gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
-    if report.bound is not None and not gains and not any(map(_recovers_some, report.bound.would_help)):
-        text += " No DDP setting is certain to recover much of it."
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
-
-
-def _recovers_some(one: WouldHelp) -> bool:
-    """Return whether something in the script, not in the network or the batch, surely shortens the step."""
-    return (
-        not one.is_noise
-        and one.predicted.gain_ns > 0
-        and one.what not in (WhatHelps.DOUBLE_LINK, WhatHelps.DOUBLE_BATCH)
-    )
 
 
 def _left_out(report: Report, num_usual: int) -> str:
@@ -93,16 +81,13 @@ def _are_longer_for_communication(report: Report) -> bool:
 
 
 def _of_light_steps(report: Report) -> StepVerdict:
-    light = [step for rank in report.ranks for step in rank.light_steps]
-    if light:
-        step_ns = median_of(light, lambda s: s.duration_ns)
+    step_ns = report.step_ns
+    if step_ns is None:
+        return StepVerdict("No step was recorded completely.", ())
+    unknown = " The steps were only watched: profiled ones would show where the time goes."
+    if any(rank.light_steps for rank in report.ranks):
         unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
-        return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
-    if report.whole_run is not None and (steps := report.whole_run.steps) is not None:
-        unknown = "The steps were only watched: profiled ones would show where the time goes."
-        text = f"{_step_takes(report, steps.median_ns)}. {unknown}"
-        return StepVerdict(text, (Number("step", _ms(steps.median_ns)),))
-    return StepVerdict("No step was recorded completely.", ())
+    return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
 
 
 def _step_takes(report: Report, step_ns: int | None) -> str:

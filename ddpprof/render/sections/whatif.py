@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.findings.framework_words import ddp_argument
-from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
+from ddpprof.findings.predictions import DEFAULT_CAP, equal_caps, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
 from ddpprof.model.comm_hooks import sends_unchanged
 from ddpprof.report.whatif import PredictedSetting, WhatIf
@@ -30,9 +30,10 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
     yield from _of_world(answer)
     yield from _best(answer)
     yield Line(_network(answer))
+    replayed_ns = (1 + answer.replay_error) * answer.measured_step_ns
     yield Line(
-        f"Replayed with its own settings, the run's step is {_longer(answer.replay_error)} than measured: "
-        f"{ms(answer.measured_step_ns)} ± {ms(answer.measured_error_ns)} ms."
+        f"Replay of the step as it was: {ms(replayed_ns)} ms, measured {ms(answer.measured_step_ns)} ± "
+        f"{ms(answer.measured_error_ns)} ms."
     )
     for text in dict.fromkeys(text for one in answer.outcomes for text in one.prediction.widened):
         yield Line(f"Intervals are wider: {clean(text)}.", is_warning=True)
@@ -68,9 +69,25 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
     said = f"With {clean(answer.world)} and the recorded buckets a step takes {ms(step_ns)} ms"
     if answer.work_ratio != 1:
         more = f"{three_digits(answer.work_ratio)} times as many samples per rank"
-        yield Line(f"{said} for {more}: as many as now take {ms(step_ns / answer.work_ratio)} ms instead of {before}.")
+        yield Line(
+            f"{said} for {more}: as many as now take {ms(step_ns / answer.work_ratio)} ms instead of {before}."
+            f"{_of_which_ddp(answer, step_ns)}"
+        )
     elif ms(step_ns) != before:
         yield Line(f"{said} instead of {before}.")
+
+
+def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
+    """Say how much of what larger batches save is communication, and that they change the training."""
+    was_ns, ratio = answer.without_world_comm_ns, answer.work_ratio
+    if was_ns is None or answer.without_world_ns is None or ratio <= 1:
+        return ""
+    saved_ns = answer.without_world_ns - step_ns / ratio
+    comm_ns = was_ns - answer.outcomes[0].prediction.parts.communication_ns / ratio
+    return (
+        f" Of the {ms(saved_ns)} ms saved, {ms(comm_ns)} ms are communication; the rest is saved because the optimizer "
+        f"steps less often. Each optimizer step then uses a batch {three_digits(ratio)} times as large."
+    )
 
 
 def _best(answer: WhatIf) -> Iterable[Section]:
@@ -80,7 +97,8 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if not best.label:
         yield Line("Best buckets found: the recorded ones.")
         return
-    found = f"Best buckets found: {best.label}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
+    caps = f"{best.label}{equal_caps(answer.equal_mb)}"
+    found = f"Best buckets found: {caps}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
     if best.gain.low_ns <= 0:
         yield Line(f"{found}. This is within the prediction's error: try it with ddpprof sweep.")
     else:
@@ -119,7 +137,3 @@ def _span(low_ns: float, high_ns: float) -> str:
     """Format a span; three digits are more than is known."""
     digits = 0 if high_ns >= _HUNDRED_MS else 1 if high_ns >= _HUNDRED_MS / 10 else 2
     return f"{low_ns / 1e6:.{digits}f} – {high_ns / 1e6:.{digits}f}"
-
-
-def _longer(fraction: float) -> str:
-    return f"{abs(100 * fraction):.1f}% {'shorter' if fraction < 0 else 'longer'}"

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from ddpprof import own_files
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 
-HOW_TO_INSTALL = "Install it with: pip install 'ddpprof[tensorboard]'"
+HOW_TO_INSTALL = how_to_install("tensorboard")
 
 
 class EventFile:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.report.tables.of_ranks import FINDINGS, RANKS
 from ddpprof.report.tables.of_steps import LIGHT_STEPS, STEPS
 from ddpprof.report.tables.of_work import BUCKETS, COLLECTIVES, KERNELS
@@ -64,7 +64,7 @@ def require_arrow() -> Any:
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
-        raise DdpprofError("tables need pyarrow. Install it with: pip install 'ddpprof[tables]'") from None
+        raise DdpprofError(f"tables need pyarrow. {how_to_install('pyarrow')}") from None
     return pa
 
 

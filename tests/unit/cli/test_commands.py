@@ -111,7 +111,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
         "two-paths": (["report", good, "b.json"], "parts of one run. For several traces, give their folder."),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
-        "no-such-command": (["nope"], "invalid choice: 'nope'"),
+        "no-such-command": (["nope"], "there is no command nope"),
         "nothing-to-trace": (["trace"], "nothing to trace"),
         "nothing-after-the-dashes": (["trace", "--"], "nothing to trace"),
         "no-such-script": (["trace", str(tmp_path / "none.py")], "there is no script"),

@@ -7,7 +7,7 @@ import pytest
 from ddpprof.cli import main
 from ddpprof.cli.commands import COMMANDS
 from ddpprof.cli.report import TOPICS
-from ddpprof.comparison.compare import METRICS
+from ddpprof.comparison.conditions import METRICS
 from ddpprof.render import sections
 
 
@@ -26,8 +26,8 @@ def test_help_begins_with_a_question_and_an_example(name: str, capsys: pytest.Ca
         pytest.param(["reprot"], "Did you mean report?", id="command"),
         pytest.param(["report", "x", "--sectoin=job"], "Did you mean --section?", id="option-with-value"),
         pytest.param(["trace", "--stpes", "3", "x.py"], "Did you mean --steps?", id="before-a-script"),
-        pytest.param(["trace", "--nproc", "2", "x.py"], "Did you mean --nproc-per-node?", id="longer-elsewhere"),
-        pytest.param(["tune", "--nproc-per-node", "2", "x.py"], "Did you mean --nproc?", id="shorter-elsewhere"),
+        pytest.param(["trace", "--metric", "2", "x.py"], "Did you mean --metrics?", id="longer"),
+        pytest.param(["tune", "--rounds-of", "2", "x.py"], "Did you mean --rounds?", id="shorter"),
         pytest.param(
             ["trace", "--set", "a=b", "x.py"],
             "--set is an option of ddpprof overhead, ddpprof scale, ddpprof sweep.",

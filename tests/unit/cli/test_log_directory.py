@@ -187,7 +187,7 @@ def test_without_tensorboard_one_line_says_what_to_install(
     assert main(["tensorboard", str(SAMPLE), "--no-plugin", "--logdir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("ddpprof: TensorBoard cannot be used (")
-    assert said.endswith("Install it with: pip install 'ddpprof[tensorboard]'\n")
+    assert said.endswith("Install it with: pip install tensorboard\n")
 
 
 def window(path: Path, step: int, epoch_ns: int) -> None:

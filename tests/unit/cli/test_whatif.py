@@ -31,7 +31,7 @@ def test_without_options_it_tries_caps_and_names_the_best(capsys: pytest.Capture
     assert lines[0] == "transformer-gloo-4ranks · 4 ranks · gloo · from 4 recorded steps"
     settings = [line.split()[0] for line in lines if line.startswith("bucket_cap_mb=")]
     assert settings[:4] == ["bucket_cap_mb=None", "bucket_cap_mb=1", "bucket_cap_mb=2", "bucket_cap_mb=5"]
-    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replayed with its own settings", "Assumptions: "):
+    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replay of the step as it was", "Assumptions: "):
         assert any(line.startswith(begin) for line in lines), begin
     assert max(map(len, lines)) <= 80
 

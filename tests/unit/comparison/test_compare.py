@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from reports import bucket, compare_runs, light_report, rank, report, step
 
+from ddpprof.comparison import compare as compared
 from ddpprof.comparison.between_runs import MOST_RUNS, Difference
 from ddpprof.comparison.compare import Comparison, compare, compare_reports
-from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
+from ddpprof.comparison.conditions import METRICS, parse_conditions
+from ddpprof.comparison.gate import GateResult, judge, overall
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.errors import DdpprofError
@@ -313,3 +315,20 @@ def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
     with pytest.raises(DdpprofError, match="give one or more of each"):
         compare_reports(*sides)
+
+
+def test_limits_may_be_set_on_every_compared_measure() -> None:
+    """They are listed once more where limits are parsed, so that a misspelt one needs no report."""
+    assert set(METRICS) == {*compared._OF_PROFILED, "wrapper", *compared._OF_LIGHT}
+
+
+def test_the_step_is_the_one_that_each_report_tells() -> None:
+    """The mean of the usual steps: 65.2, as in the verdict, whatever an unusual step took."""
+    made = report()
+    longer = replace(made.ranks[0].steps[0], step=99, duration_ns=7 * 66_000_000)
+    third = replace(made.ranks[0].steps[0], step=14, duration_ns=90_000_000)
+    ranks = tuple(replace(rank, steps=(*rank.steps, third, longer)) for rank in made.ranks)
+    run = replace(made, ranks=ranks, usual_steps=(12, 13, 14))
+    [step] = [one for one in compare_reports(run, run).metrics if one.metric == "step"]
+    assert step.a_ns == pytest.approx(run.step_ns)
+    assert run.step_ns == pytest.approx((2 * 65.2e6 + 90e6) / 3)

@@ -82,4 +82,4 @@ def test_the_document_tells_nothing_of_who_asked(monkeypatch: pytest.MonkeyPatch
     told = document([CheckResult("disk", CheckStatus.FAIL, "much", "/home/ada/runs is full", "titan7 lacks room")])
     assert "ada" not in str(told)
     assert "titan7" not in str(told)
-    assert told["counts"] == {"PASS": 0, "FAIL": 1, "SKIP": 0}
+    assert told["counts"] == {"PASS": 0, "FAIL": 1, "UNSURE": 0, "SKIP": 0}

@@ -6,11 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments import PLAN
+from experiments import PLAN, result
 
-from ddpprof.errors import CannotRecord, RunExists
-from ddpprof.experiments.conduct import job_of, open_experiment, remaining, steps_of, trial_settings
+from ddpprof.errors import CannotRecord, DdpprofError, RunExists
+from ddpprof.experiments.conduct import (
+    job_of,
+    open_experiment,
+    remaining,
+    steps_of,
+    trial_settings,
+)
 from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, read_plan, write_end, write_plan
+from ddpprof.experiments.trials import refuse_short_job
 
 TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
 
@@ -133,3 +140,32 @@ def test_how_many_steps_a_trial_takes() -> None:
 def test_more_steps_are_skipped_where_torch_waits_for_an_accelerator() -> None:
     blocks = Variant(1, profiled_steps=5, ddp_blocks=2)
     assert steps_of(PLAN, blocks, on_accelerator=True) == 11 + 1 + 5 + 2 * 2 * (11 + 20)
+
+
+@pytest.mark.parametrize(
+    ("variant", "blocks", "says"),
+    [
+        pytest.param(
+            Variant(1, ddp_blocks=10),
+            ((20.0,), (20.0,)),
+            "the training has 30 steps, but a trial needs 81. Give the script an option for more steps, or measure "
+            "less in each trial: --blocks 3.",
+            id="overhead",
+        ),
+        pytest.param(
+            Variant(1, profiled_steps=9), ((20.0,),), "a trial needs 31. .*--timed-steps 19", id="one-step-too-few"
+        ),
+        pytest.param(Variant(1, profiled_steps=29), ((20.0,),), "for more steps.$", id="no-option-helps"),
+        pytest.param(Variant(1, ddp_blocks=2), ((20.0,), (20.0,)), None, id="long-enough"),
+    ],
+)
+def test_a_training_that_is_too_short_is_known_after_the_first_trial(
+    variant: Variant, blocks: tuple[tuple[float, ...], ...], says: str | None
+) -> None:
+    plan = replace(PLAN, variants=(variant,), skip_first=1, timed_steps=1 if variant.ddp_blocks else 20)
+    first = result(0, 0, *blocks, without_ddp_ns=blocks[:1], num_steps=10)
+    if says is None:
+        refuse_short_job(plan, first, 30, on_accelerator=False)
+        return
+    with pytest.raises(DdpprofError, match=says):
+        refuse_short_job(plan, first, 30, on_accelerator=False)

@@ -20,7 +20,7 @@ TIMES = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "tr
     [
         pytest.param(
             observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2,
-            "to 1.0 MB: DistributedDataParallel(model, bucket_cap_mb=2).", id="smaller-last-bucket",
+            "DistributedDataParallel(model, bucket_cap_mb=…). This run cannot tell", id="smaller-last-bucket",
         ),
         pytest.param(
             observed(of_mib([1], [8]), TIMES, trailing_ns=12 * MS), 8 * MS, "fp16_compress_hook",
@@ -192,10 +192,10 @@ FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}
 @pytest.mark.parametrize(
     ("module", "known", "advice"),
     [
-        pytest.param(of_mib([1] * 8, [1] * 8, bucket_cap_mb=8.0), FIRST, "bucket_cap_mb_list=[1, 8]", id="cap-of-8"),
+        pytest.param(of_mib([1] * 8, [1] * 8, bucket_cap_mb=8.0), FIRST, "bucket_cap_mb_list=…", id="cap-of-8"),
         pytest.param(of_mib([1] * 25, [1] * 8), FIRST, "leave bucket_cap_mb out", id="default-cap-given-by-hand"),
         pytest.param(
-            of_mib([1] * 25, [1] * 8, has_bucket_cap_mb_list=True), FIRST, "bucket_cap_mb_list=[1, 25]", id="cap-list"
+            of_mib([1] * 25, [1] * 8, has_bucket_cap_mb_list=True), FIRST, "bucket_cap_mb_list=…", id="cap-list"
         ),
         pytest.param(of_mib([8, 0.1], [1] * 8), FIRST, None, id="one-parameter-cannot-be-cut"),
         pytest.param(of_mib([1] * 2, [1] * 8), FIRST, None, id="small-already"),

@@ -1,13 +1,19 @@
 """All rules together."""
 
+import ast
+from dataclasses import replace as replaced
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
-from observations import BUFFERS, HELD, LATE, MS, loader, observed
+from observations import BUFFERS, HELD, LATE, MIB, MS, loader, observed, of_mib
 from tables import ddp_module
 
+from ddpprof import findings
 from ddpprof.findings import RULES, Finding, Observed, find, noise
-from ddpprof.findings.predictions import Predicted
+from ddpprof.findings.predictions import NewBuckets, Predicted, Predictions
 from ddpprof.measures.kernels.devices import DeviceLoad
+from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model.whole_run import NonfiniteSteps
 
 
@@ -96,3 +102,70 @@ def test_gains_that_may_be_equal_stand_in_the_order_of_the_rules(monkeypatch: py
     small, large = ("small", 4_000_000, 3_900_000, 4_200_000), ("large", 5_000_000, 4_500_000, 5_500_000)
     rules(small, large, ("vague", 3 * MS, 1 * MS, 12 * MS))
     assert order() == ["large", "small", "vague"], "what a vague one gives at most does not make it the largest"
+
+
+FINDINGS = Path(findings.__file__).parent
+LARGE = [{"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}, {}]
+FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}]
+TRAILING = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "transfer_ns": 16 * MS}]
+ENDLESS = Predicted(900 * MS, 800 * MS, 1000 * MS)
+"""more than any step here takes"""
+
+
+@pytest.mark.parametrize(
+    ("o", "rule", "cause_ns"),
+    [
+        pytest.param(
+            observed(of_mib([1], [9]), TRAILING, trailing_ns=12 * MS),
+            "trailing-communication",
+            12 * MS,
+            id="trailing",
+        ),
+        pytest.param(
+            observed(of_mib([1] * 9, [1]), LARGE, exposed_ns=9 * MS), "buckets-too-large", 9 * MS, id="too-large"
+        ),
+        pytest.param(
+            observed(of_mib(*[[0.25]] * 6, bucket_cap_mb=0.1), [{"transfer_ns": 2 * MS}] * 6, exposed_ns=8 * MS),
+            "buckets-too-small",
+            8 * MS,
+            id="too-small",
+        ),
+        pytest.param(
+            observed(of_mib([1] * 8, [1] * 8), FIRST, exposed_ns=15 * MS), "first-bucket-late", 15 * MS, id="first-late"
+        ),
+        pytest.param(observed(of_mib([1], [9]), [{}, {}], exposed_ns=7 * MS), "better-buckets", 7 * MS, id="better"),
+        pytest.param(
+            observed(of_mib([1]), [{}], exposed_ns=6 * MS, accumulation=(Accumulation(0, 4, 4, 3),)),
+            "reduces-every-pass",
+            6 * MS,
+            id="every-pass",
+        ),
+        pytest.param(observed(of_mib([1]), copy_out_ns=5 * MS), "gradient-copies", 5 * MS, id="copies"),
+        pytest.param(
+            observed(
+                ddp_module(find_unused_parameters=True, graph_is_static=True, unused=("p0",), num_searched_passes=4),
+                unused_search_ns=3 * MS,
+                exposed_ns=2 * MS,
+            ),
+            "static-graph",
+            5 * MS,
+            id="search",
+        ),
+    ],
+)
+def test_no_gain_exceeds_the_cause_that_a_finding_names(o: Observed, rule: str, cause_ns: int) -> None:
+    """The replay may promise more than there is, as when it describes other steps."""
+    buckets = NewBuckets("bucket_cap_mb=1", (MIB, MIB // 8), ENDLESS)
+    endless = Predictions(buckets, *(replaced(ENDLESS) for _ in range(8)))
+    [found] = [one for one in find(replaced(o, predictions=endless)) if one.rule == rule]
+    assert (found.cause_ns, found.gain_ns) == (cause_ns, cause_ns)
+    assert found.predicted == Predicted(cause_ns, cause_ns, cause_ns)
+
+
+def test_every_rule_with_a_prediction_names_its_cause() -> None:
+    """So that the test above has all of them."""
+    nodes = [node for path in FINDINGS.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Finding"]
+    named = [{word.arg for word in call.keywords} for call in made]
+    assert len([words for words in named if "predicted" in words]) >= 8
+    assert all("cause_ns" in words for words in named if "predicted" in words)

@@ -143,7 +143,7 @@ def test_the_default_buckets_are_got_by_leaving_the_argument_out() -> None:
 
 @pytest.mark.parametrize(("predicted", "fires"), [(SAVES, True), (NIL, False), (COSTS, False)])
 def test_views_of_buckets(predicted: Predicted, fires: bool) -> None:
-    o = observed(ddp_module(), copy_out_ns=4 * MS, predictions=Predictions(bucket_views=predicted))
+    o = observed(ddp_module(), copy_out_ns=8 * MS, predictions=Predictions(bucket_views=predicted))
     assert [(f.rule, f.predicted) for f in find(o)] == ([("gradient-copies", SAVES)] if fires else [])
 
 

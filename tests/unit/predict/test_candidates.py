@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from predictions import profile as of_four
 
 from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
 from ddpprof.model.comm_hooks import Compression
@@ -13,6 +14,8 @@ from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.caps import AcceptedCaps
 from ddpprof.predict.profile import Profile
+from ddpprof.predict.search import choose_caps
+from ddpprof.predict.setting import Setting
 from ddpprof.predict.training import Training
 from ddpprof.report.run_profile import profile_run
 
@@ -46,6 +49,16 @@ def test_few_are_chosen_and_each_is_predicted_to_be_faster(profile: Profile, kno
         assert max(steps(listed)) < listed.now.forecast.step_ns
     else:
         assert len(listed.chosen) == 1
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_the_caps_that_a_report_advises_are_tried_first(profile: Profile, most: int) -> None:
+    """They were 1 in the report and a list of three in the tuning of one model."""
+    for made in (profile, of_four()):
+        advised = choose_caps(made, Setting(), AcceptedCaps()).best.setting.buckets
+        listed = shortlist(made, PLAIN, most)
+        [first, *_] = [one.arguments for one in listed.chosen]
+        assert not listed.promises or advised is None or first == {"bucket_cap_mb": advised.cap_mb}
 
 
 def test_only_what_may_be_turned_is(profile: Profile) -> None:

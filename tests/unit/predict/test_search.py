@@ -9,7 +9,7 @@ from ddpprof.model.bucket_assignment import Caps
 from ddpprof.predict.caps import AcceptedCaps, BucketCaps, accepted_caps
 from ddpprof.predict.predict import predict
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.search import SearchedSetting, best_caps, try_caps
+from ddpprof.predict.search import SearchedSetting, choose_caps, try_caps
 from ddpprof.predict.setting import Setting
 
 
@@ -28,14 +28,14 @@ def test_every_cap_up_to_the_one_that_makes_a_single_bucket() -> None:
 
 
 def test_the_best_of_them() -> None:
-    best = best_caps(profile(), Setting(), AcceptedCaps())
+    best = choose_caps(profile(), Setting(), AcceptedCaps()).best
     assert (argument(best), best.prediction.bucket_bytes) == ("bucket_cap_mb=1", (MIB,) * 4)
     assert best.prediction.step_ns / UNIT == pytest.approx(19)
 
 
 def test_those_that_were_recorded_if_none_is_better() -> None:
     one_each = profile(training=training(buckets=((0,), (1,), (2,), (3,)), caps=Caps.of(1)), replayed_ns=15)
-    best = best_caps(one_each, Setting(), AcceptedCaps())
+    best = choose_caps(one_each, Setting(), AcceptedCaps()).best
     assert (best.setting, best.prediction.step_ns) == (Setting(), predict(one_each, Setting()).step_ns)
 
 
@@ -45,7 +45,7 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
         network=network(Link(Cost(2.5 * UNIT, 1.0))), computed=computed(10, (11, 12, 13, 20), 20), replayed_ns=24.5,
         reduced_ns=24.5, step_ns=30,
     )  # fmt: skip
-    best = best_caps(slow, Setting(), AcceptedCaps())
+    best = choose_caps(slow, Setting(), AcceptedCaps()).best
     assert (argument(best), best.prediction.bucket_bytes) == (
         "bucket_cap_mb_list=[0.25, 2]", (MIB, 2 * MIB, MIB),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_a_list_of_caps_only_where_a_user_can_give_one() -> None:
         network=network(Link(Cost(2.5 * UNIT, 1.0))), computed=computed(10, (11, 12, 13, 20), 20), replayed_ns=24.5,
         reduced_ns=24.5, step_ns=30,
     )  # fmt: skip
-    buckets = best_caps(slow, Setting(), AcceptedCaps(lists=False)).setting.buckets
+    buckets = choose_caps(slow, Setting(), AcceptedCaps(lists=False)).best.setting.buckets
     assert buckets is None or not buckets.list_mb
 
 
@@ -81,5 +81,5 @@ def test_what_a_user_can_give(torch: str, framework: str | None, is_compiled: bo
 
 def test_what_else_is_set_stays_set() -> None:
     asked = Setting(bytes_per_s=0.5e9, gradient_as_bucket_view=True)
-    best = best_caps(profile(), asked, AcceptedCaps()).setting
+    best = choose_caps(profile(), asked, AcceptedCaps()).best.setting
     assert replace(best, buckets=None) == asked

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from predictions import MIB, UNIT
+from predictions import MIB, UNIT, profile
 from replayed_runs import MODULE, in_turn, known, light
+from reports import report
 from tables import ddp_module, record, run
 
 from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 from ddpprof.model import BackwardPass, DdpModule, Rank, RecordedStep
+from ddpprof.predict.predict import predict
+from ddpprof.predict.setting import Setting
 from ddpprof.report import Report, build_report
-from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
+from ddpprof.report.predicted_gains import _Changes, predict_changes, ranks_to_replay
 
 
 def late(rank: int, part: OwnTimePart | None = OwnTimePart.BACKWARD) -> Straggler:
@@ -167,3 +170,12 @@ def reported(**settings: Any) -> Report:
 def test_a_report_s_findings_carry_it() -> None:
     (finding,) = reported(find_unused_parameters=True, unused=(), num_lacking_passes=0).findings
     assert (finding.rule, finding.predicted is not None) == ("find-unused-for-nothing", True)
+
+
+def test_accumulation_saves_communication_alone() -> None:
+    """Of a step of 20, 2 are exposed communication, which four batches have once, and 4 the optimizer."""
+    made = profile()
+    changes = _Changes(made, predict(made, Setting()), report().job, 0.0, has_one_module=True)
+    accumulated = changes.predictions(None).accumulation
+    assert accumulated is not None
+    assert accumulated.gain_ns / UNIT == pytest.approx(2 - 2 / 4)

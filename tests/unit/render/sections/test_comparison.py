@@ -12,7 +12,8 @@ from reports import GOLDEN, HOSTILE, bucket, compare_runs, hostile_report, light
 
 from ddpprof.comparison.between_runs import Difference
 from ddpprof.comparison.compare import Comparison, MetricChange
-from ddpprof.comparison.gate import judge, parse_conditions
+from ddpprof.comparison.conditions import parse_conditions
+from ddpprof.comparison.gate import judge
 from ddpprof.layout import Table
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.model import Kernel

@@ -16,14 +16,17 @@ from reports import GOLDEN, HOSTILE
 
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
+from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.sweep import SweepPoint, SweepReport
 from ddpprof.measures.statistics.joint_ratios import joint_ratios
+from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.predict.candidates import Candidate
 from ddpprof.render.json import render_json
 from ddpprof.render.json_documents import schema
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.plot import can_plot, plot
 from ddpprof.render.sections.experiments import experiment_sections
+from ddpprof.render.sections.overhead import interval
 from ddpprof.render.terminal import render_terminal
 
 CHECKOUT = Path(__file__).parents[4]
@@ -158,9 +161,9 @@ def test_a_crossover_that_is_not_bounded_is_none() -> None:
     ("rounds_ms", "says"),
     [
         pytest.param((80, 81, 79), "In the script: DistributedDataParallel(model, bucket_cap_mb=5)", id="faster"),
-        pytest.param((99, 101, 100), "Nothing beats the job as it is beyond noise: 100.00 ms", id="as-fast"),
-        pytest.param((99, 101, 100), "Closest: bucket_cap_mb=5, 1.000 × the time (0.", id="closest"),
-        pytest.param((80, 81), "fewer than three rounds do not show", id="two-rounds"),
+        pytest.param((99, 101, 100), "No setting is faster than the job as it is (100.00 ms per step)", id="as-fast"),
+        pytest.param((80, 101, 100), "Closest: bucket_cap_mb=5, 1.000 (0.", id="closest"),
+        pytest.param((80, 81), "2 rounds do not show how much is chance", id="two-rounds"),
     ],
 )
 def test_a_setting_is_advised_where_it_is_faster_beyond_noise(rounds_ms: tuple[float, ...], says: str) -> None:
@@ -182,3 +185,24 @@ def test_what_losses_cannot_tell_is_said(losses: dict[int, tuple[tuple[float, ..
     assert says in drawn(report, 200)
     assert "In the script: DistributedDataParallel(model, bucket_cap_mb=5)" in drawn(report, 200)
     assert ("It is unknown whether it keeps the losses" in drawn(report, 200)) == (report.best is not None)
+
+
+def test_an_efficiency_above_the_ideal_is_explained() -> None:
+    assert "Efficiency above 100%" not in drawn(scaling_report())
+    report = scaling_report()
+    assert isinstance(report, ScalingReport)
+    faster = tuple(replace(point, speedup=Ratio(2.9, 2.7, 3.1, 3)) for point in report.points)
+    said = " ".join(drawn(replace(report, points=faster)).split())
+    assert "145%" in said
+    assert (
+        "Efficiency above 100% means that each of several processes does more per second than the one process" in said
+    )
+
+
+def test_an_overhead_is_one_time_against_the_other() -> None:
+    assert "12.00 against 10.00 ms" in " ".join(drawn(overhead_report()).split())
+
+
+def test_an_interval_that_says_nothing_is_not_printed() -> None:
+    assert interval(Ratio(0.746, 0.059, 6.886, 5)) == "0.746 (varies too much)"
+    assert interval(Ratio(0.746, 0.7, 0.8, 5)) == "0.746 (0.700 – 0.800)"

@@ -66,10 +66,10 @@ def test_without_profiled_steps_it_says_how_to_get_them(
 
 def test_a_page_never_says_to_change_first_what_may_be_noise() -> None:
     pytest.importorskip("plotly")
-    assert 'Change first: <a href="#finding-1">A rank is late</a>' in report_page(report(findings=(SURE, NOISE)), None)
+    assert 'First fix: <a href="#finding-1">A rank is late</a>' in report_page(report(findings=(SURE, NOISE)), None)
     assert '<article class="finding" id="finding-1"' in report_page(report(findings=(SURE, NOISE)), None)
     page = report_page(report(findings=(NOISE,)), None)
-    assert "Change first" not in page
+    assert "First fix" not in page
     assert "Not beyond noise" in page
     assert "Nothing to change beyond noise</a></h2>" in page
     assert "What to change</a></h2>" not in page
