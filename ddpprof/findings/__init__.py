@@ -48,10 +48,12 @@ __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 Rule = Callable[[Observed], Iterator[Finding]]
 _BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters")
 """rules that find a training whose result is worthless: no gain matters before that is mended"""
+_DISTORTING = ("threads-exceed-cores",)
+"""rules that find what distorts all measured times: other gains are only known once that is mended"""
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
-    """Return all findings: first a training that is broken, then gains, the rest, and last what may be noise.
+    """Return all findings: first a training that is broken or distorted, then gains, the rest, and last noise.
 
     If one change addresses several findings, only the first of them is returned. Rules that advise the same change
     have the same object of `Predictions`.
@@ -62,7 +64,7 @@ def find(observed: Observed) -> tuple[Finding, ...]:
         noted = replace(finding, advice=advice, is_noise=is_noise(finding, observed))
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
-    broken = [finding for finding in beyond if finding.rule in _BROKEN]
+    broken = [finding for rules in (_BROKEN, _DISTORTING) for finding in beyond if finding.rule in rules]
     gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])
     others = [finding for finding in beyond if finding.expected_ns is None and finding not in broken]
     return (*broken, *gains, *others, *(finding for finding in found.values() if finding.is_noise))
@@ -103,6 +105,7 @@ RULES: tuple[Rule, ...] = (
     ranks.slow_rank,
     device.overlap_slowdown,
     device.launch_bound,
+    device.threads_exceed_cores,
     wrapper.unused_parameters,
     wrapper.static_graph,
     wrapper.buffers_broadcast,

@@ -10,6 +10,7 @@ from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.host_cores import HostCores
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
@@ -109,6 +110,8 @@ class Observed:
     """whether a user can give each bucket a cap, to any effect"""
     framework: str | None = None
     """framework whose options make the DDP module; ``None`` if the script makes it"""
+    hosts: tuple[HostCores, ...] = ()
+    """hosts whose cores are known, with the ranks that are known"""
     cores_per_rank: float | None = None
     """number of cores per rank on the host with the fewest"""
     num_threads: int | None = None

@@ -183,6 +183,10 @@ class Record(Struct, frozen=True, kw_only=True):
     """collective of torch in which that error was raised"""
     unusual_collective: UnusualCollective | None = None
     """of a rank that failed, as far as there is one"""
+    core_list: str | None = None
+    """numbers of the cores that the process may use, separated by commas"""
+    cpu_quota: float | None = None
+    """number of cores whose time its control group may use in all; ``None`` if there is no such limit"""
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.linux_files import cpu_quota
 from ddpprof.record import rank_conditions
 
 _MAX_CHECKPOINTS_KEPT = 64
@@ -76,6 +77,8 @@ class JobEnvironment:
             "framework": self._framework,
             "is_compiled": has_compiled(),
             "num_cores": _num_cores(),
+            "core_list": core_list(),
+            "cpu_quota": cpu_quota(),
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": rank_conditions.of_main_script(),
@@ -91,6 +94,11 @@ def has_compiled() -> bool:
 def _num_cores() -> int | None:
     """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def core_list() -> str | None:
+    """Return the cores on which this process may run, such as ``"0,1,2"``; ``None`` if the system does not tell."""
+    return ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else None
 
 
 def backend_for(group: Any, device_type: str) -> str:
