@@ -72,9 +72,8 @@ def _quota_of(group: Path) -> tuple[int, int]:
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         return (-1 if quota == "max" else int(quota)), int(period)
-    return tuple(  # type: ignore[return-value] (there are two)
-        int((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8")) for name in ("quota", "period")
-    )
+    quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
+    return int(quota), int(period)
 
 
 def own_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:

@@ -106,7 +106,6 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     else:
         why = (
             f"no DistributedDataParallel module was trained in {name}, or a line above says why it could not be "
-            "recorded. ddpprof measures DDP, not FSDP; docs/guides/trouble.md lists other ways to train that it "
-            "supports"
+            "recorded. docs/guides/trouble.md lists the ways to train that ddpprof supports"
         )
     return f"ddpprof: nothing was recorded: {why}."

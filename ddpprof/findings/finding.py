@@ -14,7 +14,7 @@ from ddpprof.measures.ranks.host_cores import HostCores
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
-from ddpprof.measures.ranks.replicas import Drift
+from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 from ddpprof.measures.ranks.same_samples import SameSamples
 from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.measures.step.accumulation import Accumulation
@@ -98,6 +98,7 @@ class Observed:
     same_samples: SameSamples | None = None
     same_random_numbers: SameRandomNumbers | None = None
     drifts: tuple[Drift, ...] = ()
+    trained_apart: tuple[TrainedApart, ...] = ()
     joins: bool = False
     """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
     timeout_s: float | None = None

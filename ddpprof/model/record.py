@@ -93,6 +93,18 @@ class Replica(Struct, frozen=True):
     """number of recorded backward passes not preceded by a forward, whose gradients stay on this rank"""
 
 
+class UnaveragedParameters(Struct, frozen=True):
+    """Parameters that one rank trains, though no DDP module that the script calls averages their gradients."""
+
+    module: str
+    """class of the DDP module that has them, or of the module that no DDP module contains"""
+    names: tuple[str, ...]
+    is_wrapped: bool
+    """True if a DDP module has them whose forward the script never calls"""
+    replica: Replica
+    """some of their values; its `module` is the position among the unaveraged parameters of this rank"""
+
+
 class CollectiveOfSomeRanks(Struct, frozen=True):
     """A collective that the script calls on some of the ranks only, so that the job hangs there."""
 
@@ -183,6 +195,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """collective of torch in which that error was raised"""
     unusual_collective: UnusualCollective | None = None
     """of a rank that failed, as far as there is one"""
+    unaveraged: tuple[UnaveragedParameters, ...] = ()
     core_list: str | None = None
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None

@@ -34,6 +34,7 @@ modules.py          one DDP module under observation
 ddp_facts.py        description of DDP, its buckets and its parameters, and of ``nn.DataParallel``
 reducer.py          which parameters DDP averages: those that need gradients when it builds its reducer
 buckets.py          when each gradient bucket is launched and finished
+unaveraged.py       parameters that are trained although no DDP module averages them
 replicas.py         values that tell whether all ranks have the same model
 same_model.py       whether all ranks construct DDP with the same model and the same arguments
 rpc.py              calls through ``torch.distributed.rpc`` in the current step

@@ -27,10 +27,12 @@ from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
+from ddpprof.record.launch import is_first_rank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import NoPulse, PulseWriter
+from ddpprof.record.reducer import ddp_modules
 from ddpprof.record.running_pulse import RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_detector import StepDetector
@@ -78,6 +80,9 @@ class Recording:
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
         self._closed = False
+        self._had_backward = False
+        self._not_of_ddp: set[tuple[int, int]] = set()
+        """optimizers that were seen to have no parameters of the DDP modules, with the number of these modules"""
         self._not_saving: set[str] = set()
         """classes of frameworks that were already reported as not saving"""
 
@@ -249,6 +254,8 @@ class Recording:
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
             self._job.warn_for_all(self._too_short())
+        if ended == "finished" and not self._job.attached and self._had_backward and is_first_rank() and ddp_modules():
+            self._job.warn(_NEVER_CALLED)
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
         if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
@@ -309,6 +316,10 @@ class Recording:
 
 
 _COMPARED_STEPS = 50
+_NEVER_CALLED = (
+    "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
+    "Compute the loss from model(…), not from model.module(…)."
+)
 _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
