@@ -124,6 +124,7 @@ RULES: tuple[Rule, ...] = (
     replicas.unaveraged_parameters,
     data.same_samples,
     data.same_random_numbers,
+    data.same_worker_seeds,
     data.epoch_never_set,
     hangs.unequal_batches,
     hangs.collective_of_some_ranks,

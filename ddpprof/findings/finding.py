@@ -97,6 +97,8 @@ class Observed:
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     same_random_numbers: SameRandomNumbers | None = None
+    same_worker_seeds: Loader | None = None
+    """a loader whose workers draw the same random numbers on all ranks"""
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
     joins: bool = False

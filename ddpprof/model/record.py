@@ -66,6 +66,12 @@ class Loader(Struct, frozen=True):
     """batches of the recorded steps whose samples could be read"""
     batches_per_pass: Int64 | None = None
     """``len(loader)``; ``None`` for an `IterableDataset`, whose length torch only guesses"""
+    worker_seeds: tuple[int, ...] = ()
+    """digests of the seeds that the workers got in its first passes, if its own code, or torch, draws them"""
+    draws_in_workers: bool = False
+    """True if its dataset draws random numbers in the workers, as far as its code tells"""
+    has_generator: bool = False
+    """True if the script gave it a generator of its own"""
 
     @property
     def is_iterable(self) -> bool:

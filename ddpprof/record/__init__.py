@@ -40,7 +40,8 @@ same_model.py       whether all ranks construct DDP with the same model and the 
 rpc.py              calls through ``torch.distributed.rpc`` in the current step
 feeding.py          which data loader feeds the training, with which samples
 samples.py          digests of a batch's samples
-random_states.py    digests of the states of torch's random-number generators
+random_states.py    digests of the states of random-number generators: torch's, NumPy's and Python's
+random_draws.py     whether a dataset draws random numbers in the workers of its loader
 losses.py           the losses of each step: the scalars on which the script calls ``backward``
 environment.py      device, backend, framework, cores, checkpoints, and whether torch.compile has compiled anything
 device.py           which devices DDP trains on, and when they have finished their work

@@ -8,7 +8,7 @@ from ddpprof.findings import Observed
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.ranks.host_cores import cores_of_hosts
-from ddpprof.measures.ranks.random_numbers import find_same_random_numbers
+from ddpprof.measures.ranks.random_numbers import find_same_random_numbers, find_same_worker_seeds
 from ddpprof.measures.ranks.replicas import find_drifts, find_trained_apart
 from ddpprof.measures.ranks.same_samples import find_same_samples
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
@@ -82,6 +82,7 @@ def observe(
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: one.loaders for rank, one in facts.items()},
         same_samples=find_same_samples({rank: one.loaders for rank, one in facts.items()}),
+        same_worker_seeds=find_same_worker_seeds({rank: one.loaders for rank, one in facts.items()}),
         same_random_numbers=find_same_random_numbers({rank: record.random_states for rank, record in records.items()}),
         drifts=find_drifts({rank: one.replicas for rank, one in facts.items()}),
         trained_apart=find_trained_apart({rank: one.unaveraged for rank, one in facts.items()}),

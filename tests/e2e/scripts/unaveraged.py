@@ -9,6 +9,7 @@ called       both DDP modules are called
 """
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -43,4 +44,5 @@ of_all = [torch.empty_like(last.data) for _ in range(dist.get_world_size())]
 dist.all_gather(of_all, last.data)
 if dist.get_rank() == 0:
     print("equal" if all(torch.equal(one, of_all[0]) for one in of_all) else "different", flush=True)
+time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
 dist.destroy_process_group()
