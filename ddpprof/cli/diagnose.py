@@ -56,6 +56,10 @@ def run_diagnose(options: argparse.Namespace) -> int:
     if not rundir.pulses_in(directory):
         if _starts_again(run, directory):
             return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
+        early = failed_early(directory)
+        if early is not None:
+            _print(early, options.format)
+            return _NOT_WELL
         raise DdpprofError(
             f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
             "with: ddpprof watch train.py"
@@ -157,6 +161,17 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     return "the training has ended well"
 
 
+def failed_early(directory: Path) -> Verdict | None:
+    """Return the verdict on a job that failed in its first steps, before its ranks had pulses, if it did."""
+    from ddpprof import rundir
+    from ddpprof.diagnosis.evidence import record_of
+    from ddpprof.diagnosis.judge import judge_records
+    from ddpprof.load.exits import load_exits
+
+    records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
+    return judge_records([one for one in records if one is not None], load_exits(directory))
+
+
 def explain_end(directory: Path) -> list[str]:
     """Return sentences about a job that has ended badly; none if it has not, or hung before and that was said."""
     from ddpprof.diagnosis.evidence import gather
@@ -164,6 +179,9 @@ def explain_end(directory: Path) -> list[str]:
     from ddpprof.render.hang_words import verdict_lines
 
     evidence = gather(directory)
+    early = None if evidence else failed_early(directory)
+    if early is not None:
+        return verdict_lines(early)
     if not any(one.is_dead for one in evidence) or hung_at_last(directory) is not None:
         return []
     return verdict_lines(judge(evidence))

@@ -138,7 +138,7 @@ def _of_rank(
         state=head.state,
         steps=head.steps,
         stack=read_stack(head.stack),
-        record=_record(directory, rank) if records else None,
+        record=record_of(directory, rank) if records else None,
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and _computes(earlier, process),
@@ -201,7 +201,8 @@ def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
     return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
 
 
-def _record(directory: Path, rank: int) -> Record | None:
+def record_of(directory: Path, rank: int) -> Record | None:
+    """Return the record of a rank, as far as it can be read."""
     try:
         return load_record(directory, rank)
     except BadRecordError as error:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.position import Position, position_of
-from ddpprof.measures.ranks.failure import is_of_a_lost_peer
-from ddpprof.model import UNKNOWN, DdpModule, UnusualCollective
+from ddpprof.measures.ranks.failure import find_failure, is_of_a_lost_peer, rank_end
+from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
@@ -60,6 +60,29 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if odd is None:
         return _of_link(positions)
     return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
+
+
+def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:
+    """Return the verdict on a job that failed before any rank had a pulse; ``None`` if it did not fail."""
+    failure = find_failure([rank_end(one) for one in records], exits)
+    first = None if failure is None else failure.first or next((one for one in failure.others if one.failed), None)
+    if first is None:
+        return None
+    record = next((one for one in records if one.rank == first.rank), None)
+    return Verdict(
+        fault=Fault.DIED,
+        rank=first.rank,
+        host=first.host,
+        pid=first.pid,
+        step=first.num_steps,
+        place=None if record is None else record.ended_place,
+        parameters=() if record is None else _without_gradient(record),
+        detail=None if first.error is None else first.error.removeprefix("failed: "),
+        has_failed=True,
+        exit_code=first.exit_code,
+        num_oom_kills=first.num_oom_kills,
+        at_unix_ns=first.unix_ns,
+    )
 
 
 def _are_by_themselves(positions: Sequence[Position]) -> bool:
@@ -195,7 +218,11 @@ def _place(blamed: Position, fault: Fault) -> str | None:
 def _unreduced(blamed: Position) -> tuple[str, ...]:
     """Return the parameters without gradient of which DDP complained when the rank ended, if it did."""
     record = blamed.evidence.record
-    if record is None or record.ended is None or UNREDUCED not in record.ended:
+    return () if record is None else _without_gradient(record)
+
+
+def _without_gradient(record: Record) -> tuple[str, ...]:
+    if record.ended is None or UNREDUCED not in record.ended:
         return ()
     return tuple(name for module in record.modules for name in module.unused or ())
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.linux_files import cpu_quota
+from ddpprof.model.backends import standard_name
 from ddpprof.record import rank_conditions
 
 _MAX_CHECKPOINTS_KEPT = 64
@@ -48,6 +49,11 @@ class JobEnvironment:
         self._backend = backend_for(ddp.process_group, ddp.device_type)
         self._timeout_s = _timeout_s(ddp.process_group, ddp.device_type)
         self._joins = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+
+    def describe_group(self, group: dist.ProcessGroup) -> None:
+        """Note the job's process group, of a job that fails before its DDP module is called."""
+        self.look_who_calls()
+        self._backend = standard_name(str(dist.get_backend(group)))
 
     def averages_in(self, group: dist.ProcessGroup) -> None:
         """Note the process group of a DDP module."""
@@ -107,9 +113,9 @@ def backend_for(group: Any, device_type: str) -> str:
     A group that was given no backend reports ``"undefined"``.
     """
     try:
-        return str(group._get_backend(torch.device(device_type)).name())
+        return standard_name(str(group._get_backend(torch.device(device_type)).name()))
     except (RuntimeError, AttributeError):  # a backend unknown to torch, or none for the device
-        return str(dist.get_backend(group))
+        return standard_name(str(dist.get_backend(group)))
 
 
 def _timeout_s(group: Any, device_type: str) -> float | None:

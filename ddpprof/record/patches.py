@@ -62,6 +62,7 @@ def install(distributed: ModuleType) -> None:
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
     wrappers: dict[str, Wrapper] = {
+        "__init__": _beginning_first,  # it may fail before it builds its reducer
         "_ddp_init_helper": lambda original: noting_parameters(_beginning_first(original)),
         "forward": _forward,
         "_pre_forward": _pre_forward,

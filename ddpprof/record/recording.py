@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, ParamSpec
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import StepMode, UnusualCollective
@@ -248,18 +249,33 @@ class Recording:
             return
         self._closed = True
         self._stop_listening()
+        if ended.startswith("failed"):
+            self._open_after_failure()
         if self._main_window is not None:  # the training ended within a capture
             self._window.close(ended)
             self._leave_capture(self._main_window)
         self._window.close(ended)
-        if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
-            self._job.warn_for_all(self._too_short())
-        if ended == "finished" and not self._job.attached and self._had_backward and is_first_rank() and ddp_modules():
-            self._job.warn(_NEVER_CALLED)
+        if ended == "finished" and self._job.files is None and not self._settings.trial:
+            self._say_why_nothing_is_recorded()
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
         if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
             self._add_unusual_collective(ended, pulse)
+
+    def _open_after_failure(self) -> None:
+        """Open the files of a rank that failed before any step was recorded, to write how it failed."""
+        if self._job.files is None and not self._settings.trial:
+            with suppress(Exception):  # the others may be gone already, and with them the job's store
+                self._attach_and_open()
+
+    def _attach_and_open(self) -> None:
+        if not self._job.attached:
+            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+            if group is None:
+                return
+            self._notes.environment.describe_group(group)
+            self._job.attach(group)
+        self._job.open_files(None)
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
@@ -267,6 +283,12 @@ class Recording:
         if found is not None:
             self._window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
             self._window.write_facts(ended, at_ns=self._window.ended_ns)
+
+    def _say_why_nothing_is_recorded(self) -> None:
+        if self._job.attached:
+            self._job.warn_for_all(self._too_short())
+        elif self._had_backward and is_first_rank() and ddp_modules():
+            self._job.warn(_NEVER_CALLED)
 
     def _too_short(self) -> str:
         num_steps, num_skipped, num_replays = self._window.step, self._window.num_skipped, self.graphs.num_replays

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
+from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
 from ddpprof.words import listed, ranks_in_words
 
@@ -54,18 +55,6 @@ _DO = {
     "send queue (ss -ti; of InfiniBand, ibstat). On accelerators, look for ranks that queue different collectives, "
     "too.",
 }
-_OF_UNREDUCED = (
-    "These parameters took no part in the loss on that rank: use them in every forward, or pass "
-    "find_unused_parameters=True to DistributedDataParallel."
-)
-_ADVICE_ON_ERRORS = (
-    (re.compile(r"Expected to have finished reduction"), _OF_UNREDUCED),
-    (re.compile(r"verify_params|_verify_param_shape|params.*(?:size|shape).*(?:mismatch|appears not to match)"),
-     "The ranks have built different models: build the same one from the same arguments on every rank."),
-    (re.compile(r"out of memory|OutOfMemory"), "Its memory was full: a smaller batch, or accumulation of gradients."),
-    (re.compile(r"insufficient shared memory|killed by signal: Bus error"),
-     "Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers."),
-)  # fmt: skip
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -116,7 +105,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
 
 def _how_it_died(verdict: Verdict) -> str:
     if verdict.detail is not None:
-        return f": {clean(verdict.detail, most=300).rstrip('.')}"
+        return f": {clean(shortened(verdict.detail), most=300).rstrip('.')}"
     code = verdict.exit_code
     if code is not None and code < 0:
         return f" of {signal_name(-code)}"
@@ -159,5 +148,5 @@ def _advice(verdict: Verdict) -> str | None:
 def _advice_on_death(verdict: Verdict) -> str | None:
     said = verdict.detail
     if said is not None and not is_of_worker(said):
-        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(said)), None)
+        return advice_on_error(said)
     return killer_sentence(said, verdict.exit_code, verdict.num_oom_kills)

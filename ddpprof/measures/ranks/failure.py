@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model import ProcessExit, Record
+from ddpprof.model.backends import refusal_of_shared_gpu
 from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
 
@@ -81,7 +82,7 @@ class Failure:
 
 def is_of_a_lost_peer(error: str) -> bool:
     """Return whether a rank may have failed like this because another one did."""
-    return _OF_A_LOST_PEER.search(error) is not None
+    return _OF_A_LOST_PEER.search(error) is not None and refusal_of_shared_gpu(error) is None
 
 
 def rank_end(record: Record) -> RankEnd:

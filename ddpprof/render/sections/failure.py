@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
+from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report
 from ddpprof.words import ranks_in_words
 
 _MOST_LISTED = 8
-_NOISE = re.compile(r"\[/\S+:\d+\] | This is typically caused by a remote worker.*")
-"""gloo's source location, and its guess at the cause, which the report replaces by its own"""
 
 
 def failure_lines(report: Report) -> Iterable[Section]:
@@ -40,6 +38,10 @@ def _sentences(failure: Failure) -> Iterator[str]:
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
+    named = _named(failure)
+    advice = None if named is None or named.error is None else advice_on_error(named.error)
+    if advice is not None:
+        yield advice
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer
@@ -76,7 +78,7 @@ _WITHOUT_A_WORD = (
 
 def _how(end: RankEnd) -> str:
     if end.error is not None:
-        error = _NOISE.sub("", end.error.removeprefix("failed: "))
+        error = shortened(end.error.removeprefix("failed: "))
         return f"failed{_after(end)}: {clean(error, most=300).rstrip('.')}"
     code = end.exit_code or 0
     if code == -signal.SIGKILL:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs, to_builtins
 from pulse_files import MadeStep, write_pulse
+from tables import record
 
+from ddpprof import rundir
 from ddpprof.cli import main
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
@@ -54,6 +57,17 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     assert second.startswith("The job hangs at step 12: ")
     assert main(["diagnose", str(run), "--format", "line"]) == 1
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
+
+
+def test_a_job_that_failed_in_its_first_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = record(1, ended="failed: RuntimeError: Expected to mark a variable ready only once.", num_steps=0)
+    facts = {"format": rundir.FORMAT, **structs.asdict(failed)}
+    rundir.write_json(run / rundir.facts_file(1), to_builtins(facts))
+    assert main(["diagnose", str(run)]) == 1
+    first, where, advice = capsys.readouterr().out.splitlines()
+    assert first.startswith("The job failed at step 0: rank 1 has died: RuntimeError: Expected to mark a variable")
+    assert where == "Rank 1: host node."
+    assert "use_reentrant=False" in advice
 
 
 def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, waiting
+from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, record, waiting
 from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.diagnosis.judge import judge
+from ddpprof.diagnosis.judge import judge, judge_records
 from ddpprof.diagnosis.processes import Process
 from ddpprof.model import UnusualCollective
 from ddpprof.model.hang import Fault
@@ -265,3 +265,19 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
 
 def test_nothing_is_known_without_pulses() -> None:
     assert judge([]).fault is Fault.UNKNOWN
+
+
+def test_a_job_that_failed_before_any_rank_had_a_pulse() -> None:
+    twice = "failed: RuntimeError: Expected to mark a variable ready only once."
+    failed = [
+        replace_struct(record(one, twice), ended_unix_ns=9 - one, num_steps=0, ended_place="train.py:3 in <module>")
+        for one in range(2)
+    ]
+    verdict = judge_records(failed, ())
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.step, verdict.has_failed) == (Fault.DIED, 1, 0, True)
+    assert (verdict.detail, verdict.place) == (twice.removeprefix("failed: "), "train.py:3 in <module>")
+    unused = judge_records([record(0, "failed: Expected to have finished reduction", ("first",))], ())
+    assert unused is not None
+    assert unused.parameters == ("first",)
+    assert judge_records([record(0, "finished"), record(1, "interrupted")], ()) is None

@@ -55,9 +55,9 @@ def test_ranks_that_may_have_the_same_samples(same: SameSamples | None, group_si
         ),
         pytest.param(
             SameRandomNumbers(("cpu", "cuda"), (0, 1, 2), 9), "All 3 ranks draw the same random numbers",
-            "torch's CPU generator and torch's accelerator generator were in the same state on all 3 ranks at the start of "
-            "each of 9 recorded steps, and were used in every step", "set_seed(seed, device_specific=True)", "accelerate",
-            id="both",
+            "torch's CPU generator and torch's accelerator generator were in the same state on all 3 ranks at the "
+            "start of each of 9 recorded steps, and were used in every step", "set_seed(seed, device_specific=True)",
+            "accelerate", id="both",
         ),
         pytest.param(
             SameRandomNumbers(("cuda",), (0, 1), 9), "Both ranks draw the same random numbers",

@@ -171,3 +171,14 @@ def test_errors_are_text() -> None:
     assert "\x1b" not in lines[0]
     assert "\u202e" not in lines[0]
     assert len(lines[0]) < 400
+
+
+def test_an_error_of_ddp_is_followed_by_what_to_do() -> None:
+    twice = "failed: RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the…"
+    failure = Failure(end(1, twice, 0), (end(0, twice, 0),), ())
+    first, advice, other = (line.text for line in failure_lines(report(failure=failure)) if isinstance(line, Line))
+    assert first == (
+        "The job failed: rank 1 failed after 0 steps: RuntimeError: Expected to mark a variable ready only once."
+    )
+    assert advice.startswith("A parameter got its gradient twice in one backward pass. With gradient checkpointing, ")
+    assert other.startswith("Rank 0 then failed after 0 steps: ")
