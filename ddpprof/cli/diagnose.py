@@ -111,12 +111,12 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     job = last_exit_of_job(load_exits(directory))
     was_interrupted = job is not None and job.interrupted
     is_over = all(one.has_ended or one.is_dead or (was_interrupted and _is_left(one, job)) for one in evidence)
-    if any(one.is_dead for one in evidence):
-        hang = hung_at_last(directory)
-        if hang is not None:
-            return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
-        if not was_interrupted:
-            return judge(evidence), ""
+    some_died = any(one.is_dead for one in evidence)
+    hang = hung_at_last(directory) if is_over or some_died else None
+    if hang is not None:
+        return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
+    if some_died and not was_interrupted:
+        return judge(evidence), ""
     if is_over:
         how = "the training was interrupted" if was_interrupted else _how_it_ended(evidence)
         return None, f"{how}. See the whole run with: ddpprof report {run}"

@@ -1,5 +1,6 @@
 """From the evidence to a verdict: which rank holds the others up, and for what do they wait?
 
+A rank that evaluates with the DDP module while most do not is to blame for all that wait with it.
 Ranks that wait for others are innocent as long as there is one that does not wait. If all wait, those are to blame that
 wait at another place than most: in a collective that the script calls, or in an earlier backward pass. If all wait at
 the same place, nothing arrives any more: the link is to blame. So it is if all seem to wait for their accelerators at
@@ -165,6 +166,9 @@ def _ended_at(evidence: RankEvidence) -> int:
 
 def _odd_one(positions: Sequence[Position]) -> Position | None:
     """Among ranks that all wait, return the one to blame; ``None`` if all wait at the same place."""
+    evaluating = [one for one in positions if one.fault is Fault.EVALUATES_ALONE]
+    if 0 < len(evaluating) <= len(positions) / 2:
+        return evaluating[0]
     by_script = [one for one in positions if not one.waits_in_reducer and one.waits_in != "_sync_buffers"]
     if by_script and len(by_script) < len(positions):
         return min(by_script, key=lambda one: one.progress)

@@ -24,6 +24,8 @@ class Fault(StrEnum):
     """a rank has not called a collective that others have called"""
     OTHER_COLLECTIVE = "other-collective"
     """a rank calls a collective that the others do not call"""
+    EVALUATES_ALONE = "evaluates-alone"
+    """a rank evaluates with the DDP module, whose forward waits for ranks that do not call it"""
     OWN_CODE = "own-code"
     """a rank is busy, or sleeps, in the script's own code"""
     LOCK = "lock"

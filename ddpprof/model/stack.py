@@ -70,6 +70,11 @@ def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
     return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
 
 
+def is_of_ddp(collective: str | None) -> bool:
+    """Return whether DDP itself calls the collective, and not the script."""
+    return collective in _OF_DDP
+
+
 def collective_of(stack: Sequence[Frame]) -> str | None:
     """Return the name of the collective that the thread is in, by the outermost of torch's functions."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))

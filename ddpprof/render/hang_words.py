@@ -22,6 +22,7 @@ _WHAT = {
     Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the others do not call",
+    Fault.EVALUATES_ALONE: "rank {rank} evaluates with the DDP module, and its forward waits for the other ranks",
     Fault.OWN_CODE: "rank {rank} is still in the script's own code",
     Fault.LOCK: "rank {rank} waits for a lock, a queue or another process",
     Fault.LOADER: "rank {rank} waits for its DataLoader",
@@ -41,6 +42,8 @@ _DO = {
     Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
     "comes after the training loop, that rank had fewer batches: give every rank the same number.",
+    Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many batches "
+    "on each. The forward of DDP broadcasts buffers, such as BatchNorm's statistics, in evaluation mode, too.",
     Fault.OWN_CODE: "Look at that line: the other ranks wait until it is done.",
     Fault.LOCK: "Look for who holds the lock or should fill the queue; other ranks must not be needed for that.",
     Fault.LOADER: "Look at its workers (`py-spy dump --pid PID`) and at the storage they read; DataLoader(timeout=…) "

@@ -78,6 +78,16 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == said
 
 
+def test_a_job_that_its_user_stopped_while_it_hung(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.INTERRUPTED, Ended.INTERRUPTED)
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30))
+    assert main(["diagnose", str(run)]) == 1
+    assert capsys.readouterr().out.startswith("The job has ended. While it hung, ddpprof found:\nThe job hangs at step")
+    write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30, resumed_unix_ns=9))
+    assert main(["diagnose", str(run)]) == 0, "it went on before"
+
+
 def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(run, Ended.FAILED, Ended.FAILED)
     attempt = run / "attempt-1"

@@ -281,3 +281,29 @@ def test_a_job_that_failed_before_any_rank_had_a_pulse() -> None:
     assert unused is not None
     assert unused.parameters == ("first",)
     assert judge_records([record(0, "finished"), record(1, "interrupted")], ()) is None
+
+
+def evaluating(number: int) -> RankEvidence:
+    """Return a rank that evaluates with the DDP module, and waits in the broadcast of its buffers."""
+    sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
+    return rank(number, USER, sync, activity=Activity.EVALUATION, num_passes=10, flags=StepFlag.EVALUATED)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault", "blamed"),
+    [
+        pytest.param(
+            [evaluating(0), rank(1, USER, distributed("barrier"), num_passes=10)], Fault.EVALUATES_ALONE, 0,
+            id="the-other-is-at-a-barrier",
+        ),
+        pytest.param([waiting(0), evaluating(1), waiting(2)], Fault.EVALUATES_ALONE, 1, id="the-others-train"),
+        pytest.param(
+            [evaluating(0), evaluating(1), rank(2, USER, distributed("barrier"), num_passes=10)],
+            Fault.OTHER_COLLECTIVE, 2, id="all-but-one-evaluate",
+        ),
+        pytest.param([evaluating(0), rank(1, USER, num_passes=10)], Fault.OWN_CODE, 1, id="the-other-is-late"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_evaluates_with_ddp(ranks: list[RankEvidence], fault: Fault, blamed: int) -> None:
+    verdict = judge(ranks)
+    assert (verdict.fault, verdict.rank) == (fault, blamed)
