@@ -13,10 +13,12 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import find_failure, is_of_a_lost_peer, rank_end
+from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
 from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, activity_word, usual_ns
@@ -48,6 +50,9 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     mismatched = _of_another_collective(positions)
     if mismatched is not None:
         return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
+    skipped = _skipped_pass(positions)
+    if skipped is not None:
+        return skipped
     if _await_devices(positions):
         return _of_link(positions)
     free = [one for one in positions if one.waits_in is None]
@@ -61,6 +66,29 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if odd is None:
         return _of_link(positions)
     return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
+
+
+def _skipped_pass(positions: Sequence[Position]) -> Verdict | None:
+    """Return the verdict on a rank that skipped a backward pass, if the others wait for it, or lost it at the end."""
+    states = {one.rank: one.evidence.state for one in positions}
+    found = find_skipped_pass(
+        {
+            rank: Unpaired(state.num_unpaired, state.unpaired_step if state.num_unpaired > 0 else None, state.step)
+            for rank, state in states.items()
+        }
+    )
+    if found is None:
+        return None
+    blamed = next(one for one in positions if one.rank == found.rank)
+    others = [one for one in positions if one is not blamed]
+    if not all(one.waits_in is not None or _lost_a_peer(one.evidence) for one in others):
+        return None
+    times = "" if found.num_passes == 1 else f", as in {found.num_passes - 1:,} more"
+    detail = (
+        f"no backward pass followed its forward in step {found.step:,}{times}, and since then gradients of different "
+        "batches are averaged"
+    )
+    return _verdict(Fault.FEWER_PASSES, replace(blamed, detail=detail), others)
 
 
 def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:
@@ -203,11 +231,17 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         since_unix_ns=None if first is None else _waits_since(first),
         detail=_detail(blamed, fault),
         usual_ns=usual_ns(blamed.evidence.steps),
-        has_failed=blamed.fault is Fault.DIED,
+        has_failed=blamed.fault is Fault.DIED or _are_over([blamed, *waiting]),
         exit_code=None if exit_seen is None else exit_seen.exit_code,
         num_oom_kills=blamed.evidence.num_oom_kills,
         at_unix_ns=blamed.evidence.now_ns,
     )
+
+
+def _are_over(positions: Sequence[Position]) -> bool:
+    """Return whether all ranks have ended, and some of them badly: what is over does not hang."""
+    ends = [one.evidence.is_dead for one in positions]
+    return any(ends) and all(dead or one.evidence.has_ended for dead, one in zip(ends, positions, strict=True))
 
 
 def _place(blamed: Position, fault: Fault) -> str | None:

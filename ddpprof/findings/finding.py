@@ -16,6 +16,7 @@ from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
 from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 from ddpprof.measures.ranks.same_samples import SameSamples
+from ddpprof.measures.ranks.skipped_passes import SkippedPass
 from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model import CollectiveOfSomeRanks, DdpModule, Loader
@@ -124,6 +125,8 @@ class Observed:
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     unfrozen: tuple[str, ...] = ()
     """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
+    skipped: SkippedPass | None = None
+    """the rank that skipped a backward pass, if there is one"""
     nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
     """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)

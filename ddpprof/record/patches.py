@@ -166,7 +166,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         events.ddp_forward_begins(self)
         try:
             return original(self, *inputs, **kwargs)
-        except RuntimeError as error:
+        except Exception as error:
             events.ddp_forward_fails(self, error)
             raise
 

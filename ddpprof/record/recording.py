@@ -164,8 +164,9 @@ class Recording:
         self._notes.feeding.runs_out(iterator)
 
     @harmless
-    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
-        """Note which parameters had no gradient, if that is what torch complains of."""
+    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: Exception) -> None:
+        """Note a forward without a backward pass, and which parameters had no gradient, if torch complains of that."""
+        self.pulse.forward_fails(ddp)
         complaint = str(error)
         if "Expected to have finished reduction" not in complaint:
             return

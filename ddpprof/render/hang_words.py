@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
+from ddpprof.findings.hangs import SKIP_TOGETHER
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
@@ -38,7 +39,7 @@ _DO = {
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
-    "the loop that depends on the rank or its batch.",
+    f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
     Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
     "comes after the training loop, that rank had fewer batches: give every rank the same number.",

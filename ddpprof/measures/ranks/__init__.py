@@ -13,5 +13,6 @@ own_time_light.py  How much of a step is a rank's own work, if only the light re
 random_numbers.py  Do all ranks draw the same random numbers?
 replicas.py        Do the ranks still train one model?
 same_samples.py    Do several ranks train on the same samples?
+skipped_passes.py  Which rank skipped a backward pass that the others took part in?
 stragglers.py      Which rank do the others wait for, how often, how long, in which part, and since when?
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
+from ddpprof.findings.hangs import SKIPPED_BACKWARD
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.error_words import advice_on_error, shortened
@@ -17,7 +18,7 @@ _MOST_LISTED = 8
 
 def failure_lines(report: Report) -> Iterable[Section]:
     if report.failure is not None:
-        for text in _sentences(report.failure):
+        for text in _sentences(report.failure, {one.rule for one in report.findings}):
             yield Line(text, is_warning=True)
 
 
@@ -34,7 +35,8 @@ def _named(failure: Failure) -> RankEnd | None:
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
-def _sentences(failure: Failure) -> Iterator[str]:
+def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
+    """`found`: the rules that have found something, which may know better why ranks waited for each other."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
@@ -62,13 +64,14 @@ def _sentences(failure: Failure) -> Iterator[str]:
         yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."
     if failure.first is None and failure.finished:
         yield (
-            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. If ranks have different numbers "
-            "of batches, those with more wait for the others: divide the data evenly."
+            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}."
+            f"{'' if SKIPPED_BACKWARD in found else _UNEVEN}"
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."
 
 
+_UNEVEN = " If ranks have different numbers of batches, those with more wait for the others: divide the data evenly."
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
     "killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "

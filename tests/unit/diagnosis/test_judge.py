@@ -307,3 +307,35 @@ def evaluating(number: int) -> RankEvidence:
 def test_a_rank_that_evaluates_with_ddp(ranks: list[RankEvidence], fault: Fault, blamed: int) -> None:
     verdict = judge(ranks)
     assert (verdict.fault, verdict.rank) == (fault, blamed)
+
+
+SKIPPED = {"num_unpaired": 1, "unpaired_step": 6}
+
+
+@pytest.mark.parametrize(
+    ("other", "has_failed"),
+    [
+        pytest.param(waiting(0), False, id="waits"),
+        pytest.param(died(rank(0), "failed: RuntimeError: Connection closed by peer"), True, id="lost-its-peer"),
+    ],
+)
+def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bool) -> None:
+    finished = rank(1, num_passes=10, ended=Ended.FINISHED, **SKIPPED)
+    verdict = judge([other, finished])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, has_failed)
+    assert verdict.detail == (
+        "no backward pass followed its forward in step 6, and since then gradients of different batches are averaged"
+    )
+
+
+def test_a_rank_that_skipped_one_is_not_blamed_for_another_fault() -> None:
+    skipped = waiting(1)
+    skipped = replace(skipped, state=replace(skipped.state, **SKIPPED))
+    assert judge([rank(0, USER, num_passes=10), skipped]).fault is Fault.OWN_CODE
+    assert judge([died(rank(0), "failed: ValueError: boom"), skipped]).fault is Fault.DIED
+
+
+def test_what_is_over_does_not_hang() -> None:
+    lost = died(rank(0), "failed: RuntimeError: Connection closed by peer")
+    verdict = judge([lost, rank(1, num_passes=10, ended=Ended.FINISHED)])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.ENDED_EARLY, 1, True)

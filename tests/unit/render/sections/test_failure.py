@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from reports import report
 
+from ddpprof.findings import Finding
 from ddpprof.layout import FindingList, Line
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
@@ -182,3 +183,13 @@ def test_an_error_of_ddp_is_followed_by_what_to_do() -> None:
     )
     assert advice.startswith("A parameter got its gradient twice in one backward pass. With gradient checkpointing, ")
     assert other.startswith("Rank 0 then failed after 0 steps: ")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_no_guess_at_uneven_batches_beside_a_finding_that_tells_more(is_known: bool) -> None:
+    failure = Failure(None, (end(0, LOST, 119, is_consequence=True),), (end(1, "finished", 119),))
+    skipped = Finding("skipped-backward", "Rank 1 skipped", "", "", None, is_correctness=True)
+    made = report(failure=failure, findings=(skipped,) if is_known else ())
+    last = [line.text for line in failure_lines(made) if isinstance(line, Line)][-1]
+    assert last.startswith("Rank 1 had finished after 119 steps.")
+    assert ("different numbers of batches" in last) is not is_known
