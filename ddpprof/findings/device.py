@@ -81,10 +81,17 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
         f"{in_ms(o.launch_bound_ns)} per step, {o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends "
         "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter without "
         "it",
-        "Make fewer and larger launches: torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused "
-        "optimizers (AdamW(…, fused=True)) or a larger batch. Avoid .item() and .cpu() in the step.",
+        f"Make fewer and larger launches: {_OF_CUDA if o.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in the "
+        "step.",
         o.launch_bound_ns,
     )
+
+
+_OF_CUDA = (
+    "torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused optimizers (AdamW(…, fused=True)) or a "
+    "larger batch"
+)
+_OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a larger batch"
 
 
 def device_imbalance(o: Observed) -> Iterator[Finding]:

@@ -110,6 +110,10 @@ class Observed:
     """number of ranks that average their gradients together; the least of any rank"""
     device: str | None = None
     """torch's name for it: ``"cpu"`` or ``"cuda"``"""
+    is_compiled: bool = False
+    """whether torch.compile has compiled the model, which it cuts where buckets end"""
+    has_cuda: bool = True
+    """whether an accelerator, if there is one, runs CUDA or HIP"""
     takes_cap_lists: bool = True
     """whether a user can give each bucket a cap, to any effect"""
     framework: str | None = None

@@ -91,6 +91,8 @@ def observe(
         timeout_s=max((one.timeout_s for one in facts.values() if one.timeout_s), default=None),
         group_size=_least(one.group_size for one in facts.values()),
         device=next((one.device for one in facts.values()), None),
+        is_compiled=report.job.is_compiled,
+        has_cuda=all(rank.trace.has_cuda for rank in ranks if rank.trace is not None),
         takes_cap_lists=report.job.accepted_caps.lists,
         framework=next((one.framework for one in facts.values() if one.framework), None),
         hosts=hosts,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.load.classify import IdentityColumns, Role
+from ddpprof.load.classify import IdentityColumns, Role, is_of_cuda
 from ddpprof.load.kineto.arguments import CollectiveDetails
 from ddpprof.load.kineto.columns import Columns, IntColumn, LaunchRows
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
@@ -39,6 +39,9 @@ class TraceRows:
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
         index = [self.name_index(identity.name) for identity in identities]
         self.name = np.array(index, np.int32)[columns.identity]
+        launches = [identity.name for identity in identities if identity.role == Role.LAUNCH]
+        self.calls_cuda = not launches or any(map(is_of_cuda, launches))
+        """whether any call that may launch work is of CUDA or HIP; true if none is known"""
         facts = IdentityColumns(identities)
         self.role, self.is_op = facts.role[columns.identity], facts.is_op[columns.identity]
         self.mark, self.kind = facts.mark[columns.identity], facts.kind[columns.identity]

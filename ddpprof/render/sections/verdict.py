@@ -54,7 +54,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
     if report.bound is not None and not gains and not any(map(_recovers_some, report.bound.would_help)):
-        text += " No DDP setting is certain to recover much of it."
+        text += _NO_SETTING if report.job.modules else _TRACES_CANNOT_TELL
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 
@@ -102,7 +102,20 @@ def _of_light_steps(report: Report) -> StepVerdict:
         unknown = "The steps were only watched: profiled ones would show where the time goes."
         text = f"{_step_takes(report, steps.median_ns)}. {unknown}"
         return StepVerdict(text, (Number("step", _ms(steps.median_ns)),))
+    if report.failure is None and report.job.num_steps is None and file_of(report) is None:
+        return StepVerdict(_NO_STEPS, ())
     return StepVerdict("No step was recorded completely.", ())
+
+
+_NO_SETTING = " No DDP setting is certain to recover much of it."
+_TRACES_CANNOT_TELL = (
+    " Traces alone cannot tell which DDP setting would shorten it: they lack DDP's buckets and options, which ddpprof "
+    "trace records."
+)
+_NO_STEPS = (
+    "The traces have no steps, so they cannot tell how long one takes. Profile with torch.profiler.schedule(…) and "
+    "call profiler.step() after each step, or use ddpprof trace."
+)
 
 
 def _step_takes(report: Report, step_ns: int | None) -> str:

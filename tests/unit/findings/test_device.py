@@ -104,3 +104,10 @@ def test_device_imbalance(compute: tuple[int, ...], gain_ns: int | None) -> None
 
 def test_a_step_that_ends_before_it_begins_has_no_imbalance() -> None:
     assert find(observed(step_ns=-1)) == ()
+
+
+@pytest.mark.parametrize(("has_cuda", "is_of_cuda"), [(True, True), (False, False)])
+def test_advice_on_launches_fits_the_device(has_cuda: bool, is_of_cuda: bool) -> None:
+    (finding,) = find(observed(launch_bound_ns=20 * MS, has_cuda=has_cuda))
+    assert ("CUDA graphs" in finding.advice) is ("fused=True" in finding.advice) is is_of_cuda
+    assert "a larger batch" in finding.advice
