@@ -100,7 +100,7 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     """Return the verdict, if there is one, and a sentence: what to know before reading it, or why there is none."""
     from ddpprof.diagnosis.evidence import gather
     from ddpprof.diagnosis.hang_detector import HangDetector
-    from ddpprof.diagnosis.judge import judge
+    from ddpprof.diagnosis.judge import judge, judge_exit
     from ddpprof.load.exits import load_exits
     from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.model.pulse import OVERDUE_S, Ended
@@ -117,6 +117,9 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
         return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
     if some_died and not was_interrupted:
         return judge(evidence), ""
+    lingers = judge_exit(evidence)
+    if lingers is not None:
+        return lingers, ""
     if is_over:
         how = "the training was interrupted" if was_interrupted else _how_it_ended(evidence)
         return None, f"{how}. See the whole run with: ddpprof report {run}"
@@ -189,9 +192,14 @@ def explain_end(directory: Path) -> list[str]:
 
 def hung_at_last(directory: Path) -> Verdict | None:
     """Return the verdict on the hang in which the job ended, if it did."""
+    from ddpprof.load.exits import load_exits
+    from ddpprof.model.hang import Fault
+    from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.monitor.verdict_files import read_verdict
 
-    verdict = read_verdict(directory)
+    verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
+    if verdict is not None and verdict.fault is Fault.DOES_NOT_EXIT and (job is None or job.exit_code == 0):
+        return None  # it did exit in the end, or is looked at now
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 

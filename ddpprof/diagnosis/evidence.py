@@ -81,6 +81,16 @@ class RankEvidence:
         return not self.has_ended and self.is_here and self.process is None
 
     @property
+    def lingers_s(self) -> float:
+        """For how many seconds its process has been alive after its training was over; 0 if it is not."""
+        process, ended_ns = self.process, self.state.ended_ns
+        if not self.has_ended or self.exit is not None or process is None:
+            return 0.0
+        if process.started_ns is not None and process.started_ns > ended_ns:
+            return 0.0  # another process has got its number
+        return max(0, self.now_ns - ended_ns) / 1e9
+
+    @property
     def is_silent(self) -> bool:
         """Whether even ddpprof's own thread in the process does not run."""
         return pulse_files.is_silent(self.identity, self.state, self.now_ns)

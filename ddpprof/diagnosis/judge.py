@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import find_failure, is_of_a_lost_peer, rank_end
 from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
 from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.pulse import Activity, activity_word, usual_ns
+from ddpprof.model.pulse import Activity, Ended, activity_word, usual_ns
 from ddpprof.model.record import error_in
 
 UNREDUCED = "Expected to have finished reduction"
@@ -89,6 +90,32 @@ def _skipped_pass(positions: Sequence[Position]) -> Verdict | None:
         "batches are averaged"
     )
     return _verdict(Fault.FEWER_PASSES, replace(blamed, detail=detail), others)
+
+
+_EXIT_S = 8.0
+"""seconds that a process may take to exit once its training is over"""
+
+
+def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
+    """Return the verdict on a job whose training is over while a process does not exit; ``None`` if all is well."""
+    if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
+        return None
+    left = [one for one in evidence if one.lingers_s > _EXIT_S]
+    if not left:
+        return None
+    first = left[0]
+    place = places.place_at_exit(first.stack)
+    return Verdict(
+        fault=Fault.DOES_NOT_EXIT,
+        rank=first.rank,
+        host=first.identity.host,
+        pid=first.identity.pid,
+        step=first.state.step,
+        place=None if place is None else str(place),
+        detail=places.why_no_exit(first.stack),
+        since_unix_ns=first.state.ended_ns,
+        at_unix_ns=first.now_ns,
+    )
 
 
 def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:

@@ -81,6 +81,8 @@ class Recording:
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
         self._closed = False
+        self.process_exits = False
+        """whether the process exits, so that the end of the recording is that of the process"""
         self._had_backward = False
         self._not_of_ddp: set[tuple[int, int]] = set()
         """optimizers that were seen to have no parameters of the DDP modules, with the number of these modules"""
@@ -229,7 +231,7 @@ class Recording:
         running, self._running_pulse, self._captures = self._running_pulse, None, None
         self.pulse = self._window.pulse = NoPulse(None if self._job.files is None else self._job.files.last_step)
         if running is not None:
-            running.end(ended)
+            running.end(ended, self.process_exits)
 
     @harmless
     def close(self, error: BaseException | None) -> None:

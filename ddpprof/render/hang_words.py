@@ -19,6 +19,7 @@ _MOST_NAMES = 6
 _MOST_RANKS = 8
 _WHAT = {
     Fault.DIED: "rank {rank} has died",
+    Fault.DOES_NOT_EXIT: "all ranks have finished training, but the process of rank {rank} does not exit",
     Fault.ENDED_EARLY: "rank {rank} has no more batches and has left the training loop",
     Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
@@ -36,6 +37,8 @@ _WHAT = {
     Fault.UNKNOWN: "no rank left a pulse that tells why",
 }
 _DO = {
+    Fault.DOES_NOT_EXIT: "Look at that line. If it is a queue, read it before you join the processes: call queue.get() "
+    "for each result, and join() after that. End threads, executors and loaders before the script ends.",
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "

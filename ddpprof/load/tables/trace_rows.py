@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.load.classify import IdentityColumns, Role, is_of_cuda
+from ddpprof.load.classify import IdentityColumns, Role
 from ddpprof.load.kineto.arguments import CollectiveDetails
 from ddpprof.load.kineto.columns import Columns, IntColumn, LaunchRows
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
@@ -31,7 +31,7 @@ class TraceRows:
         self.launches, self.last_ns = columns.launches, columns.last_ns
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
-        self.num_launches = columns.num_launches
+        self.num_launches, self.has_cuda = columns.num_launches, columns.has_cuda
         self.names: dict[str, int] = {}
         """names in order; the values count from 0"""
         self.kernels: dict[Kernel, int] = {}
@@ -39,9 +39,6 @@ class TraceRows:
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
         index = [self.name_index(identity.name) for identity in identities]
         self.name = np.array(index, np.int32)[columns.identity]
-        launches = [identity.name for identity in identities if identity.role == Role.LAUNCH]
-        self.calls_cuda = not launches or any(map(is_of_cuda, launches))
-        """whether any call that may launch work is of CUDA or HIP; true if none is known"""
         facts = IdentityColumns(identities)
         self.role, self.is_op = facts.role[columns.identity], facts.is_op[columns.identity]
         self.mark, self.kind = facts.mark[columns.identity], facts.kind[columns.identity]

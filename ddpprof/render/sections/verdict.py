@@ -102,7 +102,7 @@ def _of_light_steps(report: Report) -> StepVerdict:
         unknown = "The steps were only watched: profiled ones would show where the time goes."
         text = f"{_step_takes(report, steps.median_ns)}. {unknown}"
         return StepVerdict(text, (Number("step", _ms(steps.median_ns)),))
-    if report.failure is None and report.job.num_steps is None and file_of(report) is None:
+    if report.ranks and report.failure is None and report.job.num_steps is None and file_of(report) is None:
         return StepVerdict(_NO_STEPS, ())
     return StepVerdict("No step was recorded completely.", ())
 

@@ -137,3 +137,13 @@ def test_what_is_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == (
         f"ddpprof: {absent} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
     )
+
+
+def test_a_job_that_was_stopped_since_it_did_not_exit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.FINISHED, Ended.FINISHED)
+    write_verdict(run, Verdict(Fault.DOES_NOT_EXIT, rank=0, step=60))
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    assert main(["diagnose", str(run)]) == 1
+    assert "the process of rank 0 does not exit" in capsys.readouterr().out
+    (run / "exits.jsonl").write_text('{"exit_code": 0, "is_job": true}\n')
+    assert main(["diagnose", str(run)]) == 0, "it exited in the end"

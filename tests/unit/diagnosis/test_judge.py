@@ -9,9 +9,9 @@ from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, pr
 from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.diagnosis.judge import judge, judge_records
+from ddpprof.diagnosis.judge import judge, judge_exit, judge_records
 from ddpprof.diagnosis.processes import Process
-from ddpprof.model import UnusualCollective
+from ddpprof.model import ProcessExit, UnusualCollective
 from ddpprof.model.hang import Fault
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame
@@ -339,3 +339,35 @@ def test_what_is_over_does_not_hang() -> None:
     lost = died(rank(0), "failed: RuntimeError: Connection closed by peer")
     verdict = judge([lost, rank(1, num_passes=10, ended=Ended.FINISHED)])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.ENDED_EARLY, 1, True)
+
+
+QUEUE = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 199, "_finalize_join")
+
+
+def finished(number: int, ago_s: float = 20, started_s: float = 100) -> RankEvidence:
+    """Return a rank that has finished so long ago, while a process of its number, started so long ago, is alive."""
+    one = rank(number, QUEUE, LIBRARY, ended=Ended.FINISHED, ended_ns=NOW_NS - int(ago_s * S))
+    return replace(one, process=process(pid=100 + number, started_ns=NOW_NS - int(started_s * S)))
+
+
+def test_a_process_that_does_not_exit_after_the_training() -> None:
+    verdict = judge_exit([replace(finished(0), process=None), finished(1)])
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.DOES_NOT_EXIT, 1, False)
+    assert verdict.place == "/usr/lib/python3.11/queue.py:180 in get"
+    assert verdict.detail == "a multiprocessing.Queue still holds what the process has put into it"
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([], id="none"),
+        pytest.param([finished(0), rank(1)], id="one-still-trains"),
+        pytest.param([finished(0, ago_s=5)], id="it-has-just-finished"),
+        pytest.param([replace(finished(0), process=None)], id="it-has-exited"),
+        pytest.param([finished(0, started_s=10)], id="another-process-has-its-number"),
+        pytest.param([replace(finished(0), exit=ProcessExit(0, rank=0))], id="its-launcher-saw-it-end"),
+    ],
+)
+def test_processes_that_have_exited(ranks: list[RankEvidence]) -> None:
+    assert judge_exit(ranks) is None

@@ -246,7 +246,7 @@ def test_calls_of_a_barrier_and_of_batch_norm_are_marks(trace: Any) -> None:
     ],
 )
 def test_whose_accelerator_it_is(trace: Any, category: str, call: str, has_cuda: bool) -> None:
-    trace.add(category, call, 0, 5, 100, correlation=1)
+    trace.add(category, call, 0, 5, TRAINING, correlation=1)
     assert trace.kernel("gemm", 10, 20, 1).load().has_cuda is has_cuda
 
 
