@@ -24,6 +24,7 @@ from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollec
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended, activity_word, usual_ns
 from ddpprof.model.record import error_in
+from ddpprof.words import clauses
 
 UNREDUCED = "Expected to have finished reduction"
 """how DDP's error begins if parameters got no gradient"""
@@ -51,6 +52,9 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     mismatched = _of_another_collective(positions)
     if mismatched is not None:
         return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
+    mismatch = _of_mismatch(positions)
+    if mismatch is not None:
+        return mismatch
     skipped = _skipped_pass(positions)
     if skipped is not None:
         return skipped
@@ -175,6 +179,8 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     if not any(map(_met_another_size, dead)):
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
+    if len(in_script) == len(positions):
+        return None  # all of them called one: see `_of_mismatch`
     went_on = [one for one in dead if _lost_a_peer(one.evidence) and _unusual_collective(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
@@ -182,12 +188,36 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     return min(in_script or elsewhere, key=lambda one: one.progress, default=None)
 
 
+def _of_mismatch(positions: Sequence[Position]) -> Verdict | None:
+    """Return the verdict on ranks that called different collectives of the script at once, if the job died of that."""
+    dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
+    if len(dead) < 2 or len(dead) < len(positions) or not any(map(_met_another_size, dead)):
+        return None
+    records = [record for one in dead if (record := one.evidence.record) is not None]
+    calls = {one.rank: f"{one.ended_in} at {one.ended_place or '?'}" for one in records}
+    detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
+    if len(set(calls.values())) == 1:
+        detail = f"all called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
+    first = min(dead, key=lambda one: one.evidence.state.step)
+    return Verdict(
+        fault=Fault.MISMATCH,
+        step=first.evidence.state.step,
+        detail=detail,
+        has_failed=True,
+        at_unix_ns=first.evidence.now_ns,
+    )
+
+
+_MOST_CALLS = 8
+
+
 def _met_another_size(position: Position) -> bool:
     record, seen = position.evidence.record, position.evidence.exit
     if record is not None and record.ended is not None:
         return _MISMATCHED.search(record.ended) is not None
     in_ddp = position.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
-    return in_ddp and seen is not None and seen.exit_code == -signal.SIGABRT
+    communicates = in_ddp or (record is not None and record.ended_in is not None)
+    return communicates and seen is not None and seen.exit_code == -signal.SIGABRT
 
 
 def _collective_of_script(position: Position) -> bool:
@@ -256,7 +286,7 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         waiting=tuple(one.rank for one in waiting),
         waiting_at=None if first is None else first.place,
         since_unix_ns=None if first is None else _waits_since(first),
-        detail=_detail(blamed, fault),
+        detail=_detail(blamed, fault, waiting),
         usual_ns=usual_ns(blamed.evidence.steps),
         has_failed=blamed.fault is Fault.DIED or _are_over([blamed, *waiting]),
         exit_code=None if exit_seen is None else exit_seen.exit_code,
@@ -292,10 +322,12 @@ def _without_gradient(record: Record) -> tuple[str, ...]:
     return tuple(name for module in record.modules for name in module.unused or ())
 
 
-def _detail(blamed: Position, fault: Fault) -> str | None:
+def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
     """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
+    if fault is Fault.OTHER_COLLECTIVE and error is None:
+        return _what_each_called(blamed, waiting)
     if blamed.fault is not Fault.DIED or record is None or error is None:
         return blamed.detail
     said, one = error.removeprefix("failed: "), record.unusual_collective
@@ -303,6 +335,21 @@ def _detail(blamed: Position, fault: Fault) -> str | None:
         return said
     values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"
     return f"it called {one.name} ({values}) more often than in any of the steps before; then {said}"
+
+
+def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
+    """Return in which collective the rank is, and in which a rank is that waits for it, or was in at the end."""
+    own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
+    if own is None:
+        return blamed.detail
+    return f"it called {own}" + ("" if theirs is None else f", and rank {theirs[0]} called {theirs[1]}")
+
+
+def _call(position: Position) -> str | None:
+    record = position.evidence.record
+    if position.waits_in_reducer or position.evidence.state.activity == Activity.BACKWARD:
+        return "the all-reduce of DDP's gradients"
+    return position.waits_in or (None if record is None else record.ended_in)
 
 
 def _of_link(positions: Sequence[Position]) -> Verdict:

@@ -70,6 +70,11 @@ def skipped_backward(o: Observed) -> Iterator[Finding]:
 
 
 SKIPPED_BACKWARD = "skipped-backward"
+SAME_COLLECTIVES = (
+    "Every rank must call the same collectives in the same order, with as much data: look for a condition on the rank "
+    "or its batch around them, and for sizes that depend on the batch, such as a last, smaller one. Gather amounts "
+    "that differ with all_gather_object, or pad them."
+)
 SKIP_TOGETHER = (
     "Skip a batch on all ranks together: let them agree before backward(), by an all_reduce of a flag, or call "
     "backward() on a loss of zero, such as 0 * output.sum()."

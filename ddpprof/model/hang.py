@@ -26,6 +26,8 @@ class Fault(StrEnum):
     """a rank has not called a collective that others have called"""
     OTHER_COLLECTIVE = "other-collective"
     """a rank calls a collective that the others do not call"""
+    MISMATCH = "mismatch"
+    """the ranks have called collectives at once that do not belong together"""
     EVALUATES_ALONE = "evaluates-alone"
     """a rank evaluates with the DDP module, whose forward waits for ranks that do not call it"""
     OWN_CODE = "own-code"

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof import rundir
 from ddpprof.model import StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Ended
@@ -32,6 +33,7 @@ from ddpprof.record.launch import is_first_rank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
+from ddpprof.record.output import CrashFile
 from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.reducer import ddp_modules
 from ddpprof.record.running_pulse import RunningPulse
@@ -80,6 +82,7 @@ class Recording:
         self._captures: Captures | None = None
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
+        self._crash = CrashFile()
         self._closed = False
         self.process_exits = False
         """whether the process exits, so that the end of the recording is that of the process"""
@@ -153,6 +156,8 @@ class Recording:
         if not self._job.open_files(self._notes.device):
             self._retire()
             return
+        if is_pulse_to_begin and self._job.files is not None:
+            self._crash.open(self._job.files.directory / rundir.crash_file(self._job.rank))
         if self._settings.profiler and not self._job.everyone_records:
             self._window.do_without_profiler(
                 "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
@@ -258,6 +263,7 @@ class Recording:
             self._window.close(ended)
             self._leave_capture(self._main_window)
         self._window.close(ended)
+        self._crash.close()
         if ended == "finished" and self._job.files is None and not self._settings.trial:
             self._say_why_nothing_is_recorded()
         if self._losses is not None and self._job.files is not None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
-from ddpprof.findings.hangs import SKIP_TOGETHER
+from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
@@ -24,6 +24,7 @@ _WHAT = {
     Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the others do not call",
+    Fault.MISMATCH: "the ranks have called collectives that do not match",
     Fault.EVALUATES_ALONE: "rank {rank} evaluates with the DDP module, and its forward waits for the other ranks",
     Fault.OWN_CODE: "rank {rank} is still in the script's own code",
     Fault.LOCK: "rank {rank} waits for a lock, a queue or another process",
@@ -46,6 +47,7 @@ _DO = {
     Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
     "comes after the training loop, that rank had fewer batches: give every rank the same number.",
+    Fault.MISMATCH: SAME_COLLECTIVES,
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many batches "
     "on each. The forward of DDP broadcasts buffers, such as BatchNorm's statistics, in evaluation mode, too.",
     Fault.OWN_CODE: "Look at that line: the other ranks wait until it is done.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from ddpprof.findings.hangs import SKIPPED_BACKWARD
+from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIPPED_BACKWARD
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.error_words import advice_on_error, shortened
@@ -44,6 +44,11 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     advice = None if named is None or named.error is None else advice_on_error(named.error)
     if advice is not None:
         yield advice
+    if named is not None and named.exit_code == -signal.SIGABRT and named.place is not None:
+        for end in (named, *(end for end in rest if end.place is not None)):
+            inside = f"in {end.collective}, " if end.collective else ""
+            yield f"Rank {end.rank} was {inside}at {clean(end.place or '')}."
+        yield f"Gloo ends a process like this if it receives more data than it expects. {SAME_COLLECTIVES}"
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer

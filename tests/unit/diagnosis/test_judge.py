@@ -371,3 +371,53 @@ def test_a_process_that_does_not_exit_after_the_training() -> None:
 )
 def test_processes_that_have_exited(ranks: list[RankEvidence]) -> None:
     assert judge_exit(ranks) is None
+
+
+def aborted(number: int, collective: str | None, place: str, **state: int) -> RankEvidence:
+    """Return a rank whose process gloo has aborted, with what Python left of its stack."""
+    one = died(rank(number, **state), exit_code=-6)
+    return replace(one, record=replace_struct(record(number), ended_in=collective, ended_place=place))
+
+
+def lost_in(number: int, collective: str | None, place: str, **state: int) -> RankEvidence:
+    lost = died(rank(number, **state), "failed: RuntimeError: Read error: Connection reset by peer")
+    assert lost.record is not None
+    return replace(lost, record=replace_struct(lost.record, ended_in=collective, ended_place=place))
+
+
+def test_collectives_of_the_script_that_differ_in_size() -> None:
+    verdict = judge([aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "all_reduce", "a.py:8 in f")])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISMATCH, None, True)
+    assert verdict.detail == (
+        "all called all_reduce at a.py:8 in f, but with different amounts of data, or not equally often"
+    )
+
+
+def test_collectives_of_the_script_that_differ_in_order() -> None:
+    verdict = judge([aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "broadcast", "a.py:9 in f")])
+    assert verdict.fault is Fault.MISMATCH
+    assert verdict.detail == "rank 0 called all_reduce at a.py:8 in f; rank 1 called broadcast at a.py:9 in f"
+
+
+@pytest.mark.parametrize("aborts", [True, False], ids=["which-gloo-aborts", "which-loses-its-peer"])
+def test_a_collective_of_one_rank_that_meets_ddps(aborts: bool) -> None:
+    own, other = (aborted, lost_in) if aborts else (lost_in, aborted)
+    verdict = judge(
+        [
+            own(0, "all_reduce", "a.py:8 in f", num_passes=10),
+            other(1, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11),
+        ]
+    )
+    assert (verdict.fault, verdict.rank, verdict.place) == (Fault.OTHER_COLLECTIVE, 0, "a.py:8 in f")
+    if aborts:
+        assert verdict.detail == "it called all_reduce, and rank 1 called the all-reduce of DDP's gradients"
+
+
+def test_collectives_in_which_ranks_hang_are_named() -> None:
+    ranks = [rank(one, USER, distributed(name), num_passes=10) for one, name in enumerate(["barrier", "all_reduce"])]
+    ranks[1] = replace(ranks[1], stack=(Frame("/home/me/train.py", 31, "log"), distributed("all_reduce")))
+    verdict = judge(ranks)
+    assert verdict.fault is Fault.OTHER_COLLECTIVE
+    assert verdict.detail in (
+        "it called barrier, and rank 1 called all_reduce", "it called all_reduce, and rank 0 called barrier"
+    )  # fmt: skip
