@@ -24,6 +24,7 @@ from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollec
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended, activity_word, usual_ns
 from ddpprof.model.record import error_in
+from ddpprof.model.stack import is_of_ddp
 from ddpprof.words import clauses
 
 UNREDUCED = "Expected to have finished reduction"
@@ -349,6 +350,8 @@ def _call(position: Position) -> str | None:
     record = position.evidence.record
     if position.waits_in_reducer or position.evidence.state.activity == Activity.BACKWARD:
         return "the all-reduce of DDP's gradients"
+    if is_of_ddp(position.waits_in):
+        return "the broadcast of DDP's buffers"
     return position.waits_in or (None if record is None else record.ended_in)
 
 

@@ -70,6 +70,8 @@ def _of_living(evidence: RankEvidence) -> Position:
     collective = collective_of(stack)
     if activity == Activity.EVALUATION and is_of_ddp(collective):
         return Position(evidence, collective, Fault.EVALUATES_ALONE)
+    if activity == Activity.FORWARD and is_of_ddp(collective):
+        return Position(evidence, collective, Fault.FEWER_PASSES)
     if collective is not None:
         fault = Fault.ENDED_EARLY if _has_left_loop(evidence) else Fault.OTHER_COLLECTIVE
         return Position(evidence, collective, fault)

@@ -421,3 +421,9 @@ def test_collectives_in_which_ranks_hang_are_named() -> None:
     assert verdict.detail in (
         "it called barrier, and rank 1 called all_reduce", "it called all_reduce, and rank 0 called barrier"
     )  # fmt: skip
+
+
+def test_a_rank_that_left_a_backward_pass_out_and_is_in_its_next_forward() -> None:
+    sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
+    verdict = judge([rank(0, USER, sync, activity=Activity.FORWARD, num_passes=10), waiting(1)])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.FEWER_PASSES, 0, (1,))
