@@ -46,7 +46,7 @@ from ddpprof.findings.noise import is_noise
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 
 Rule = Callable[[Observed], Iterator[Finding]]
-_BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters", "unaveraged-parameters", hangs.SKIPPED_BACKWARD)
+_BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters", "unaveraged-parameters", "skipped-backward")
 """rules that find a training whose result is worthless: no gain matters before that is mended"""
 _DISTORTING = ("threads-exceed-cores",)
 """rules that find what distorts all measured times: other gains are only known once that is mended"""

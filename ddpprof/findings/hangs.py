@@ -59,7 +59,7 @@ def skipped_backward(o: Observed) -> Iterator[Finding]:
     if number > 1:
         some = f"{number:,} backward passes, first in step {step:,}"
     yield Finding(
-        SKIPPED_BACKWARD,
+        "skipped-backward",
         f"Rank {rank} skipped {some}: since then, gradients of different batches are averaged",
         f"no backward pass followed its forward in step {step:,}, as when the script catches an error or leaves out a "
         "loss that is NaN; in the end the other ranks wait for a pass that never comes",
@@ -69,7 +69,6 @@ def skipped_backward(o: Observed) -> Iterator[Finding]:
     )
 
 
-SKIPPED_BACKWARD = "skipped-backward"
 SAME_COLLECTIVES = (
     "Every rank must call the same collectives in the same order, with as much data: look for a condition on the rank "
     "or its batch around them, and for sizes that depend on the batch, such as a last, smaller one. Gather amounts "

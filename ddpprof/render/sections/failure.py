@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIPPED_BACKWARD
+from ddpprof.findings.hangs import SAME_COLLECTIVES
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.error_words import advice_on_error, shortened
@@ -70,7 +70,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     if failure.first is None and failure.finished:
         yield (
             f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}."
-            f"{'' if SKIPPED_BACKWARD in found else _UNEVEN}"
+            f"{'' if 'skipped-backward' in found else _UNEVEN}"
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."
