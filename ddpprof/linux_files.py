@@ -56,6 +56,26 @@ def groups_around(controller: str, root: Path = _ROOT) -> Iterator[Path]:
         yield from (group for group in (own, *own.parents) if group.is_relative_to(root / GROUPS))
 
 
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Return the number of cores whose time this process may use together with its control group; ``None``: all."""
+    limits = []
+    for group in groups_around("cpu", root):
+        with suppress(OSError, ValueError):
+            quota_us, period_us = _quota_of(group)
+            if quota_us > 0 < period_us:
+                limits.append(quota_us / period_us)
+    return min(limits, default=None)
+
+
+def _quota_of(group: Path) -> tuple[int, int]:
+    """Return quota and period of a group, in version 2 or 1; a quota that is not positive limits nothing."""
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+        return (-1 if quota == "max" else int(quota)), int(period)
+    quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
+    return int(quota), int(period)
+
+
 def own_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
     """Yield the control groups of this process to which `controller` may belong.
 

@@ -47,7 +47,7 @@ EXITS_FILE = "exits.jsonl"
 LAST_STEP = "<qq"
 """`struct` format of ``rank-0.last_step``: number of finished steps, and ns since 1970"""
 _RANK_FILE = re.compile(
-    r"^rank-(\d{1,7})\.(facts\.json|losses\.json|last_step|pulse|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
+    r"^rank-(\d{1,7})\.(crash\.txt|facts\.json|losses\.json|last_step|pulse|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
 )
 _MOST_LOOKED_AT = 100
 
@@ -127,6 +127,10 @@ def facts_file(rank: int) -> str:
 
 def steps_file(rank: int) -> str:
     return f"rank-{rank}.steps.jsonl"
+
+
+def crash_file(rank: int) -> str:
+    return f"rank-{rank}.crash.txt"
 
 
 def losses_file(rank: int) -> str:

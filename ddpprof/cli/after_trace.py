@@ -112,7 +112,6 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     else:
         why = (
             f"no DistributedDataParallel module was trained in {name}, or a line above says why it could not be "
-            "recorded. ddpprof measures DDP and nn.DataParallel, not FSDP; `ddpprof report` also reads traces of "
-            "torch.profiler of any training"
+            "recorded. `ddpprof report` also reads traces of torch.profiler, of any training"
         )
     return f"ddpprof: nothing was recorded: {why}."

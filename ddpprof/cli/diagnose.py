@@ -59,6 +59,10 @@ def run_diagnose(options: argparse.Namespace) -> int:
     if not rundir.pulses_in(directory):
         if _starts_again(run, directory):
             return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
+        early = failed_early(directory)
+        if early is not None:
+            _print(early, options.format)
+            return _NOT_WELL
         raise DdpprofError(
             f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
             "with: ddpprof watch train.py"
@@ -99,7 +103,7 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     """Return the verdict, if there is one, and a sentence: what to know before reading it, or why there is none."""
     from ddpprof.diagnosis.evidence import gather
     from ddpprof.diagnosis.hang_detector import HangDetector
-    from ddpprof.diagnosis.judge import judge
+    from ddpprof.diagnosis.judge import judge, judge_exit
     from ddpprof.load.exits import load_exits
     from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.model.pulse import OVERDUE_S, Ended
@@ -110,12 +114,15 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     job = last_exit_of_job(load_exits(directory))
     was_interrupted = job is not None and job.interrupted
     is_over = all(one.has_ended or one.is_dead or (was_interrupted and _is_left(one, job)) for one in evidence)
-    if any(one.is_dead for one in evidence):
-        hang = hung_at_last(directory)
-        if hang is not None:
-            return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
-        if not was_interrupted:
-            return judge(evidence), ""
+    some_died = any(one.is_dead for one in evidence)
+    hang = hung_at_last(directory) if is_over or some_died else None
+    if hang is not None:
+        return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
+    if some_died and not was_interrupted:
+        return judge(evidence), ""
+    lingers = judge_exit(evidence)
+    if lingers is not None:
+        return lingers, ""
     if is_over:
         how = "the training was interrupted" if was_interrupted else _how_it_ended(evidence)
         return None, f"{how}. See the whole run with: ddpprof report {run}"
@@ -160,6 +167,17 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     return "the training has ended well"
 
 
+def failed_early(directory: Path) -> Verdict | None:
+    """Return the verdict on a job that failed in its first steps, before its ranks had pulses, if it did."""
+    from ddpprof import rundir
+    from ddpprof.diagnosis.evidence import record_of
+    from ddpprof.diagnosis.judge import judge_records
+    from ddpprof.load.exits import load_exits
+
+    records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
+    return judge_records([one for one in records if one is not None], load_exits(directory))
+
+
 def explain_end(directory: Path) -> list[str]:
     """Return sentences about a job that has ended badly; none if it has not, or hung before and that was said."""
     from ddpprof.diagnosis.evidence import gather
@@ -167,6 +185,9 @@ def explain_end(directory: Path) -> list[str]:
     from ddpprof.render.hang_words import verdict_lines
 
     evidence = gather(directory)
+    early = None if evidence else failed_early(directory)
+    if early is not None:
+        return verdict_lines(early)
     if not any(one.is_dead for one in evidence) or hung_at_last(directory) is not None:
         return []
     return verdict_lines(judge(evidence))
@@ -174,9 +195,14 @@ def explain_end(directory: Path) -> list[str]:
 
 def hung_at_last(directory: Path) -> Verdict | None:
     """Return the verdict on the hang in which the job ended, if it did."""
+    from ddpprof.load.exits import load_exits
+    from ddpprof.model.hang import Fault
+    from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.monitor.verdict_files import read_verdict
 
-    verdict = read_verdict(directory)
+    verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
+    if verdict is not None and verdict.fault is Fault.DOES_NOT_EXIT and (job is None or job.exit_code == 0):
+        return None  # it did exit in the end, or is looked at now
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 

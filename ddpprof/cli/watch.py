@@ -40,7 +40,7 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     from ddpprof.cli.diagnose import explain_end, hung_at_last
 
     out = job.out
-    if not has_run_to_tell_of(job, out, inside, end, rundir.pulses_in):
+    if not has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
         return
     for line in () if end.was_stopped or end.exit_code == 0 else explain_end(rundir.last_attempt(out)):
         say(f"ddpprof: {line}", file=sys.stderr)

@@ -81,6 +81,16 @@ class RankEvidence:
         return not self.has_ended and self.is_here and self.process is None
 
     @property
+    def lingers_s(self) -> float:
+        """For how many seconds its process has been alive after its training was over; 0 if it is not."""
+        process, ended_ns = self.process, self.state.ended_ns
+        if not self.has_ended or self.exit is not None or process is None:
+            return 0.0
+        if process.started_ns is not None and process.started_ns > ended_ns:
+            return 0.0  # another process has got its number
+        return max(0, self.now_ns - ended_ns) / 1e9
+
+    @property
     def is_silent(self) -> bool:
         """Whether even ddpprof's own thread in the process does not run."""
         return pulse_files.is_silent(self.identity, self.state, self.now_ns)
@@ -138,7 +148,7 @@ def _of_rank(
         state=head.state,
         steps=head.steps,
         stack=read_stack(head.stack),
-        record=_record(directory, rank) if records else None,
+        record=record_of(directory, rank) if records else None,
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and _computes(earlier, process),
@@ -201,7 +211,8 @@ def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
     return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
 
 
-def _record(directory: Path, rank: int) -> Record | None:
+def record_of(directory: Path, rank: int) -> Record | None:
+    """Return the record of a rank, as far as it can be read."""
     try:
         return load_record(directory, rank)
     except BadRecordError as error:

@@ -18,7 +18,7 @@ from ddpprof.diagnosis.judge import judge
 from ddpprof.diagnosis.processes import Process
 from ddpprof.model.hang import Verdict
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
-from ddpprof.model.stack import collective_of
+from ddpprof.model.stack import collective_of, is_of_ddp
 from ddpprof.monitor.pulse_files import PulseHead, read_heads
 
 _FEW_STEPS = 5
@@ -249,7 +249,7 @@ def pause_limit_s(one: RankEvidence) -> float:
     if one.is_silent:
         return 0.0
     if activity == Activity.EVALUATION:
-        return _ON_PURPOSE_S
+        return 0.0 if is_of_ddp(collective_of(one.stack)) else _ON_PURPOSE_S  # DDP waits for ranks that call it, too
     if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
         return _FIRST_BATCH_S
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:

@@ -1,5 +1,6 @@
 """From the evidence to a verdict: which rank holds the others up, and for what do they wait?
 
+A rank that evaluates with the DDP module while most do not is to blame for all that wait with it.
 Ranks that wait for others are innocent as long as there is one that does not wait. If all wait, those are to blame that
 wait at another place than most: in a collective that the script calls, or in an earlier backward pass. If all wait at
 the same place, nothing arrives any more: the link is to blame. So it is if all seem to wait for their accelerators at
@@ -12,14 +13,19 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.position import Position, position_of
-from ddpprof.measures.ranks.failure import is_of_a_lost_peer
-from ddpprof.model import UNKNOWN, DdpModule, UnusualCollective
+from ddpprof.measures.ranks.failure import find_failure, is_of_a_lost_peer, rank_end
+from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
+from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.pulse import Activity, activity_word, usual_ns
+from ddpprof.model.pulse import Activity, Ended, activity_word, usual_ns
 from ddpprof.model.record import error_in
+from ddpprof.model.stack import is_of_ddp
+from ddpprof.words import clauses
 
 UNREDUCED = "Expected to have finished reduction"
 """how DDP's error begins if parameters got no gradient"""
@@ -47,6 +53,12 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     mismatched = _of_another_collective(positions)
     if mismatched is not None:
         return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
+    mismatch = _of_mismatch(positions)
+    if mismatch is not None:
+        return mismatch
+    skipped = _skipped_pass(positions)
+    if skipped is not None:
+        return skipped
     if _await_devices(positions):
         return _of_link(positions)
     free = [one for one in positions if one.waits_in is None]
@@ -60,6 +72,78 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if odd is None:
         return _of_link(positions)
     return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
+
+
+def _skipped_pass(positions: Sequence[Position]) -> Verdict | None:
+    """Return the verdict on a rank that skipped a backward pass, if the others wait for it, or lost it at the end."""
+    states = {one.rank: one.evidence.state for one in positions}
+    found = find_skipped_pass(
+        {
+            rank: Unpaired(state.num_unpaired, state.unpaired_step if state.num_unpaired > 0 else None, state.step)
+            for rank, state in states.items()
+        }
+    )
+    if found is None:
+        return None
+    blamed = next(one for one in positions if one.rank == found.rank)
+    others = [one for one in positions if one is not blamed]
+    if not all(one.waits_in is not None or _lost_a_peer(one.evidence) for one in others):
+        return None
+    times = "" if found.num_passes == 1 else f", as in {found.num_passes - 1:,} more"
+    detail = (
+        f"no backward pass followed its forward in step {found.step:,}{times}, and since then gradients of different "
+        "batches are averaged"
+    )
+    return _verdict(Fault.FEWER_PASSES, replace(blamed, detail=detail), others)
+
+
+_EXIT_S = 8.0
+"""seconds that a process may take to exit once its training is over"""
+
+
+def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
+    """Return the verdict on a job whose training is over while a process does not exit; ``None`` if all is well."""
+    if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
+        return None
+    left = [one for one in evidence if one.lingers_s > _EXIT_S]
+    if not left:
+        return None
+    first = left[0]
+    place = places.place_at_exit(first.stack)
+    return Verdict(
+        fault=Fault.DOES_NOT_EXIT,
+        rank=first.rank,
+        host=first.identity.host,
+        pid=first.identity.pid,
+        step=first.state.step,
+        place=None if place is None else str(place),
+        detail=places.why_no_exit(first.stack),
+        since_unix_ns=first.state.ended_ns,
+        at_unix_ns=first.now_ns,
+    )
+
+
+def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:
+    """Return the verdict on a job that failed before any rank had a pulse; ``None`` if it did not fail."""
+    failure = find_failure([rank_end(one) for one in records], exits)
+    first = None if failure is None else failure.first or next((one for one in failure.others if one.failed), None)
+    if first is None:
+        return None
+    record = next((one for one in records if one.rank == first.rank), None)
+    return Verdict(
+        fault=Fault.DIED,
+        rank=first.rank,
+        host=first.host,
+        pid=first.pid,
+        step=first.num_steps,
+        place=None if record is None else record.ended_place,
+        parameters=() if record is None else _without_gradient(record),
+        detail=None if first.error is None else first.error.removeprefix("failed: "),
+        has_failed=True,
+        exit_code=first.exit_code,
+        num_oom_kills=first.num_oom_kills,
+        at_unix_ns=first.unix_ns,
+    )
 
 
 def _are_by_themselves(positions: Sequence[Position]) -> bool:
@@ -96,6 +180,8 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     if not any(map(_met_another_size, dead)):
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
+    if len(in_script) == len(positions):
+        return None  # all of them called one: see `_of_mismatch`
     went_on = [one for one in dead if _lost_a_peer(one.evidence) and _unusual_collective(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
@@ -103,12 +189,36 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     return min(in_script or elsewhere, key=lambda one: one.progress, default=None)
 
 
+def _of_mismatch(positions: Sequence[Position]) -> Verdict | None:
+    """Return the verdict on ranks that called different collectives of the script at once, if the job died of that."""
+    dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
+    if len(dead) < 2 or len(dead) < len(positions) or not any(map(_met_another_size, dead)):
+        return None
+    records = [record for one in dead if (record := one.evidence.record) is not None]
+    calls = {one.rank: f"{one.ended_in} at {one.ended_place or '?'}" for one in records}
+    detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
+    if len(set(calls.values())) == 1:
+        detail = f"all called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
+    first = min(dead, key=lambda one: one.evidence.state.step)
+    return Verdict(
+        fault=Fault.MISMATCH,
+        step=first.evidence.state.step,
+        detail=detail,
+        has_failed=True,
+        at_unix_ns=first.evidence.now_ns,
+    )
+
+
+_MOST_CALLS = 8
+
+
 def _met_another_size(position: Position) -> bool:
     record, seen = position.evidence.record, position.evidence.exit
     if record is not None and record.ended is not None:
         return _MISMATCHED.search(record.ended) is not None
     in_ddp = position.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
-    return in_ddp and seen is not None and seen.exit_code == -signal.SIGABRT
+    communicates = in_ddp or (record is not None and record.ended_in is not None)
+    return communicates and seen is not None and seen.exit_code == -signal.SIGABRT
 
 
 def _collective_of_script(position: Position) -> bool:
@@ -142,6 +252,9 @@ def _ended_at(evidence: RankEvidence) -> int:
 
 def _odd_one(positions: Sequence[Position]) -> Position | None:
     """Among ranks that all wait, return the one to blame; ``None`` if all wait at the same place."""
+    evaluating = [one for one in positions if one.fault is Fault.EVALUATES_ALONE]
+    if 0 < len(evaluating) <= len(positions) / 2:
+        return evaluating[0]
     by_script = [one for one in positions if not one.waits_in_reducer and one.waits_in != "_sync_buffers"]
     if by_script and len(by_script) < len(positions):
         return min(by_script, key=lambda one: one.progress)
@@ -174,13 +287,19 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         waiting=tuple(one.rank for one in waiting),
         waiting_at=None if first is None else first.place,
         since_unix_ns=None if first is None else _waits_since(first),
-        detail=_detail(blamed, fault),
+        detail=_detail(blamed, fault, waiting),
         usual_ns=usual_ns(blamed.evidence.steps),
-        has_failed=blamed.fault is Fault.DIED,
+        has_failed=blamed.fault is Fault.DIED or _are_over([blamed, *waiting]),
         exit_code=None if exit_seen is None else exit_seen.exit_code,
         num_oom_kills=blamed.evidence.num_oom_kills,
         at_unix_ns=blamed.evidence.now_ns,
     )
+
+
+def _are_over(positions: Sequence[Position]) -> bool:
+    """Return whether all ranks have ended, and some of them badly: what is over does not hang."""
+    ends = [one.evidence.is_dead for one in positions]
+    return any(ends) and all(dead or one.evidence.has_ended for dead, one in zip(ends, positions, strict=True))
 
 
 def _place(blamed: Position, fault: Fault) -> str | None:
@@ -195,15 +314,21 @@ def _place(blamed: Position, fault: Fault) -> str | None:
 def _unreduced(blamed: Position) -> tuple[str, ...]:
     """Return the parameters without gradient of which DDP complained when the rank ended, if it did."""
     record = blamed.evidence.record
-    if record is None or record.ended is None or UNREDUCED not in record.ended:
+    return () if record is None else _without_gradient(record)
+
+
+def _without_gradient(record: Record) -> tuple[str, ...]:
+    if record.ended is None or UNREDUCED not in record.ended:
         return ()
     return tuple(name for module in record.modules for name in module.unused or ())
 
 
-def _detail(blamed: Position, fault: Fault) -> str | None:
+def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
     """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
+    if fault is Fault.OTHER_COLLECTIVE and error is None:
+        return _what_each_called(blamed, waiting)
     if blamed.fault is not Fault.DIED or record is None or error is None:
         return blamed.detail
     said, one = error.removeprefix("failed: "), record.unusual_collective
@@ -211,6 +336,23 @@ def _detail(blamed: Position, fault: Fault) -> str | None:
         return said
     values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"
     return f"it called {one.name} ({values}) more often than in any of the steps before; then {said}"
+
+
+def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
+    """Return in which collective the rank is, and in which a rank is that waits for it, or was in at the end."""
+    own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
+    if own is None:
+        return blamed.detail
+    return f"it called {own}" + ("" if theirs is None else f", and rank {theirs[0]} called {theirs[1]}")
+
+
+def _call(position: Position) -> str | None:
+    record = position.evidence.record
+    if position.waits_in_reducer or position.evidence.state.activity == Activity.BACKWARD:
+        return "the all-reduce of DDP's gradients"
+    if is_of_ddp(position.waits_in):
+        return "the broadcast of DDP's buffers"
+    return position.waits_in or (None if record is None else record.ended_in)
 
 
 def _of_link(positions: Sequence[Position]) -> Verdict:

@@ -39,3 +39,24 @@ def is_debugged(stack: Sequence[Frame]) -> bool:
 def is_in_engine(stack: Sequence[Frame]) -> bool:
     """Return whether the thread is in autograd's engine itself, and not in a function of Python that it has called."""
     return bool(stack) and _BACKWARD.search(stack[-1].file) is not None
+
+
+_AT_EXIT = {
+    "_finalize_join": "a multiprocessing.Queue still holds what the process has put into it",
+    "_python_exit": "an executor of concurrent.futures still has work",
+    "_shutdown_workers": "the workers of a DataLoader do not end",
+    "_shutdown": "a thread that is not a daemon still runs",
+    "_exit_function": "code that was registered to run at exit does not return",
+}
+"""functions of Python that run at the exit of a process, and why one of them may not return"""
+
+
+def why_no_exit(stack: Sequence[Frame]) -> str | None:
+    """Return why the process does not exit, if the thread stands in code that runs at its exit."""
+    functions = {frame.function for frame in stack if not frame.is_of_user}
+    return next((why for function, why in _AT_EXIT.items() if function in functions), None)
+
+
+def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame outside `threading`, in which all waits for threads end."""
+    return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)

@@ -8,7 +8,7 @@ from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.model.hang import Fault
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.model.stack import collective_of, place_of_user
+from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
 
 _REDUCER = "the reducer"
 
@@ -68,6 +68,10 @@ def _of_living(evidence: RankEvidence) -> Position:
     """Return the position of a rank whose interpreter runs."""
     stack, activity = evidence.stack, evidence.state.activity
     collective = collective_of(stack)
+    if activity == Activity.EVALUATION and is_of_ddp(collective):
+        return Position(evidence, collective, Fault.EVALUATES_ALONE)
+    if activity == Activity.FORWARD and is_of_ddp(collective):
+        return Position(evidence, collective, Fault.FEWER_PASSES)
     if collective is not None:
         fault = Fault.ENDED_EARLY if _has_left_loop(evidence) else Fault.OTHER_COLLECTIVE
         return Position(evidence, collective, fault)

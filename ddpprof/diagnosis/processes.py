@@ -38,6 +38,8 @@ class Process:
     """function of the kernel in which its main thread sleeps; empty if the system does not tell"""
     moved_bytes: int
     """bytes that its main thread has read and written so far, whatever the file; 0 if the system does not tell"""
+    started_ns: int | None = None
+    """when it was started, ns since 1970, to a tick of the system; ``None`` if the system does not tell"""
 
     @property
     def is_at_a_lock(self) -> bool:
@@ -72,6 +74,7 @@ def look_at(pid: int) -> Process | None:
         seen_s=time.monotonic(),
         waits_in=_waits_in(pid),
         moved_bytes=_moved_bytes(pid),
+        started_ns=_started_ns(pid),
     )
 
 
@@ -85,6 +88,15 @@ def _waits_in(pid: int) -> str:
         return Path(f"/proc/{pid}/task/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("0\n")
     except OSError:
         return ""
+
+
+def _started_ns(pid: int) -> int | None:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        since_boot_ns = int(words[19]) * 1_000_000_000 // _TICKS_PER_S
+        return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
 
 
 def _moved_bytes(pid: int) -> int:

@@ -47,12 +47,14 @@ from ddpprof.findings.predictions import within
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 
 Rule = Callable[[Observed], Iterator[Finding]]
-_BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters")
+_BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters", "unaveraged-parameters", "skipped-backward")
 """rules that find a training whose result is worthless: no gain matters before that is mended"""
+_DISTORTING = ("threads-exceed-cores",)
+"""rules that find what distorts all measured times: other gains are only known once that is mended"""
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
-    """Return all findings: first a training that is broken, then gains, the rest, and last what may be noise.
+    """Return all findings: first a training that is broken or distorted, then gains, the rest, and last noise.
 
     Among the gains, those that only a replay could tell, which was not possible, come last.
 
@@ -66,7 +68,7 @@ def find(observed: Observed) -> tuple[Finding, ...]:
         noted = replace(bounded, advice=advice, is_noise=is_noise(bounded, observed))
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
-    broken = [finding for finding in beyond if finding.rule in _BROKEN]
+    broken = [finding for rules in (_BROKEN, _DISTORTING) for finding in beyond if finding.rule in rules]
     known = [finding for finding in beyond if finding.expected_ns is not None]
     gains = [
         *_by_gain([finding for finding in known if not finding.is_guess]),
@@ -119,6 +121,7 @@ RULES: tuple[Rule, ...] = (
     ranks.slow_rank,
     device.overlap_slowdown,
     device.launch_bound,
+    device.threads_exceed_cores,
     wrapper.unused_parameters,
     wrapper.static_graph,
     wrapper.buffers_broadcast,
@@ -134,9 +137,12 @@ RULES: tuple[Rule, ...] = (
     losses.nonfinite_loss,
     replicas.copies_differ,
     replicas.unfrozen_parameters,
+    replicas.unaveraged_parameters,
     data.same_samples,
     data.same_random_numbers,
+    data.same_worker_seeds,
     data.epoch_never_set,
+    hangs.skipped_backward,
     hangs.unequal_batches,
     hangs.collective_of_some_ranks,
     hangs.long_timeout,

@@ -1,4 +1,7 @@
-"""Rules about gradient buckets and exposed communication."""
+"""Rules about gradient buckets and exposed communication.
+
+None advises other buckets for a model that torch.compile has compiled: they would cut it elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         comm, window = passes * _link_ns(buckets), passes * (max(ready) - _first_gradient_ns(buckets))
         late, new = _what_trails(buckets, o.trailing_ns), advised_buckets(o.predictions, module, buckets)
         left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(bytes_of(late), 1)
-        is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
+        is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted)) and not o.is_compiled
         evidence = (
             f"{in_ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} "
             f"on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and after the first gradient "
@@ -73,7 +76,9 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
             title = f"{name} ({size(bytes_of(late))}) is sent when no computation is left to hide it"
-            evidence += f"; it alone takes {in_ms(transfer)}, and {_leaves(new, left, late)}"
+            evidence += f"; it alone takes {in_ms(transfer)}"
+            if not o.is_compiled:
+                evidence += f", and {_leaves(new, left, late)}"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
             continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
@@ -150,7 +155,7 @@ _HALVED = ("float32", "float64", None)
 
 def buckets_too_large(o: Observed) -> Iterator[Finding]:
     """Report a bucket that holds nearly everything, so that it starts when the backward pass is almost over."""
-    if o.exposed_ns is None or not o.worth(o.exposed_ns):
+    if o.is_compiled or o.exposed_ns is None or not o.worth(o.exposed_ns):
         return
     for module, buckets in _gradient_buckets(o):
         largest = max(buckets, key=bytes_of)
@@ -180,7 +185,7 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
 
 def buckets_too_small(o: Observed) -> Iterator[Finding]:
     """Report many small buckets, which cost latency rather than bandwidth."""
-    if o.exposed_ns is None:
+    if o.is_compiled or o.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(o):
         transfers = [b.transfer_ns for b in buckets if b.transfer_ns is not None]
@@ -222,7 +227,7 @@ def _fewer_buckets(o: Observed, module: DdpModule, now: int) -> NewBuckets:
 
 def first_bucket_late(o: Observed) -> Iterator[Finding]:
     """Report a first all-reduce that waits for its bucket to fill although gradients are there."""
-    if o.exposed_ns is None:
+    if o.is_compiled or o.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(o):
         first, new = buckets[0], _smaller_first(o, module)
@@ -264,7 +269,7 @@ def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets | None:
 def better_buckets(o: Observed) -> Iterator[Finding]:
     """Report other buckets that shorten the replayed step by more than the replay's error, whatever the reason."""
     best = o.predictions.best_buckets
-    if best is None or best.predicted is None:
+    if best is None or best.predicted is None or o.is_compiled:
         return
     if best.predicted.low_ns <= 0 or not o.worth(o.exposed_ns, best.predicted):
         return

@@ -42,16 +42,41 @@ def same_random_numbers(o: Observed) -> Iterator[Finding]:
     if same is None or len(same.ranks) != o.world_size or o.group_size != o.world_size:
         return  # ranks that do not average gradients with each other may need the same numbers
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
-    generators = " and ".join("CPU" if one == "cpu" else "accelerator" for one in same.generators)
-    were, used = ("generators were", "were used") if len(same.generators) > 1 else ("generator was", "was used")
+    generators = [_GENERATORS.get(one, "torch's accelerator generator") for one in same.generators]
+    were, used = ("were", "were used") if len(generators) > 1 else ("was", "was used")
     yield Finding(
         "same-random-numbers",
         f"{ranks.capitalize()} draw the same random numbers",
-        f"torch's {generators} {were} in the same state on {ranks} at the start of each of {same.num_steps} recorded "
-        f"steps, and {used} in every step",
+        f"{' and '.join(generators)} {were} in the same state on {ranks} at the start of each of {same.num_steps} "
+        f"recorded steps, and {used} in every step",
         f"{seed_ranks(o.framework, same.generators)} As it is, whatever is random in the training, such as dropout "
         "masks, noise or augmentation, is identical on every rank. For anything that the ranks must agree on, such as "
         "the order of samples that they divide, use a separate torch.Generator with the same seed on all ranks.",
+        None,
+        is_correctness=True,
+    )
+
+
+_GENERATORS = {"cpu": "torch's CPU generator", "numpy": "NumPy's generator", "random": "Python's random module"}
+
+
+def same_worker_seeds(o: Observed) -> Iterator[Finding]:
+    """Report loaders that give the same seeds to their workers on all ranks, if the workers draw random numbers."""
+    loader = o.same_worker_seeds
+    if loader is None or (o.world_size or 1) < 2 or o.group_size != o.world_size:
+        return
+    ranks = "both ranks" if o.world_size == 2 else f"all {o.world_size} ranks"
+    own = "its own generator has" if loader.has_generator else "torch's CPU generator, from which they come, has"
+    if loader.has_generator:
+        advice = "Add the rank to the seed of its generator: torch.Generator().manual_seed(seed + dist.get_rank())."
+    else:
+        advice = seed_ranks(o.framework, ("cpu",))
+    yield Finding(
+        "same-worker-seeds",
+        f"The DataLoader workers of {ranks} draw the same random numbers",
+        f"the loader gives the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
+        "state there, and its dataset draws random numbers",
+        f"{advice} As it is, samples are augmented alike on every rank.",
         None,
         is_correctness=True,
     )

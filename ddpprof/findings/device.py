@@ -48,6 +48,29 @@ _ADVICE = {
 }
 
 
+def threads_exceed_cores(o: Observed) -> Iterator[Finding]:
+    """Report a host whose ranks compute with more threads than it has cores, as without torchrun's OMP_NUM_THREADS."""
+    crowded = [one for one in o.hosts if one.is_overcommitted]
+    if o.device != "cpu" or not crowded:
+        return
+    host = max(crowded, key=lambda one: one.num_threads / one.num_cores)
+    fit = host.threads_that_fit
+    yield Finding(
+        "threads-exceed-cores",
+        f"{host.num_threads} threads share {_cores(host.num_cores)}, and wait for each other",
+        f"host {host.host} has {_cores(host.num_cores)} for this job, and its {host.num_ranks} ranks compute with "
+        f"{host.num_threads / host.num_ranks:.3g} threads each",
+        f"Set OMP_NUM_THREADS={fit} in the environment of every rank, or call torch.set_num_threads({fit}) in each: "
+        "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself, other ways to "
+        "start ranks do not.",
+        None,
+    )
+
+
+def _cores(number: float) -> str:
+    return f"{number:.3g} core{'' if number == 1 else 's'}"
+
+
 def launch_bound(o: Observed) -> Iterator[Finding]:
     """Report an accelerator that idles because the host has not launched its next kernel yet."""
     if not o.launch_bound_ns or not o.step_ns or o.launch_bound_ns < 0.05 * o.step_ns:
@@ -58,10 +81,17 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
         f"{in_ms(o.launch_bound_ns)} per step, {o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends "
         "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter without "
         "it",
-        "Make fewer and larger launches: torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused "
-        "optimizers (AdamW(…, fused=True)) or a larger batch. Avoid .item() and .cpu() in the step.",
+        f"Make fewer and larger launches: {_OF_CUDA if o.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in the "
+        "step.",
         o.launch_bound_ns,
     )
+
+
+_OF_CUDA = (
+    "torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused optimizers (AdamW(…, fused=True)) or a "
+    "larger batch"
+)
+_OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a larger batch"
 
 
 def device_imbalance(o: Observed) -> Iterator[Finding]:

@@ -10,11 +10,13 @@ from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.host_cores import HostCores
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
-from ddpprof.measures.ranks.replicas import Drift
+from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 from ddpprof.measures.ranks.same_samples import SameSamples
+from ddpprof.measures.ranks.skipped_passes import SkippedPass
 from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model import CollectiveOfSomeRanks, DdpModule, Loader
@@ -114,7 +116,10 @@ class Observed:
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     same_random_numbers: SameRandomNumbers | None = None
+    same_worker_seeds: Loader | None = None
+    """a loader whose workers draw the same random numbers on all ranks"""
     drifts: tuple[Drift, ...] = ()
+    trained_apart: tuple[TrainedApart, ...] = ()
     joins: bool = False
     """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
     timeout_s: float | None = None
@@ -123,10 +128,16 @@ class Observed:
     """number of ranks that average their gradients together; the least of any rank"""
     device: str | None = None
     """torch's name for it: ``"cpu"`` or ``"cuda"``"""
+    is_compiled: bool = False
+    """whether torch.compile has compiled the model, which it cuts where buckets end"""
+    has_cuda: bool = True
+    """whether an accelerator, if there is one, runs CUDA or HIP"""
     takes_cap_lists: bool = True
     """whether a user can give each bucket a cap, to any effect"""
     framework: str | None = None
     """framework whose options make the DDP module; ``None`` if the script makes it"""
+    hosts: tuple[HostCores, ...] = ()
+    """hosts whose cores are known, with the ranks that are known"""
     cores_per_rank: float | None = None
     """number of cores per rank on the host with the fewest"""
     num_threads: int | None = None
@@ -136,6 +147,8 @@ class Observed:
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     unfrozen: tuple[str, ...] = ()
     """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
+    skipped: SkippedPass | None = None
+    """the rank that skipped a backward pass, if there is one"""
     nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
     """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)

@@ -185,20 +185,24 @@ def reshuffle(framework: str | None) -> str:
 
 
 def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
-    """Return how to give each rank random numbers of its own. `generators`: devices whose generators are alike.
+    """Return how to give each rank random numbers of its own. `generators`: those that are alike, as devices or names.
 
     The order of samples, which ranks divide among them, often comes from the CPU's generator: it is left alone if only
     those of accelerators are alike.
     """
     on_cpu = "cpu" in generators
-    seed = "torch.manual_seed" if on_cpu else f"torch.{generators[0]}.manual_seed"
+    seeding = {"cpu": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}
+    first = "cpu" if on_cpu else generators[0]
+    seed = seeding.get(first, f"torch.{first}.manual_seed")
     if framework == "transformers":
         order = ", with TrainingArguments(data_seed=…) and without grouping by length" if on_cpu else ""
         return (
             "Give each rank its own seed in on_train_begin of a TrainerCallback: "
             f"{seed}(args.seed + args.process_index){order}."
         )
-    return _SEEDS.get(framework, _SEEDS[None]).format(seed=seed)
+    others = [seeding[one] for one in generators if one in ("numpy", "random") and seeding[one] != seed]
+    also = f" Call {' and '.join(others)} in the same way." if others and framework != "accelerate" else ""
+    return _SEEDS.get(framework, _SEEDS[None]).format(seed=seed) + also
 
 
 _SEEDS = {

@@ -50,6 +50,36 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
     )
 
 
+def skipped_backward(o: Observed) -> Iterator[Finding]:
+    """Report a rank that skipped a backward pass which the others took part in."""
+    if o.skipped is None or o.joins or o.group_size != o.world_size:
+        return
+    rank, step, number = o.skipped
+    some = f"the backward pass of step {step:,}"
+    if number > 1:
+        some = f"{number:,} backward passes, first in step {step:,}"
+    yield Finding(
+        "skipped-backward",
+        f"Rank {rank} skipped {some}: since then, gradients of different batches are averaged",
+        f"no backward pass followed its forward in step {step:,}, as when the script catches an error or leaves out a "
+        "loss that is NaN; in the end the other ranks wait for a pass that never comes",
+        SKIP_TOGETHER,
+        None,
+        is_correctness=True,
+    )
+
+
+SAME_COLLECTIVES = (
+    "Every rank must call the same collectives in the same order, with as much data: look for a condition on the rank "
+    "or its batch around them, and for sizes that depend on the batch, such as a last, smaller one. Gather amounts "
+    "that differ with all_gather_object, or pad them."
+)
+SKIP_TOGETHER = (
+    "Skip a batch on all ranks together: let them agree before backward(), by an all_reduce of a flag, or call "
+    "backward() on a loss of zero, such as 0 * output.sum()."
+)
+
+
 def collective_of_some_ranks(o: Observed) -> Iterator[Finding]:
     """Report a collective that the script calls on some of the ranks only."""
     if (o.world_size or 1) < 2:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed
 from ddpprof.measures.ranks.replicas import Drift
-from ddpprof.words import CONSTRUCT_AGAIN, not_averaged, trained_apart
+from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, trained_apart
 
 
 def copies_differ(o: Observed) -> Iterator[Finding]:
@@ -41,6 +41,36 @@ def unfrozen_parameters(o: Observed) -> Iterator[Finding]:
         None,
         is_correctness=True,
     )
+
+
+def unaveraged_parameters(o: Observed) -> Iterator[Finding]:
+    """Report parameters that each rank trains for itself, because no DDP module that is called averages them."""
+    if o.group_size != o.world_size:
+        return
+    for apart in o.trained_apart:
+        count = "1 parameter" if len(apart.names) == 1 else f"{len(apart.names)} parameters"
+        of_module = f" of {apart.module}" if apart.module else " outside all modules"
+        named = f"{count}{of_module}: {listed(apart.names, _MOST_NAMES)}"
+        whose = "the script never calls the DDP module that has them" if apart.is_wrapped else "no DDP module has them"
+        yield Finding(
+            "unaveraged-parameters",
+            f"The ranks train different models: DDP does not average the gradients of {named}",
+            f"{whose}, and {_evidence(apart.drift)}, as sampled values on {_ranks(apart.drift)} show",
+            _CALL_DDP if apart.is_wrapped else _WRAP_THEM,
+            None,
+            is_correctness=True,
+        )
+
+
+_CALL_DDP = (
+    "Compute the loss from the output of the DDP module itself: call model(…), not model.module(…) or a method of "
+    "model.module. DDP averages gradients only after its own forward. To reach another method, call it in forward()."
+)
+_WRAP_THEM = (
+    "Make them part of the module before DistributedDataParallel wraps it, or wrap their module, too. Leave them only "
+    "if every rank is meant to train its own."
+)
+_MOST_NAMES = 4
 
 
 def _evidence(drift: Drift) -> str:

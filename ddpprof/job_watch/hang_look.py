@@ -13,6 +13,7 @@ from msgspec import structs
 from ddpprof import own_files, rundir
 from ddpprof.diagnosis.evidence import gather
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
+from ddpprof.diagnosis.judge import judge_exit
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.run_watch import Say
 from ddpprof.model.hang import Verdict
@@ -48,7 +49,9 @@ class HangLook:
             self._directory, self._detector = directory, HangDetector(directory)
             self._verdict = self._hangs_at = None
         overdue = self._detector.look(missed_s)
-        if overdue is None:
+        if overdue is None and self._verdict is None and all_have_ended(directory):
+            self._judge_exit(directory)
+        elif overdue is None:
             self._goes_on(directory)
         elif self._hangs_at != overdue.step:
             self._judge(directory, overdue)
@@ -57,11 +60,21 @@ class HangLook:
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
 
+    def _judge_exit(self, directory: Path) -> None:
+        """Say once that the training is over and a process does not exit."""
+        verdict = judge_exit(gather(directory, records=False))
+        if verdict is not None:
+            self._verdict = verdict
+            self._tell(directory, verdict)
+
     def _judge(self, directory: Path, overdue: Overdue) -> None:
         verdict = self._detector.diagnose(overdue)
         if verdict is None or (verdict.has_failed and overdue.waited_s < _patience_s(directory)):
             return
         self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
+        self._tell(directory, verdict)
+
+    def _tell(self, directory: Path, verdict: Verdict) -> None:
         with suppress(OSError):
             write_verdict(directory, verdict)
         for line in verdict_lines(verdict):
@@ -88,6 +101,11 @@ class HangLook:
             write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
         self._say(f"the job goes on: step {self._hangs_at} is over")
         self._verdict = self._hangs_at = None
+
+
+def all_have_ended(directory: Path) -> bool:
+    """Return whether every rank has finished training, as far as they have pulses."""
+    return all(head.state.ended == Ended.FINISHED for head in read_heads(directory, 1))
 
 
 def _patience_s(directory: Path) -> float:

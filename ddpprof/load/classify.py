@@ -92,6 +92,7 @@ _ANNOTATION = re.compile(
     r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|(?:Distributed)?DataParallel\.forward"
     rf"|(?:{'|'.join(backends.KNOWN)}):|Torch-Compiled Region"
 )
+_OF_CUDA = re.compile(r"(?:cuda|cu|hip)[A-Z]")
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
 _HOST_COLLECTIVE = re.compile(rf"(?:{'|'.join(backends.ON_HOST)}):(.*)", re.DOTALL)
 
@@ -165,6 +166,11 @@ def family(category: str) -> Family:
     if category in _COPY_CATEGORIES:
         return Family.COPY
     return Family.LAUNCH if _LAUNCH_CATEGORY.fullmatch(category) else Family.OTHER
+
+
+def is_of_cuda(call: str) -> bool:
+    """Return whether a call of the host is one of CUDA's or HIP's functions."""
+    return _OF_CUDA.match(call) is not None
 
 
 def may_queue_work(call: str) -> bool:

@@ -16,6 +16,7 @@ from ddpprof.load.tables.build import build_trace
 from ddpprof.load.tables.cycles import join_cycles
 from ddpprof.load.tables.trace_rows import TraceRows
 from ddpprof.model import Rank, Record, StepMode, Trace
+from ddpprof.model.record import error_in
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
 
 _WITH_KERNELS = ("cuda", "xpu")
@@ -168,4 +169,6 @@ def _why_no_trace(record: Record | None) -> str:
             return "training finished before the profiled steps did"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
         return f"the file is missing, though {profiled} profiled"
-    return "it was interrupted" if record.ended == "interrupted" else f"it {record.ended}"
+    if record.ended == "interrupted":
+        return "it was interrupted"
+    return f"it {record.ended}" if error_in(record.ended) is None else "it failed before the profiled steps ended"

@@ -11,7 +11,8 @@ import msgspec
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.model import DdpModule, Record, RecordedStep
-from ddpprof.rundir import FORMAT, LAST_STEP, facts_file, last_step_file, steps_file
+from ddpprof.model.stack import collective_of, place_of_user, stack_of_crash
+from ddpprof.rundir import FORMAT, LAST_STEP, crash_file, facts_file, last_step_file, steps_file
 
 _MOST_STEPS_BYTES = 4 * 10**9
 """limit of a rank's step file; a million steps take 2 GB"""
@@ -47,7 +48,8 @@ def load_record(directory: Location, rank: int) -> Record | None:
         msgspec.msgpack.encode(record)  # fails for integers that a summary could not hold
         if record.ended is None:
             num_steps, ended_ns = _load_last_step(directory / last_step_file(rank))
-            record = msgspec.structs.replace(record, num_steps=num_steps, last_step_unix_ns=ended_ns)
+            where = _load_crash(directory / crash_file(rank))
+            record = msgspec.structs.replace(record, num_steps=num_steps, last_step_unix_ns=ended_ns, **where)
         steps, problem = _load_steps(directory / steps_file(rank))
         record = msgspec.structs.replace(record, rank=rank, steps=steps)
         if problem is None:
@@ -66,6 +68,16 @@ def load_record(directory: Location, rank: int) -> Record | None:
 def _has_sound_buckets(module: DdpModule) -> bool:
     parameters = range(len(module.parameters))
     return all(bucket and all(index in parameters for index in bucket) for bucket in module.buckets)
+
+
+def _load_crash(path: Location) -> dict[str, str | None]:
+    """Return where a signal such as SIGABRT ended the rank, as fields of its record; none if it left nothing."""
+    try:
+        stack = stack_of_crash(read_small(path).decode("utf-8", "replace"))
+    except OSError:
+        return {}
+    place = place_of_user(stack)
+    return {"ended_place": str(place), "ended_in": collective_of(stack)} if place is not None else {}
 
 
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:

@@ -42,6 +42,7 @@ from ddpprof.model.record import (
     Loader,
     Record,
     Replica,
+    UnaveragedParameters,
     UnusualCollective,
 )
 from ddpprof.model.recorded_step import (
@@ -109,6 +110,7 @@ __all__ = [
     "StepMode",
     "TimesTable",
     "Trace",
+    "UnaveragedParameters",
     "UnusualCollective",
     "Work",
 ]

@@ -124,6 +124,10 @@ class PulseState:
     """number of the last step before these whose loss was looked at and finite; `UNKNOWN` if there is none"""
     evaluates: int
     """1 if all DDP modules were in evaluation mode when the stack was written, else 0"""
+    num_unpaired: int
+    """number of forwards that were to be followed by a backward pass, and were not, beyond those that every step has"""
+    unpaired_step: int
+    """number of the first step with such a forward, if there is one"""
 
     @property
     def last_ns(self) -> int:

@@ -66,6 +66,12 @@ class Loader(Struct, frozen=True):
     """batches of the recorded steps whose samples could be read"""
     batches_per_pass: Int64 | None = None
     """``len(loader)``; ``None`` for an `IterableDataset`, whose length torch only guesses"""
+    worker_seeds: tuple[int, ...] = ()
+    """digests of the seeds that the workers got in its first passes, if its own code, or torch, draws them"""
+    draws_in_workers: bool = False
+    """True if its dataset draws random numbers in the workers, as far as its code tells"""
+    has_generator: bool = False
+    """True if the script gave it a generator of its own"""
 
     @property
     def is_iterable(self) -> bool:
@@ -91,6 +97,18 @@ class Replica(Struct, frozen=True):
     """machine epsilon of the coarsest type among them"""
     num_unreduced_passes: Int64
     """number of recorded backward passes not preceded by a forward, whose gradients stay on this rank"""
+
+
+class UnaveragedParameters(Struct, frozen=True):
+    """Parameters that one rank trains, though no DDP module that the script calls averages their gradients."""
+
+    module: str
+    """class of the DDP module that has them, or of the module that no DDP module contains"""
+    names: tuple[str, ...]
+    is_wrapped: bool
+    """True if a DDP module has them whose forward the script never calls"""
+    replica: Replica
+    """some of their values; its `module` is the position among the unaveraged parameters of this rank"""
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):
@@ -183,6 +201,11 @@ class Record(Struct, frozen=True, kw_only=True):
     """collective of torch in which that error was raised"""
     unusual_collective: UnusualCollective | None = None
     """of a rank that failed, as far as there is one"""
+    unaveraged: tuple[UnaveragedParameters, ...] = ()
+    core_list: str | None = None
+    """numbers of the cores that the process may use, separated by commas"""
+    cpu_quota: float | None = None
+    """number of cores whose time its control group may use in all; ``None`` if there is no such limit"""
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:

@@ -70,7 +70,25 @@ def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
     return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
 
 
+def is_of_ddp(collective: str | None) -> bool:
+    """Return whether DDP itself calls the collective, and not the script."""
+    return collective in _OF_DDP
+
+
 def collective_of(stack: Sequence[Frame]) -> str | None:
     """Return the name of the collective that the thread is in, by the outermost of torch's functions."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
     return next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
+
+
+_OF_CRASH = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def stack_of_crash(text: str) -> tuple[Frame, ...]:
+    """Return the stack of the main thread, the innermost frame last, from what `faulthandler` has written.
+
+    It lists threads from the newest to the oldest. A worker of a DataLoader, forked from the rank, writes there, too.
+    """
+    main_thread = text.rpartition("most recent call first")[2]
+    frames = tuple(Frame(match[1], int(match[2]), match[3]) for match in _OF_CRASH.finditer(main_thread))
+    return () if any(frame.function == "_worker_loop" for frame in frames) else frames[::-1]

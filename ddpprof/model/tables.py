@@ -243,6 +243,8 @@ class Trace:
     """paths of its files, in order of time"""
     steps_are_counted: bool = False
     """True if the trace has no ``ProfilerStep#k``, so that the steps' numbers count its DDP forwards"""
+    has_cuda: bool = True
+    """False if the host calls functions of an accelerator, and none of CUDA or HIP"""
     notes: tuple[str, ...] = ()
     """what is missing or was repaired, in words for the report"""
 

@@ -110,6 +110,10 @@ class RankWholeRun:
     own_ns_of_stretches: tuple[int, ...] = ()
     """median time per step that the rank needed by itself: the step without its waiting for other ranks. One for each
     of ten stretches of about equally many steps; none if there are fewer, or if that waiting is unknown"""
+    num_unpaired: int = 0
+    """number of forwards without a backward pass, beyond those that every step has"""
+    unpaired_step: int | None = None
+    """number of the first step with one"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
 

@@ -54,6 +54,8 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         last_memory_bytes=next((int(one) for one in sampled[::-1] if one != UNKNOWN), None),
         memory_growth_bytes=_memory_growth(pulse, rows),
         own_ns_of_stretches=own_times(rows, _NUM_STRETCHES),
+        num_unpaired=max(state.num_unpaired, 0),
+        unpaired_step=state.unpaired_step if state.num_unpaired > 0 else None,
         nonfinite=nonfinite_steps(state),
     )
 

@@ -34,12 +34,14 @@ modules.py          one DDP module under observation
 ddp_facts.py        description of DDP, its buckets and its parameters, and of ``nn.DataParallel``
 reducer.py          which parameters DDP averages: those that need gradients when it builds its reducer
 buckets.py          when each gradient bucket is launched and finished
+unaveraged.py       parameters that are trained although no DDP module averages them
 replicas.py         values that tell whether all ranks have the same model
 same_model.py       whether all ranks construct DDP with the same model and the same arguments
 rpc.py              calls through ``torch.distributed.rpc`` in the current step
 feeding.py          which data loader feeds the training, with which samples
 samples.py          digests of a batch's samples
-random_states.py    digests of the states of torch's random-number generators
+random_states.py    digests of the states of random-number generators: torch's, NumPy's and Python's
+random_draws.py     whether a dataset draws random numbers in the workers of its loader
 losses.py           the losses of each step: the scalars on which the script calls ``backward``
 environment.py      device, backend, framework, cores, checkpoints, and whether torch.compile has compiled anything
 device.py           which devices DDP trains on, and when they have finished their work

@@ -22,8 +22,15 @@ def how_it_ends(error: BaseException | None) -> str:
         return "interrupted"
     if "exited unexpectedly" in str(error) and error.__cause__ is not None:
         error = error.__cause__  # `DataLoader` says with it what killed its worker
-    said = str(error).strip().partition("\n")[0]
+    said = _in_one_line(str(error).strip())
     return f"failed: {type(error).__name__}: {said if len(said) <= _MOST else f'{said[: _MOST - 1]}…'}"
+
+
+def _in_one_line(said: str) -> str:
+    """Return the first line of an error and, of NCCL's errors, also the one that names the cause."""
+    first, (_, _, cause) = said.partition("\n")[0], said.partition("Last error:\n")
+    cause = cause.partition("\n")[0].strip()
+    return f"{cause} ({first})" if cause else first
 
 
 @dataclass(frozen=True, slots=True)

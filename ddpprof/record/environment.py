@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.linux_files import cpu_quota
+from ddpprof.model.backends import standard_name
 from ddpprof.record import rank_conditions
 
 _MAX_CHECKPOINTS_KEPT = 64
@@ -48,6 +50,11 @@ class JobEnvironment:
         self._timeout_s = _timeout_s(ddp.process_group, ddp.device_type)
         self._joins = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
+    def describe_group(self, group: dist.ProcessGroup) -> None:
+        """Note the job's process group, of a job that fails before its DDP module is called."""
+        self.look_who_calls()
+        self._backend = standard_name(str(dist.get_backend(group)))
+
     def averages_in(self, group: dist.ProcessGroup) -> None:
         """Note the process group of a DDP module."""
         self._groups.add(tuple(dist.get_process_group_ranks(group)))
@@ -76,6 +83,8 @@ class JobEnvironment:
             "framework": self._framework,
             "is_compiled": has_compiled(),
             "num_cores": _num_cores(),
+            "core_list": core_list(),
+            "cpu_quota": cpu_quota(),
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": rank_conditions.of_main_script(),
@@ -93,15 +102,20 @@ def _num_cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def core_list() -> str | None:
+    """Return the cores on which this process may run, such as ``"0,1,2"``; ``None`` if the system does not tell."""
+    return ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else None
+
+
 def backend_for(group: Any, device_type: str) -> str:
     """Return the group's backend for that kind of device; one group may have several.
 
     A group that was given no backend reports ``"undefined"``.
     """
     try:
-        return str(group._get_backend(torch.device(device_type)).name())
+        return standard_name(str(group._get_backend(torch.device(device_type)).name()))
     except (RuntimeError, AttributeError):  # a backend unknown to torch, or none for the device
-        return str(dist.get_backend(group))
+        return standard_name(str(dist.get_backend(group)))
 
 
 def _timeout_s(group: Any, device_type: str) -> float | None:

@@ -18,7 +18,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ddpprof.model import Batch, Loader
-from ddpprof.record.samples import digests, sizes_of
+from ddpprof.record.random_draws import draws_in_workers
+from ddpprof.record.samples import digest_of, digests, sizes_of
 
 _MAX_LOADERS = 32
 _MAX_EPOCHS_KEPT = 16
@@ -47,6 +48,7 @@ class _Feed:
     """True if the last pass over it was completed, or there was none"""
     place: int = 0
     """position of the last batch in its pass"""
+    worker_seeds: list[int] = field(default_factory=list)
     sizes: deque[frozenset[int]] = field(default_factory=lambda: deque(maxlen=_BATCHES_AHEAD))
 
     def described(self) -> Loader:
@@ -60,6 +62,7 @@ class _Feed:
             num_passed_on=self.num_passed_on,
             waited_ns=self.waited_ns,
             batches=tuple(self.batches),
+            worker_seeds=tuple(self.worker_seeds),
         )
 
 
@@ -125,6 +128,8 @@ class Feeding:
             feed.has_run_out = True
             return
         self._waiting[feed] = False
+        if feed.place == 0 and feed.loader.num_workers and len(feed.worker_seeds) < _MAX_EPOCHS_KEPT:
+            feed.worker_seeds.append(digest_of([str(getattr(iterator, "_base_seed", id(iterator))).encode()]))
         feed.num_batches += 1
         feed.place += 1
         if recording:
@@ -204,6 +209,8 @@ def describe_loader(loader: DataLoader[Any]) -> Loader:
         epochs_set=() if orders_by_epoch else None,
         shuffles=bool(getattr(sampler, "shuffle", kind.__name__ == "RandomSampler")),
         batches_per_pass=_batches_per_pass(loader),
+        draws_in_workers=draws_in_workers(loader),
+        has_generator=loader.generator is not None,
     )
 
 

@@ -33,6 +33,7 @@ def _begin(settings: Settings) -> None:
         return
 
     def close() -> None:
+        session.process_exits = True
         with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
             session.close(sys.exc_info()[1] or getattr(sys, "last_value", None))
 

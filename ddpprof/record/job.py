@@ -132,18 +132,21 @@ class JobRank:
             problem = str(error) or type(error).__name__
         agreement.offer(out, run_id, problem)
 
-    def open_files(self, device: TrainingDevice) -> bool:
+    def open_files(self, device: TrainingDevice | None) -> bool:
         """Open this rank's files, after a synchronised backward pass on `device`.
+
+        `device`: ``None`` if the rank has failed, so that it waits for no device, and leads if nobody else does.
 
         Returns False if the rank that leads cannot record, and reports that for all ranks. Raises `DdpprofError` and
         `OSError` for problems that this rank has to report.
         """
         if self._agreement is None or self.files is not None:
             return True
-        device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
+        if device is not None:
+            device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
         verdict, first = self._agreement.verdict(), self._agreement.group[0]
-        if verdict is None and first != 0:  # rank 0 does not train with DDP, or is late
-            self._leads_if(self.rank == first, self._agreement)
+        if verdict is None and (first != 0 or device is None):  # rank 0 does not train with DDP, or is late
+            self._leads_if(self.rank == first or device is None, self._agreement)
             verdict = self._agreement.verdict()
         if verdict is None:
             raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not said where it records.")

@@ -37,7 +37,6 @@ _EVERY = 4
 """every n-th size, from the largest, is also measured with two at once"""
 _BESIDE = 1 << 18, 1 << 26
 """least and most bytes measured during a computation: the sizes of buckets"""
-_DUPLICATE = "Duplicate GPU detected"
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
@@ -159,9 +158,10 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
 
 def _in_one_line(error: Exception) -> str:
     """Return the error in one line. NCCL may only say in a later line that ranks share a GPU."""
-    if _DUPLICATE in str(error):
+    refused = backends.refusal_of_shared_gpu(str(error))
+    if refused is not None:
         return (
-            f"two ranks have the same GPU, which NCCL refuses ({_DUPLICATE}): start no more ranks on a host than it "
+            f"two ranks have the same GPU, which NCCL refuses ({refused}): start no more ranks on a host than it "
             "has GPUs, or use --backend gloo"
         )
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -19,6 +19,7 @@ from ddpprof.record.modules import OpenForward, RecordedModule
 from ddpprof.record.random_states import random_states
 from ddpprof.record.reducer import unfrozen_parameters
 from ddpprof.record.rpc import RpcNotes
+from ddpprof.record.unaveraged import Unaveraged
 
 
 class StepNotes:
@@ -29,6 +30,7 @@ class StepNotes:
         self.memory = MemoryNotes()
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
+        self.unaveraged = Unaveraged()
         self.recording = False
         self._random_states: dict[str, int] = {}
         self._forwards: list[Forward] = []
@@ -85,6 +87,7 @@ class StepNotes:
         """Note that recording begins with step number `step`."""
         for module in self.modules:
             module.replica.recording_begins(step)
+        self.unaveraged.first_look(step)
         self.unfrozen()  # those that are trained are known from the next time on
 
     def recording_ends(self, step: int) -> None:
@@ -208,7 +211,7 @@ class StepNotes:
         """Return fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
-        facts |= self.feeding.facts()
+        facts |= self.feeding.facts() | self.unaveraged.facts()
         if self._data_parallel:
             facts |= {"data_parallel": tuple(self._data_parallel.values()), "device": self._data_parallel_device}
         return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 from pathlib import Path
@@ -29,6 +30,30 @@ class LastStep:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class CrashFile:
+    """A file into which Python writes where all threads stand, if a signal such as SIGABRT ends the process.
+
+    Gloo aborts a process whose collective meets another one, which then can say nothing itself. A script that has
+    `faulthandler` write elsewhere keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+
+    def open(self, path: Path) -> None:
+        """Begin. Raises ``OSError``."""
+        if not faulthandler.is_enabled():
+            file = own_files.overwrite(path)  # it stays open: the signal may come at any time
+            faulthandler.enable(file)
+            self._path = path
+
+    def close(self) -> None:
+        """Remove the file if there was no such signal."""
+        if self._path is not None and not self._path.stat().st_size:
+            own_files.remove_file(self._path)
+        self._path = None
 
 
 class RankOutput:

@@ -62,6 +62,7 @@ def install(distributed: ModuleType) -> None:
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
     wrappers: dict[str, Wrapper] = {
+        "__init__": _beginning_first,  # it may fail before it builds its reducer
         "_ddp_init_helper": lambda original: noting_parameters(_beginning_first(original)),
         "forward": _forward,
         "_pre_forward": _pre_forward,
@@ -165,7 +166,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         events.ddp_forward_begins(self)
         try:
             return original(self, *inputs, **kwargs)
-        except RuntimeError as error:
+        except Exception as error:
             events.ddp_forward_fails(self, error)
             raise
 

@@ -34,6 +34,7 @@ _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
 _NUM_PASSES, _FLAGS = state_word("num_passes"), state_word("flags")
 _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
+_UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unpaired")
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER = int(Activity.BACKWARD), int(Activity.OPTIMIZER)
 _NO_TASK = -1
@@ -57,8 +58,11 @@ class PulseWriter:
         "_last_nonfinite",
         "_looks",
         "_note",
+        "_num_forwards",
         "_num_passes",
+        "_passes_before",
         "_reduces",
+        "_usual_unpaired",
         "_waited_ns",
         "identity",
         "memory",
@@ -86,6 +90,10 @@ class PulseWriter:
         self._waited_ns = 0
         """time for which the training thread has waited for other ranks outside backward passes"""
         self._num_passes = 0
+        self._num_forwards = self._passes_before = 0
+        """number of synchronising forwards in the step, and of synchronising backward passes before it"""
+        self._usual_unpaired: int | None = None
+        """least number of forwards in a step beyond its backward passes"""
         self._finite_step = self._last_nonfinite = UNKNOWN
         """numbers of the last step with a finite loss, and of the last one with another"""
         self._reduces = False
@@ -156,12 +164,18 @@ class PulseWriter:
         try:
             if ddp.require_backward_grad_sync and is_grad_enabled():
                 self._reduces = True
+                self._num_forwards += 1
                 if self._looks:
                     reducer = ddp.reducer if ddp.device_type == "cpu" else None
                     self._forwards.append((reducer, inner_end_ns, now))
         except Exception as error:  # the training goes on
             self.rows.end_for(error)
         return result
+
+    def forward_fails(self, ddp: DistributedDataParallel) -> None:
+        """Note that a forward of a DDP module has raised an error, which the script may catch."""
+        if ddp.require_backward_grad_sync and is_grad_enabled():
+            self._num_forwards += 1
 
     def backward_begins(self, loss: Any) -> bool:
         """Note the beginning of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at.
@@ -227,6 +241,10 @@ class PulseWriter:
             self._note((NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0
         self._note((STEP_ENDED, num_steps - 1))
+        unpaired = self._num_forwards + self._passes_before - self._num_passes
+        if unpaired != self._usual_unpaired:
+            self._note_unpaired(num_steps - 1, unpaired)
+        self._num_forwards, self._passes_before = 0, self._num_passes
         words[_STEP] = num_steps
         words[_STEP_SINCE] = now
         self._reduces = False
@@ -236,6 +254,14 @@ class PulseWriter:
         self._looks = every == 1 or num_steps * _GOLDEN % 2**32 * every < 2**32
         if now - self.rows.made_ns > _PATIENCE_NS:
             self.rows.make()
+
+    def _note_unpaired(self, step: int, unpaired: int) -> None:
+        if self._usual_unpaired is None or unpaired < self._usual_unpaired:
+            self._usual_unpaired = unpaired
+            return
+        if self.words[_NUM_UNPAIRED] == 0:
+            self.words[_UNPAIRED_STEP] = step
+        self.words[_NUM_UNPAIRED] += unpaired - self._usual_unpaired
 
     def ends_as(self, ended: Ended) -> None:
         """Note how the training ended."""
@@ -280,6 +306,9 @@ class NoPulse:
 
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
         return original(ddp, output)
+
+    def forward_fails(self, _ddp: DistributedDataParallel) -> None:
+        return
 
     def backward_begins(self, _loss: Any) -> bool:
         return False

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
@@ -30,6 +31,8 @@ _ROUNDS_PER_COPY = 4
 _ROUNDS_PER_SAMPLE = 4
 _USUAL_STEPS = 50
 _END_S = 5.0
+_EXIT_S = 5.0
+"""seconds between two looks at a process that does not exit"""
 _RECENTLY_NS = 60_000_000_000
 """time before a step in which its modules were in training mode if they train in it; some jobs never leave evaluation
 mode"""
@@ -62,7 +65,8 @@ class PulseKeeper:
         self._num_samples = 0
         self._copies = True
         self._told_of_rows = False
-        self._ending = threading.Event()
+        self._ending, self._ended = threading.Event(), threading.Event()
+        self._process_exits = False
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
         with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers find no pulse or a whole one
@@ -85,6 +89,22 @@ class PulseKeeper:
                 self._keep()
             if self.each_round is not None:
                 self._do_also(self.each_round)
+        self._ended.set()
+        if self._process_exits:
+            self._look_at_exit()
+
+    def _look_at_exit(self) -> None:
+        """Write where the main thread stands as long as the process does not exit, though all is over."""
+        while True:
+            time.sleep(_EXIT_S)
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            if frame is None:
+                return
+            self._write_stack(frame)
+            try:
+                os.pwrite(self._copy, self._pulse.memory[: layout.STEPS.at], 0)
+            except OSError:
+                return
 
     def _make_rows(self) -> None:
         rows = self._pulse.rows
@@ -101,15 +121,18 @@ class PulseKeeper:
             if not isinstance(error, RuntimeError):
                 self._warn(f"takes no requests any more: {error}. Training goes on.")
 
-    def close(self) -> bool:
-        """Copy what there is, and end. Return False if a disk that does not answer keeps it from that."""
+    def close(self, process_exits: bool = False) -> bool:
+        """Copy what there is, and end. Return False if a disk that does not answer keeps it from that.
+
+        `process_exits`: the process is about to exit; should it not do so, the thread writes where it stands.
+        """
+        self._process_exits = process_exits
         self._ending.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_END_S)
-            if self._thread.is_alive():  # the file is still in its hands
-                return False
+        if threading.current_thread() is not self._thread and not self._ended.wait(_END_S):
+            return False  # the file is still in its hands
         self._keep()
-        os.close(self._copy)
+        if not process_exits:
+            os.close(self._copy)
         return True
 
     def _state(self) -> PulseState:
@@ -150,8 +173,11 @@ class PulseKeeper:
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
         frame = sys._current_frames().get(self._pulse.training_thread)
-        if frame is None:
-            return
+        if frame is not None:
+            self._write_stack(frame)
+            write_state(self._pulse.words, "evaluates", is_evaluating)
+
+    def _write_stack(self, frame: FrameType) -> None:
         kept: list[str] = []
         for line in map(str, frames_of(traceback.walk_stack(frame))):  # innermost first, as long as they fit
             if sum(len(one.encode(errors="replace")) + 1 for one in [*kept, line]) >= layout.STACK_BYTES:
@@ -160,7 +186,6 @@ class PulseKeeper:
         text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
         write_state(self._pulse.words, "stack_ns", time.time_ns())
-        write_state(self._pulse.words, "evaluates", is_evaluating)
 
     def _is_evaluating(self, state: PulseState) -> bool:
         """Return whether all modules are in evaluation mode, in which they did not train just before."""

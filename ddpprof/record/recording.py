@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof import rundir
 from ddpprof.model import StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Ended
@@ -28,10 +30,13 @@ from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
+from ddpprof.record.launch import is_first_rank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
+from ddpprof.record.output import CrashFile
 from ddpprof.record.pulse import NoPulse, PulseWriter
+from ddpprof.record.reducer import ddp_modules
 from ddpprof.record.running_pulse import RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_detector import StepDetector
@@ -78,7 +83,13 @@ class Recording:
         self._captures: Captures | None = None
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
+        self._crash = CrashFile()
         self._closed = False
+        self.process_exits = False
+        """whether the process exits, so that the end of the recording is that of the process"""
+        self._had_backward = False
+        self._not_of_ddp: set[tuple[int, int]] = set()
+        """optimizers that were seen to have no parameters of the DDP modules, with the number of these modules"""
         self._not_saving: set[str] = set()
         """classes of frameworks that were already reported as not saving"""
 
@@ -146,6 +157,8 @@ class Recording:
         if not self._job.open_files(self._notes.device):
             self._retire()
             return
+        if is_pulse_to_begin and self._job.files is not None:
+            self._crash.open(self._job.files.directory / rundir.crash_file(self._job.rank))
         if self._settings.profiler and not self._job.everyone_records:
             self._window.do_without_profiler(
                 "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
@@ -159,8 +172,9 @@ class Recording:
         self._notes.feeding.runs_out(iterator)
 
     @harmless
-    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
-        """Note which parameters had no gradient, if that is what torch complains of."""
+    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: Exception) -> None:
+        """Note a forward without a backward pass, and which parameters had no gradient, if torch complains of that."""
+        self.pulse.forward_fails(ddp)
         complaint = str(error)
         if "Expected to have finished reduction" not in complaint:
             return
@@ -223,7 +237,7 @@ class Recording:
         running, self._running_pulse, self._captures = self._running_pulse, None, None
         self.pulse = self._window.pulse = NoPulse(None if self._job.files is None else self._job.files.last_step)
         if running is not None:
-            running.end(ended)
+            running.end(ended, self.process_exits)
 
     @property
     def run_to_tell_of(self) -> Path | None:
@@ -250,16 +264,34 @@ class Recording:
             return
         self._closed = True
         self._stop_listening()
+        if ended.startswith("failed"):
+            self._open_after_failure()
         if self._main_window is not None:  # the training ended within a capture
             self._window.close(ended)
             self._leave_capture(self._main_window)
         self._window.close(ended)
-        if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
-            self._job.warn_for_all(self._too_short())
+        self._crash.close()
+        if ended == "finished" and self._job.files is None and not self._settings.trial:
+            self._say_why_nothing_is_recorded()
         if self._losses is not None and self._job.files is not None and self._notes.device.comes_to_rest(PATIENCE_S):
             self._job.files.write_losses(self._losses.values())
         if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
             self._add_unusual_collective(ended, pulse)
+
+    def _open_after_failure(self) -> None:
+        """Open the files of a rank that failed before any step was recorded, to write how it failed."""
+        if self._job.files is None and not self._settings.trial:
+            with suppress(Exception):  # the others may be gone already, and with them the job's store
+                self._attach_and_open()
+
+    def _attach_and_open(self) -> None:
+        if not self._job.attached:
+            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+            if group is None:
+                return
+            self._notes.environment.describe_group(group)
+            self._job.attach(group)
+        self._job.open_files(None)
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
@@ -267,6 +299,12 @@ class Recording:
         if found is not None:
             self._window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
             self._window.write_facts(ended, at_ns=self._window.ended_ns)
+
+    def _say_why_nothing_is_recorded(self) -> None:
+        if self._job.attached:
+            self._job.warn_for_all(self._too_short())
+        elif self._had_backward and is_first_rank() and ddp_modules():
+            self._job.warn(_NEVER_CALLED)
 
     def _too_short(self) -> str:
         num_steps, num_skipped, num_replays = self._window.step, self._window.num_skipped, self.graphs.num_replays
@@ -316,6 +354,10 @@ class Recording:
 
 
 _COMPARED_STEPS = 50
+_NEVER_CALLED = (
+    "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
+    "Compute the loss from model(…), not from model.module(…)."
+)
 _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 

@@ -7,7 +7,7 @@ the latter: their gradients stay on each rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,6 +109,26 @@ def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
         return ()
     averaged = {id(reference()) for other in list(_noted.values()) for reference in other.parameters}
     return tuple(one.name for one in trained if id(one.parameter()) not in averaged)
+
+
+def ddp_modules() -> list[DistributedDataParallel]:
+    """Return the DDP modules that were constructed, as long as the script keeps them."""
+    return list(_noted)
+
+
+def known_to_ddp(modules: Iterable[DistributedDataParallel], *, with_frozen: bool = False) -> set[int]:
+    """Return the identities of the parameters that the reducers of these modules average.
+
+    `with_frozen`: with those that were frozen when DDP was constructed, and those that it was told to ignore.
+    """
+    known = set[int]()
+    for ddp in modules:
+        noted = _noted.get(ddp)
+        if with_frozen:
+            known.update(id(one) for one in ddp.module.parameters())
+        if noted is not None:
+            known.update(id(one) for reference in noted.parameters if (one := reference()) is not None)
+    return known
 
 
 def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> list[str]:

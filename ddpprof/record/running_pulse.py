@@ -71,7 +71,7 @@ class RunningPulse:
             self._looks_for_unfrozen = False
             self._job.warn(f"{not_averaged(before)}; {trained_apart(before)}. {CONSTRUCT_AGAIN}")
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: Ended, process_exits: bool = False) -> None:
         """Note how the training ended, and copy the pulse a last time. In a forked child all this is the parent's."""
         if not self._job.in_this_process():
             return
@@ -79,5 +79,5 @@ class RunningPulse:
         self.writer.ends_as(ended)
         if self._live is not None:
             self._live.close()
-        if self._keeper.close():  # otherwise the next job copies it
+        if self._keeper.close(process_exits):  # otherwise the next job copies it
             self.writer.close()

@@ -28,6 +28,7 @@ from ddpprof.record import framework_saves, patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
+from ddpprof.record.reducer import ddp_modules, known_to_ddp
 from ddpprof.record.standby import STANDBY
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
@@ -63,6 +64,7 @@ class Session(Recording):
         if self._job.alone:
             raise DdpprofError("the script trained with DataParallel before DistributedDataParallel.")
         self._notes.module(ddp)
+        self._notes.unaveraged.is_called(ddp)
         self._baseline.forward_is_over(ddp)
         self._end_step_that_is_over()
         if self.finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
@@ -158,14 +160,31 @@ class Session(Recording):
             self.count_step()
 
     def _optimizer_is_done(self, optimizer: Any) -> None:
+        if not self._job.attached:
+            self._trains_without_forward(optimizer)
+        self._notes.unaveraged.optimizer_steps(optimizer)
         if self._job.attached and self.finder.optimizer_stepped(id(optimizer)):
             if self._between_backward_passes():
                 self._end_step()
             else:
                 self._step_is_over = True
 
+    def _trains_without_forward(self, optimizer: Any) -> None:
+        """Begin with a step of a DDP module's optimizer if there was a backward pass, but no forward of DDP so far."""
+        modules = ddp_modules()
+        if not self._had_backward or (id(optimizer), len(modules)) in self._not_of_ddp:
+            return
+        self._not_of_ddp.add((id(optimizer), len(modules)))
+        optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        ddp = next((ddp for ddp in modules if not optimized.isdisjoint(known_to_ddp([ddp]))), None)
+        if ddp is not None:
+            self._attach(ddp)
+            self._window.without_common_steps()
+            self.finder.steps_without_forward()
+
     def backward_begins(self, tensors: Any) -> bool:
         """Handle a backward pass. Returns False if it is inside another, as in reentrant checkpointing."""
+        self._had_backward = True
         if not self._between_backward_passes():
             return False
         self._note(self._backward_begins, tensors)

@@ -4,6 +4,7 @@
                                first time; so a GAN's `d.step(); g.step()`, or five critic steps and one generator
                                step, are one training step
     models take turns          where two optimizers each step several times in a row, steps end with both
+    DDP is never called        the step ends with the anchor optimizer, too, though nothing synchronises the ranks
     no optimizer exists        the step ends when a DDP module that has synchronised begins its next forward
     the user calls `step()`    from then on nothing else ends a step
 
@@ -34,6 +35,7 @@ class StepDetector:
         self._synchronised_since_last = False
         self._synchronised: set[int] = set()
         self._has_synchronised = False
+        self._needs_forward = True
         self._without_optimizer: bool | None = None
         self.num_optimizer_steps = 0
 
@@ -48,12 +50,17 @@ class StepDetector:
         self._synchronised.clear()
         return ends
 
+    def steps_without_forward(self) -> None:
+        """End steps without a forward of DDP, too, until the first one."""
+        self._needs_forward = False
+
     def forward_begins(self, module: int, synchronises: bool) -> bool:
         """Handle the beginning of a DDP forward with gradients; return True if a step ended just before it."""
         ended = module in self._synchronised and self._steps_end_at_forward()
         if ended:
             self._synchronised.clear()
         if synchronises:
+            self._needs_forward = True
             self._synchronised.add(module)
             self._has_synchronised = self._synchronised_since_last = True
         return ended
@@ -77,7 +84,7 @@ class StepDetector:
             self._is_turn = True
             self._in_turns.add(optimizer)
         self._last, self._synchronised_since_last = optimizer, False
-        if not self._ends_steps(optimizer) or not self._synchronised:
+        if not self._ends_steps(optimizer) or (self._needs_forward and not self._synchronised):
             return False
         self._synchronised.clear()
         return True

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 
 from ddpprof import profiled_ranks
+from ddpprof.errors import DdpprofError
 from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
 from ddpprof.record import ddp_variants
@@ -145,6 +146,17 @@ class Window:
             return StepMode.SKIP
         return mode
 
+    def without_common_steps(self) -> None:
+        """Handle that no all-reduce keeps the ranks together: each goes on when the script does, and none ends the job.
+
+        Raises `DdpprofError` if the recording needs gradient communication.
+        """
+        if self._settings.baseline_steps:
+            raise DdpprofError("--baseline-steps needs steps with gradient communication, and the script has none.")
+        if self._ends_job and not self._settings.trial:
+            self._ends_job = False
+            self._job.warn_for_all("the job goes on as in the script, since DDP does not keep its ranks together")
+
     def cut_short(self, why: str) -> None:
         """Stop profiling within a step, between two operators."""
         if self.mode in _PROFILED and self.profiler.running:
@@ -160,7 +172,7 @@ class Window:
             if self._job.agreement.vetoed():
                 self.profiler.stop()
                 self.do_without_profiler("the profiler does not start on every rank")
-        if self._settings.trial or not self._settings.stop_after:
+        if self._settings.trial or not self._ends_job:
             return
         if self.step == self._schedule.common_end - 1:
             self._job.agreement.come_to_the_end()
@@ -272,6 +284,9 @@ class Window:
 
     def write_facts(self, ended: str | None, at_ns: int | None = None) -> None:
         """Write the rank's facts. Raises `OSError`. `at_ns`: when it ended, ns since 1970, if that is not now."""
+        if ended in (None, "finished", "stopped"):  # otherwise an accelerator may not answer
+            with suppress(Exception):
+                self._notes.unaveraged.second_look(self.step)
         about = {"profiles": self._profiles, "no_trace": self._no_trace}
         end: dict[str, object] = {}
         if ended is not None:

@@ -5,6 +5,7 @@ Its numbers are the report's; where a table shows a mean, it is one over the ste
 sections/           the content, order and words of a report, which terminal, Markdown and pages draw
 html/               pages of one file each
 tensorboard/        event files
+error_words.py      what to do about errors of DDP, its backends and launchers
 glossary.py         the meaning of all terms
 hang_words.py       the verdict on a job that hangs or has failed, in words
 json.py             reports, comparisons and experiments as JSON, and back from JSON to a report

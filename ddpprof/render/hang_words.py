@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
+from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
+from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
 from ddpprof.words import listed, ranks_in_words
 
@@ -17,10 +19,13 @@ _MOST_NAMES = 6
 _MOST_RANKS = 8
 _WHAT = {
     Fault.DIED: "rank {rank} has died",
+    Fault.DOES_NOT_EXIT: "all ranks have finished training, but the process of rank {rank} does not exit",
     Fault.ENDED_EARLY: "rank {rank} has no more batches and has left the training loop",
     Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
     Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the others do not call",
+    Fault.MISMATCH: "the ranks have called collectives that do not match",
+    Fault.EVALUATES_ALONE: "rank {rank} evaluates with the DDP module, and its forward waits for the other ranks",
     Fault.OWN_CODE: "rank {rank} is still in the script's own code",
     Fault.LOCK: "rank {rank} waits for a lock, a queue or another process",
     Fault.LOADER: "rank {rank} waits for its DataLoader",
@@ -33,13 +38,18 @@ _WHAT = {
     Fault.UNKNOWN: "no rank left a pulse that tells why",
 }
 _DO = {
+    Fault.DOES_NOT_EXIT: "Look at that line. If it is a queue, read it before you join the processes: call queue.get() "
+    "for each result, and join() after that. End threads, executors and loaders before the script ends.",
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
-    "the loop that depends on the rank or its batch.",
+    f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
     Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
     "comes after the training loop, that rank had fewer batches: give every rank the same number.",
+    Fault.MISMATCH: SAME_COLLECTIVES,
+    Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many batches "
+    "on each. The forward of DDP broadcasts buffers, such as BatchNorm's statistics, in evaluation mode, too.",
     Fault.OWN_CODE: "Look at that line: the other ranks wait until it is done.",
     Fault.LOCK: "Look for who holds the lock or should fill the queue; other ranks must not be needed for that.",
     Fault.LOADER: "Look at its workers (`py-spy dump --pid PID`) and at the storage they read; DataLoader(timeout=…) "
@@ -54,18 +64,6 @@ _DO = {
     "send queue (ss -ti; of InfiniBand, ibstat). On accelerators, look for ranks that queue different collectives, "
     "too.",
 }
-_OF_UNREDUCED = (
-    "These parameters took no part in the loss on that rank: use them in every forward, or pass "
-    "find_unused_parameters=True to DistributedDataParallel."
-)
-_ADVICE_ON_ERRORS = (
-    (re.compile(r"Expected to have finished reduction"), _OF_UNREDUCED),
-    (re.compile(r"verify_params|_verify_param_shape|params.*(?:size|shape).*(?:mismatch|appears not to match)"),
-     "The ranks have built different models: build the same one from the same arguments on every rank."),
-    (re.compile(r"out of memory|OutOfMemory"), "Its memory was full: a smaller batch, or accumulation of gradients."),
-    (re.compile(r"insufficient shared memory|killed by signal: Bus error"),
-     "Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers."),
-)  # fmt: skip
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -116,7 +114,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
 
 def _how_it_died(verdict: Verdict) -> str:
     if verdict.detail is not None:
-        return f": {clean(verdict.detail, most=300).rstrip('.')}"
+        return f": {clean(shortened(verdict.detail), most=300).rstrip('.')}"
     code = verdict.exit_code
     if code is not None and code < 0:
         return f" of {signal_name(-code)}"
@@ -159,5 +157,5 @@ def _advice(verdict: Verdict) -> str | None:
 def _advice_on_death(verdict: Verdict) -> str | None:
     said = verdict.detail
     if said is not None and not is_of_worker(said):
-        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(said)), None)
+        return advice_on_error(said)
     return killer_sentence(said, verdict.exit_code, verdict.num_oom_kills)

@@ -83,6 +83,8 @@ class TraceSummary:
     num_baseline_steps: int
     outside: tuple[tuple[OutsideCalls, ...] | None, ...]
     """calls per step"""
+    has_cuda: bool = True
+    """False if the rank's accelerator runs neither CUDA nor HIP"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
         host=trace.host,
         device=trace.device,
         backend=trace.backend,
+        has_cuda=trace.has_cuda,
         notes=trace.notes,
         collectives=collectives,
         message_bytes=message_bytes(rank, modules),

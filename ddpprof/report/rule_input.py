@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.findings import Observed
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.kernels.devices import imbalance_ns
-from ddpprof.measures.ranks.random_numbers import find_same_random_numbers
-from ddpprof.measures.ranks.replicas import find_drifts
+from ddpprof.measures.ranks.host_cores import cores_of_hosts
+from ddpprof.measures.ranks.random_numbers import find_same_random_numbers, find_same_worker_seeds
+from ddpprof.measures.ranks.replicas import find_drifts, find_trained_apart
 from ddpprof.measures.ranks.same_samples import find_same_samples
+from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.measures.statistics.paired_ratio import student_quantile
-from ddpprof.model import DdpModule, Record, Run
+from ddpprof.model import DdpModule, Run
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import RankReport, Report, StepReport
 
@@ -38,6 +39,7 @@ def observe(
     reports, averages = report.ranks_together, report.job.averages
     slowdown, across = report.overlap_slowdown, report.across
     facts = {rank.rank: rank.record.facts for rank in ranks if rank.record is not None}
+    hosts, knows_all = cores_of_hosts([*facts.values()]), len(facts) == run.world_size
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None and averages(rank.rank)}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     watched = run.whole_run.ranks if run.whole_run is not None else ()
@@ -81,18 +83,26 @@ def observe(
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: one.loaders for rank, one in facts.items()},
         same_samples=find_same_samples({rank: one.loaders for rank, one in facts.items()}),
+        same_worker_seeds=find_same_worker_seeds({rank: one.loaders for rank, one in facts.items()}),
         same_random_numbers=find_same_random_numbers({rank: record.random_states for rank, record in records.items()}),
         drifts=find_drifts({rank: one.replicas for rank, one in facts.items()}),
+        trained_apart=find_trained_apart({rank: one.unaveraged for rank, one in facts.items()}),
         joins=any(one.joins for one in facts.values()),
         timeout_s=max((one.timeout_s for one in facts.values() if one.timeout_s), default=None),
         group_size=_least(one.group_size for one in facts.values()),
         device=next((one.device for one in facts.values()), None),
+        is_compiled=report.job.is_compiled,
+        has_cuda=all(rank.trace.has_cuda for rank in ranks if rank.trace is not None),
         takes_cap_lists=report.job.accepted_caps.lists,
         framework=next((one.framework for one in facts.values() if one.framework), None),
-        cores_per_rank=_cores_per_rank([*facts.values()], run.world_size),
+        hosts=hosts,
+        cores_per_rank=min((one.cores_per_rank for one in hosts), default=None) if knows_all else None,
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
         unfrozen=next((one.unfrozen for one in facts.values() if one.unfrozen), ()),
+        skipped=find_skipped_pass(
+            {one.rank: Unpaired(one.num_unpaired, one.unpaired_step, one.num_steps) for one in watched}
+        ),
         nonfinite={one.rank: one.nonfinite for one in watched},
         own_ns={one.rank: one.own_ns_of_stretches for one in watched if one.own_ns_of_stretches and averages(one.rank)},
         watched_ns=run.whole_run.duration_ns if run.whole_run is not None else 0,
@@ -109,14 +119,6 @@ def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
         few = len(steps_ns) < 2
         noises.append(None if few else round(student_quantile(0.025, len(steps_ns) - 1) * error_of_median(steps_ns)))
     return _least(noises)
-
-
-def _cores_per_rank(records: Sequence[Record], world_size: int | None) -> float | None:
-    """Return the number of cores per rank on the host where it is least; all ranks must be known."""
-    if len(records) != world_size:
-        return None
-    ranks = Counter(record.host for record in records)
-    return min((record.num_cores / ranks[record.host] for record in records if record.num_cores), default=None)
 
 
 def _least(values: Iterable[int | None]) -> int | None:

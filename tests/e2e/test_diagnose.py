@@ -29,7 +29,10 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert done.returncode != 0
     hint, *said = (line.removeprefix("ddpprof: ") for line in done.stderr.splitlines() if line.startswith("ddpprof: "))
     assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
-    assert said[0] == "The job hangs at step 60: rank 1 calls a collective that the others do not call."
+    assert said[0] == (
+        "The job hangs at step 60: rank 1 calls a collective that the others do not call; it called barrier, and rank "
+        "0 called the all-reduce of DDP's gradients."
+    )
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")
     assert said[3] == "They wait for bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."

@@ -160,4 +160,26 @@ def test_different_models_are_told_apart_by_name(ddpprof: Run, tmp_path: Path) -
         "ddpprof: rank 1: its model is not the same as on rank 0: weight is 4×4 here and 3×4 there; bias is 4 here and "
         "3 there.\n"
     ) in done.stderr
-    assert "ddpprof: nothing was recorded: the job failed before" in done.stderr
+    assert "ddpprof: The job failed at step 0: rank " in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "says", "advice"),
+    [
+        pytest.param("checkpoint", "Expected to mark a variable ready only once", "use_reentrant=False", id="backward"),
+        pytest.param("frozen", "DistributedDataParallel is not needed", "wrap only modules that are", id="constructor"),
+    ],
+)
+def test_a_failure_in_the_first_step_is_explained(how: str, says: str, advice: str, ddpprof: Run) -> None:
+    job = ["--nproc-per-node=2", "--standalone", *script("early_failure.py", "--how", how)]
+    for command in ("trace", "watch"):
+        done = ddpprof(command, "--out", command, *job)
+        assert done.returncode == 1
+        told = " ".join((done.stdout if command == "trace" else done.stderr).split())
+        assert says in told
+        assert advice in told
+        asked = ddpprof("diagnose", command)
+        assert asked.returncode == 1
+        assert asked.stdout.startswith("The job failed at step 0: rank ")
+        assert advice in asked.stdout

@@ -40,3 +40,24 @@ def test_parameters_that_are_unfrozen_after_ddp_was_constructed(ddpprof: Run, re
     first = report("run")["findings"][0]
     assert (first["rule"], first["is_correctness"]) == ("unfrozen-parameters", True)
     assert first["title"].endswith("2 parameters that were frozen when DDP was constructed: 0.weight, 0.bias")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        pytest.param("inner", "2 parameters of Linear: weight, bias", id="no-ddp-module-is-called"),
+        pytest.param("second", "2 parameters of Linear: weight, bias", id="one-of-two-is-never-called"),
+        pytest.param("forgotten", "2 parameters of Linear: weight, bias", id="not-wrapped"),
+        pytest.param("scale", "1 parameter outside all modules: shape ()", id="of-the-loss"),
+        pytest.param("by-hand", None, id="averaged-by-the-script"),
+        pytest.param("called", None, id="both-are-called"),
+    ],
+)
+def test_parameters_that_ddp_does_not_average(way: str, says: str | None, ddpprof: Run, report: Report) -> None:
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, *script("unaveraged.py", "--way", way)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == ("different" if says else "equal")
+    titles = [one["title"] for one in report("run")["findings"] if one["rule"] == "unaveraged-parameters"]
+    assert [title.partition("the gradients of ")[2] for title in titles] == ([says] if says else [])
+    assert not says or report("run")["findings"][0]["rule"] == "unaveraged-parameters"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.linux_files import ProcessStat, number_in, own_groups, stat_of
+from ddpprof.linux_files import ProcessStat, cpu_quota, number_in, own_groups, stat_of
 
 
 def test_numbers_by_name(tmp_path: Path) -> None:
@@ -52,3 +52,30 @@ def test_groups_of_a_controller(tmp_path: Path, content: str | None, groups: lis
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text(content)
     assert list(own_groups("cpu", tmp_path)) == [tmp_path / "sys/fs/cgroup" / group for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota"),
+    [
+        pytest.param("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, None, id="no-limit"),
+        pytest.param("0::/a/b\n", {"a/b/cpu.max": "250000 100000\n"}, 2.5, id="version-2"),
+        pytest.param("0::/a/b\n", {"a/cpu.max": "100000 100000\n", "a/b/cpu.max": "max 100000\n"}, 1.0, id="outer"),
+        pytest.param(
+            "9:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 0.5,
+            id="version-1",
+        ),
+        pytest.param(
+            "9:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, None,
+            id="version-1-no-limit",
+        ),
+        pytest.param("0::/a\n", {"a/cpu.max": "many\n"}, None, id="unreadable"),
+    ],
+)  # fmt: skip
+def test_cores_that_a_control_group_may_use(
+    tmp_path: Path, membership: str, files: dict[str, str], quota: float | None
+) -> None:
+    below = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in {"proc/self/cgroup": membership, **below}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert cpu_quota(tmp_path) == quota

@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.intervals import held_by_earlier
-from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, IdentityColumns, Role, classify_in, may_queue_work
+from ddpprof.load.classify import (
+    DEVICE_ROLES,
+    Family,
+    Identity,
+    IdentityColumns,
+    Role,
+    classify_in,
+    is_of_cuda,
+    may_queue_work,
+)
 from ddpprof.load.kineto.arguments import Arguments, LaunchArguments, OpArguments, collective_details, decode_arguments
 from ddpprof.load.kineto.columns import (
     NAMED_LANE,
@@ -83,8 +92,12 @@ class Collector:
         self._shapes = _Remembered(self._shape)
         """numbers of shapes by their text in the file"""
         self._launch_shapes = _Remembered(self._launch_shape)
-        self._queues = _Remembered(may_queue_work)
+        self._queues = _Remembered(self._may_queue_work)
         self._on_device = False
+
+    def _may_queue_work(self, call: str) -> bool:
+        self.kept.calls_of_cuda.add(is_of_cuda(call))
+        return may_queue_work(call)
 
     def begin(self, group: int) -> None:
         """Begin a group, to which events belong that are added from now on; groups come in the file's order."""

@@ -122,6 +122,8 @@ class Collected:
     """number by group"""
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
+    calls_of_cuda: set[bool] = field(default_factory=set)
+    """for each call that may launch work: whether it is of CUDA or HIP"""
     last_ns: int = -(1 << 63)
     """latest end of an event, apart from ops that only stand for compute"""
     last_op_ns: int = -(1 << 63)
@@ -157,6 +159,8 @@ class Columns:
     """the host's calls that queued the device work among the rows"""
     num_launches: int
     """number of calls, with those that queued other work or none"""
+    has_cuda: bool
+    """False if there are such calls, and none of CUDA or HIP"""
     last_ns: int
     """end of the last of these events"""
     window_end_ns: int | None
@@ -205,6 +209,7 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
             launches.start_ns.astype(np.int64, copy=False), narrow(launch_lane), narrow(launches.correlation), _NOTHING
         ),
         num_launches=sum(part.num_launches.total() for part in parts),
+        has_cuda=set[bool]().union(*(part.calls_of_cuda for part in parts)) != {False},
         last_ns=last_ns,
         window_end_ns=max((part.window_end for part in parts if part.window_end is not None), default=(0, None))[1],
         num_devices=len(set[int]().union(*(part.devices for part in parts)) - {UNKNOWN}),

@@ -30,6 +30,7 @@ from ddpprof.load.kineto.decode import (
 from ddpprof.load.lenient_json import decode_or_none, decode_repaired
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.nanoseconds import TimeOutOfRangeError
+from ddpprof.model.backends import standard_name
 
 DIVISION = Division()
 
@@ -213,7 +214,7 @@ def _header(*documents: _Document) -> Header:
     info = info if isinstance(info, dict) else {}
     backend, host, devices = info.get("backend"), value("host"), value("devices")
     return Header(
-        backend=backend if isinstance(backend, str) else None,
+        backend=standard_name(backend) if isinstance(backend, str) else None,
         rank=_natural(info.get("rank")),
         world_size=_natural(info.get("world_size")),
         host=host if isinstance(host, str) else None,

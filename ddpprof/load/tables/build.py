@@ -43,6 +43,7 @@ def build_trace(header: Header, file: TraceRows) -> Trace:
     work = _device_work(file, found, phases) if on_device else _host_work(file, found, phases)
     return Trace(
         device="gpu" if on_device else "cpu",
+        has_cuda=file.has_cuda,
         backend=header.backend,
         rank=header.rank,
         world_size=header.world_size,

@@ -31,7 +31,7 @@ class TraceRows:
         self.launches, self.last_ns = columns.launches, columns.last_ns
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
-        self.num_launches = columns.num_launches
+        self.num_launches, self.has_cuda = columns.num_launches, columns.has_cuda
         self.names: dict[str, int] = {}
         """names in order; the values count from 0"""
         self.kernels: dict[Kernel, int] = {}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model import ProcessExit, Record
+from ddpprof.model.backends import refusal_of_shared_gpu
 from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
 
@@ -41,6 +42,10 @@ class RankEnd:
     exit_code: int | None = None
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
+    collective: str | None = None
+    """collective of the script in which it ended, if it did"""
+    place: str | None = None
+    """line of the user's code at which it ended, as far as it is known"""
     num_oom_kills: int | None = None
     """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
 
@@ -81,7 +86,7 @@ class Failure:
 
 def is_of_a_lost_peer(error: str) -> bool:
     """Return whether a rank may have failed like this because another one did."""
-    return _OF_A_LOST_PEER.search(error) is not None
+    return _OF_A_LOST_PEER.search(error) is not None and refusal_of_shared_gpu(error) is None
 
 
 def rank_end(record: Record) -> RankEnd:
@@ -89,7 +94,8 @@ def rank_end(record: Record) -> RankEnd:
     error = error_in(record.ended)
     lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
-    return RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
+    end = RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
+    return replace(end, collective=record.ended_in, place=record.ended_place)
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:

@@ -1,4 +1,4 @@
-"""Do all ranks draw the same random numbers?
+"""Do all ranks draw the same random numbers, in training or in the workers of their loaders?
 
 Each rank noted a digest of the state of each of torch's generators at the beginning of its recorded steps. Ranks draw
 the same numbers if their digests are equal in every step. A generator was used in every step if its digests all differ.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpprof.model import RecordedStep
+from ddpprof.model import Loader, RecordedStep
 
 _FEWEST_STEPS = 4
 """number of steps; in one or two of them, something else may draw, such as an evaluation"""
@@ -21,7 +21,8 @@ GeneratorStates = Mapping[str, Mapping[int, int]]
 @dataclass(frozen=True, slots=True)
 class SameRandomNumbers:
     generators: tuple[str, ...]
-    """devices from whose generators the same numbers are drawn, by torch's names for their types"""
+    """generators from which the same numbers are drawn: of a type of device by torch's name for it, ``"numpy"`` or
+    ``"random"``"""
     ranks: tuple[int, ...]
     """ranks that were compared"""
     num_steps: int
@@ -49,6 +50,20 @@ def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRando
     if len(ranks) < 2 or not same:
         return None
     return SameRandomNumbers(same, ranks, min(num_steps[kind] for kind in same))
+
+
+def find_same_worker_seeds(loaders: Mapping[int, Sequence[Loader]]) -> Loader | None:
+    """Return a loader whose workers draw random numbers, from the same seeds on all ranks; ``None`` if there is none.
+
+    `loaders`: those of each rank.
+    """
+    if len(loaders) < 2:
+        return None
+    seeds = [{seed for one in of_rank for seed in one.worker_seeds} for of_rank in loaders.values()]
+    common = set[int]().intersection(*seeds) if not seeds else set.intersection(*seeds)
+    of_first = next(iter(loaders.values()))
+    drawing = (one for one in of_first if one.feeds_training and one.draws_in_workers)
+    return next((one for one in drawing if one.worker_seeds and common.issuperset(one.worker_seeds[:1])), None)
 
 
 def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.model import RecordedStep, Replica
+from ddpprof.model import RecordedStep, Replica, UnaveragedParameters
 
 _APART = 0.05
 _DIFFERENT = 1e-3
@@ -59,6 +59,30 @@ def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
         if len(comparable) > 1 and (drift := _drift(module, comparable)) is not None:
             drifts.append(drift)
     return tuple(drifts)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedApart:
+    """Parameters whose gradients no DDP module averages, and whose copies differ."""
+
+    module: str
+    names: tuple[str, ...]
+    is_wrapped: bool
+    """True if a DDP module has them whose forward the script never calls"""
+    drift: Drift
+
+
+def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
+    """Return the parameters that each rank trains for itself, if the copies differ. `unaveraged`: those of each rank.
+
+    Copies that stay equal are averaged by other means, or are not trained yet.
+    """
+    found = []
+    for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):
+        same = [unaveraged[rank][drift.module] for rank in drift.ranks]
+        if len({one.names for one in same}) == 1:
+            found.append(TrainedApart(same[0].module, same[0].names, same[0].is_wrapped, drift))
+    return tuple(found)
 
 
 def _comparable(copies: Mapping[int, Replica]) -> dict[int, Replica]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
+from ddpprof.findings.hangs import SAME_COLLECTIVES
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
+from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report
 from ddpprof.words import ranks_in_words
 
 _MOST_LISTED = 8
-_NOISE = re.compile(r"\[/\S+:\d+\] | This is typically caused by a remote worker.*")
-"""gloo's source location, and its guess at the cause, which the report replaces by its own"""
 
 
 def failure_lines(report: Report) -> Iterable[Section]:
     if report.failure is not None:
-        for text in _sentences(report.failure):
+        for text in _sentences(report.failure, {one.rule for one in report.findings}):
             yield Line(text, is_warning=True)
 
 
@@ -36,10 +35,20 @@ def _named(failure: Failure) -> RankEnd | None:
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
-def _sentences(failure: Failure) -> Iterator[str]:
+def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
+    """`found`: the rules that have found something, which may know better why ranks waited for each other."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
+    named = _named(failure)
+    advice = None if named is None or named.error is None else advice_on_error(named.error)
+    if advice is not None:
+        yield advice
+    if named is not None and named.exit_code == -signal.SIGABRT and named.place is not None:
+        for end in (named, *(end for end in rest if end.place is not None)):
+            inside = f"in {end.collective}, " if end.collective else ""
+            yield f"Rank {end.rank} was {inside}at {clean(end.place or '')}."
+        yield f"Gloo ends a process like this if it receives more data than it expects. {SAME_COLLECTIVES}"
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer
@@ -60,13 +69,14 @@ def _sentences(failure: Failure) -> Iterator[str]:
         yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."
     if failure.first is None and failure.finished:
         yield (
-            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. If ranks have different numbers "
-            "of batches, those with more wait for the others: divide the data evenly."
+            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}."
+            f"{'' if 'skipped-backward' in found else _UNEVEN}"
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."
 
 
+_UNEVEN = " If ranks have different numbers of batches, those with more wait for the others: divide the data evenly."
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
     "killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "
@@ -76,7 +86,7 @@ _WITHOUT_A_WORD = (
 
 def _how(end: RankEnd) -> str:
     if end.error is not None:
-        error = _NOISE.sub("", end.error.removeprefix("failed: "))
+        error = shortened(end.error.removeprefix("failed: "))
         return f"failed{_after(end)}: {clean(error, most=300).rstrip('.')}"
     code = end.exit_code or 0
     if code == -signal.SIGKILL:

@@ -52,6 +52,8 @@ def _recorded_steps(report: Report, num_profiled: int, num_light: int) -> str:
         return count(num_profiled, "profiled step")
     if not num_light and report.whole_run is not None:
         return f"{count(report.whole_run.num_steps, 'step')}, watched but not recorded in detail"
+    if not num_light and file_of(report) is None:
+        return "no complete step"
     return f"{count(num_light, 'step')}{' without the profiler' if file_of(report) is None else ''}"
 
 

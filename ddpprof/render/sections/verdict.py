@@ -83,11 +83,18 @@ def _are_longer_for_communication(report: Report) -> bool:
 def _of_light_steps(report: Report) -> StepVerdict:
     step_ns = report.step_ns
     if step_ns is None:
-        return StepVerdict("No step was recorded completely.", ())
+        is_bare = report.ranks and report.failure is None and report.job.num_steps is None and file_of(report) is None
+        return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
     unknown = " The steps were only watched: profiled ones would show where the time goes."
     if any(rank.light_steps for rank in report.ranks):
         unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
     return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
+
+
+_NO_STEPS = (
+    "The traces have no steps, so they cannot tell how long one takes. Profile with torch.profiler.schedule(…) and "
+    "call profiler.step() after each step, or use ddpprof trace."
+)
 
 
 def _step_takes(report: Report, step_ns: int | None) -> str:

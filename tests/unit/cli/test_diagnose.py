@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs, to_builtins
 from pulse_files import MadeStep, write_pulse
+from tables import record
 
+from ddpprof import rundir
 from ddpprof.cli import main
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
@@ -56,12 +59,33 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
 
 
+def test_a_job_that_failed_in_its_first_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = record(1, ended="failed: RuntimeError: Expected to mark a variable ready only once.", num_steps=0)
+    facts = {"format": rundir.FORMAT, **structs.asdict(failed)}
+    rundir.write_json(run / rundir.facts_file(1), to_builtins(facts))
+    assert main(["diagnose", str(run)]) == 1
+    first, where, advice = capsys.readouterr().out.splitlines()
+    assert first.startswith("The job failed at step 0: rank 1 has died: RuntimeError: Expected to mark a variable")
+    assert where == "Rank 1: host node."
+    assert "use_reentrant=False" in advice
+
+
 def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(run, Ended.INTERRUPTED, Ended.FAILED)  # the second rank lost the first one
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
     assert main(["diagnose", str(run)]) == 0
     said = f"ddpprof: the training was interrupted. See the whole run with: ddpprof report {run}\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_job_that_its_user_stopped_while_it_hung(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.INTERRUPTED, Ended.INTERRUPTED)
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30))
+    assert main(["diagnose", str(run)]) == 1
+    assert capsys.readouterr().out.startswith("The job has ended. While it hung, ddpprof found:\nThe job hangs at step")
+    write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30, resumed_unix_ns=9))
+    assert main(["diagnose", str(run)]) == 0, "it went on before"
 
 
 def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,3 +137,13 @@ def test_what_is_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == (
         f"ddpprof: {absent} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
     )
+
+
+def test_a_job_that_was_stopped_since_it_did_not_exit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.FINISHED, Ended.FINISHED)
+    write_verdict(run, Verdict(Fault.DOES_NOT_EXIT, rank=0, step=60))
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    assert main(["diagnose", str(run)]) == 1
+    assert "the process of rank 0 does not exit" in capsys.readouterr().out
+    (run / "exits.jsonl").write_text('{"exit_code": 0, "is_job": true}\n')
+    assert main(["diagnose", str(run)]) == 0, "it exited in the end"

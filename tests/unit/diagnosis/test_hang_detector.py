@@ -263,3 +263,12 @@ def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     overdue = job.detector.look()
     assert overdue is not None
     assert overdue.waited_s == 20
+
+
+def test_an_evaluation_that_waits_in_ddps_own_collective_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = Frame("/usr/lib/python3/site-packages/torch/nn/parallel/distributed.py", 1, "_sync_buffers")
+    flags = {"activity": Activity.EVALUATION, "flags": StepFlag.EVALUATED}
+    waits, computes = rank(0, USER, sync, **flags), rank(1, USER, **flags)
+    at_barrier = rank(1, USER, distributed("barrier"))
+    assert not Job(monkeypatch, waits, at_barrier).detector.is_on_purpose([waits, at_barrier], overdue(8))
+    assert Job(monkeypatch, waits, computes).detector.is_on_purpose([waits, computes], overdue(8))

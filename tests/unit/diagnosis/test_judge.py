@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, waiting
+from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, record, waiting
 from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.diagnosis.judge import judge
+from ddpprof.diagnosis.judge import judge, judge_exit, judge_records
 from ddpprof.diagnosis.processes import Process
-from ddpprof.model import UnusualCollective
+from ddpprof.model import ProcessExit, UnusualCollective
 from ddpprof.model.hang import Fault
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame
@@ -265,3 +265,165 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
 
 def test_nothing_is_known_without_pulses() -> None:
     assert judge([]).fault is Fault.UNKNOWN
+
+
+def test_a_job_that_failed_before_any_rank_had_a_pulse() -> None:
+    twice = "failed: RuntimeError: Expected to mark a variable ready only once."
+    failed = [
+        replace_struct(record(one, twice), ended_unix_ns=9 - one, num_steps=0, ended_place="train.py:3 in <module>")
+        for one in range(2)
+    ]
+    verdict = judge_records(failed, ())
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.step, verdict.has_failed) == (Fault.DIED, 1, 0, True)
+    assert (verdict.detail, verdict.place) == (twice.removeprefix("failed: "), "train.py:3 in <module>")
+    unused = judge_records([record(0, "failed: Expected to have finished reduction", ("first",))], ())
+    assert unused is not None
+    assert unused.parameters == ("first",)
+    assert judge_records([record(0, "finished"), record(1, "interrupted")], ()) is None
+
+
+def evaluating(number: int) -> RankEvidence:
+    """Return a rank that evaluates with the DDP module, and waits in the broadcast of its buffers."""
+    sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
+    return rank(number, USER, sync, activity=Activity.EVALUATION, num_passes=10, flags=StepFlag.EVALUATED)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault", "blamed"),
+    [
+        pytest.param(
+            [evaluating(0), rank(1, USER, distributed("barrier"), num_passes=10)], Fault.EVALUATES_ALONE, 0,
+            id="the-other-is-at-a-barrier",
+        ),
+        pytest.param([waiting(0), evaluating(1), waiting(2)], Fault.EVALUATES_ALONE, 1, id="the-others-train"),
+        pytest.param(
+            [evaluating(0), evaluating(1), rank(2, USER, distributed("barrier"), num_passes=10)],
+            Fault.OTHER_COLLECTIVE, 2, id="all-but-one-evaluate",
+        ),
+        pytest.param([evaluating(0), rank(1, USER, num_passes=10)], Fault.OWN_CODE, 1, id="the-other-is-late"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_evaluates_with_ddp(ranks: list[RankEvidence], fault: Fault, blamed: int) -> None:
+    verdict = judge(ranks)
+    assert (verdict.fault, verdict.rank) == (fault, blamed)
+
+
+SKIPPED = {"num_unpaired": 1, "unpaired_step": 6}
+
+
+@pytest.mark.parametrize(
+    ("other", "has_failed"),
+    [
+        pytest.param(waiting(0), False, id="waits"),
+        pytest.param(died(rank(0), "failed: RuntimeError: Connection closed by peer"), True, id="lost-its-peer"),
+    ],
+)
+def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bool) -> None:
+    finished = rank(1, num_passes=10, ended=Ended.FINISHED, **SKIPPED)
+    verdict = judge([other, finished])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, has_failed)
+    assert verdict.detail == (
+        "no backward pass followed its forward in step 6, and since then gradients of different batches are averaged"
+    )
+
+
+def test_a_rank_that_skipped_one_is_not_blamed_for_another_fault() -> None:
+    skipped = waiting(1)
+    skipped = replace(skipped, state=replace(skipped.state, **SKIPPED))
+    assert judge([rank(0, USER, num_passes=10), skipped]).fault is Fault.OWN_CODE
+    assert judge([died(rank(0), "failed: ValueError: boom"), skipped]).fault is Fault.DIED
+
+
+def test_what_is_over_does_not_hang() -> None:
+    lost = died(rank(0), "failed: RuntimeError: Connection closed by peer")
+    verdict = judge([lost, rank(1, num_passes=10, ended=Ended.FINISHED)])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.ENDED_EARLY, 1, True)
+
+
+QUEUE = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 199, "_finalize_join")
+
+
+def finished(number: int, ago_s: float = 20, started_s: float = 100) -> RankEvidence:
+    """Return a rank that has finished so long ago, while a process of its number, started so long ago, is alive."""
+    one = rank(number, QUEUE, LIBRARY, ended=Ended.FINISHED, ended_ns=NOW_NS - int(ago_s * S))
+    return replace(one, process=process(pid=100 + number, started_ns=NOW_NS - int(started_s * S)))
+
+
+def test_a_process_that_does_not_exit_after_the_training() -> None:
+    verdict = judge_exit([replace(finished(0), process=None), finished(1)])
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.DOES_NOT_EXIT, 1, False)
+    assert verdict.place == "/usr/lib/python3.11/queue.py:180 in get"
+    assert verdict.detail == "a multiprocessing.Queue still holds what the process has put into it"
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param([], id="none"),
+        pytest.param([finished(0), rank(1)], id="one-still-trains"),
+        pytest.param([finished(0, ago_s=5)], id="it-has-just-finished"),
+        pytest.param([replace(finished(0), process=None)], id="it-has-exited"),
+        pytest.param([finished(0, started_s=10)], id="another-process-has-its-number"),
+        pytest.param([replace(finished(0), exit=ProcessExit(0, rank=0))], id="its-launcher-saw-it-end"),
+    ],
+)
+def test_processes_that_have_exited(ranks: list[RankEvidence]) -> None:
+    assert judge_exit(ranks) is None
+
+
+def aborted(number: int, collective: str | None, place: str, **state: int) -> RankEvidence:
+    """Return a rank whose process gloo has aborted, with what Python left of its stack."""
+    one = died(rank(number, **state), exit_code=-6)
+    return replace(one, record=replace_struct(record(number), ended_in=collective, ended_place=place))
+
+
+def lost_in(number: int, collective: str | None, place: str, **state: int) -> RankEvidence:
+    lost = died(rank(number, **state), "failed: RuntimeError: Read error: Connection reset by peer")
+    assert lost.record is not None
+    return replace(lost, record=replace_struct(lost.record, ended_in=collective, ended_place=place))
+
+
+def test_collectives_of_the_script_that_differ_in_size() -> None:
+    verdict = judge([aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "all_reduce", "a.py:8 in f")])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISMATCH, None, True)
+    assert verdict.detail == (
+        "all called all_reduce at a.py:8 in f, but with different amounts of data, or not equally often"
+    )
+
+
+def test_collectives_of_the_script_that_differ_in_order() -> None:
+    verdict = judge([aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "broadcast", "a.py:9 in f")])
+    assert verdict.fault is Fault.MISMATCH
+    assert verdict.detail == "rank 0 called all_reduce at a.py:8 in f; rank 1 called broadcast at a.py:9 in f"
+
+
+@pytest.mark.parametrize("aborts", [True, False], ids=["which-gloo-aborts", "which-loses-its-peer"])
+def test_a_collective_of_one_rank_that_meets_ddps(aborts: bool) -> None:
+    own, other = (aborted, lost_in) if aborts else (lost_in, aborted)
+    verdict = judge(
+        [
+            own(0, "all_reduce", "a.py:8 in f", num_passes=10),
+            other(1, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11),
+        ]
+    )
+    assert (verdict.fault, verdict.rank, verdict.place) == (Fault.OTHER_COLLECTIVE, 0, "a.py:8 in f")
+    if aborts:
+        assert verdict.detail == "it called all_reduce, and rank 1 called the all-reduce of DDP's gradients"
+
+
+def test_collectives_in_which_ranks_hang_are_named() -> None:
+    ranks = [rank(one, USER, distributed(name), num_passes=10) for one, name in enumerate(["barrier", "all_reduce"])]
+    ranks[1] = replace(ranks[1], stack=(Frame("/home/me/train.py", 31, "log"), distributed("all_reduce")))
+    verdict = judge(ranks)
+    assert verdict.fault is Fault.OTHER_COLLECTIVE
+    assert verdict.detail in (
+        "it called barrier, and rank 1 called all_reduce", "it called all_reduce, and rank 0 called barrier"
+    )  # fmt: skip
+
+
+def test_a_rank_that_left_a_backward_pass_out_and_is_in_its_next_forward() -> None:
+    sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
+    verdict = judge([rank(0, USER, sync, activity=Activity.FORWARD, num_passes=10), waiting(1)])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.FEWER_PASSES, 0, (1,))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hung_ranks import ENGINE, USER, distributed
 
+from ddpprof.diagnosis import places
 from ddpprof.diagnosis.places import is_at_a_lock, is_debugged, is_in_engine
-from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack
+from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack, stack_of_crash
 
 THREADING = Frame("/usr/lib/python3.11/threading.py", 300, "wait")
 
@@ -55,3 +56,53 @@ def test_locks_debuggers_and_the_engine() -> None:
     assert not is_debugged([USER])
     assert is_in_engine([USER, ENGINE])
     assert not is_in_engine([ENGINE, USER])
+
+
+def of_python(file: str, function: str) -> Frame:
+    return Frame(f"/usr/lib/python3.11/{file}", 1, function)
+
+
+@pytest.mark.parametrize(
+    ("stack", "why"),
+    [
+        pytest.param(
+            [of_python("multiprocessing/util.py", "_exit_function"), of_python("mp/queues.py", "_finalize_join")],
+            "a multiprocessing.Queue still holds what the process has put into it", id="queue",
+        ),
+        pytest.param(
+            [of_python("concurrent/futures/thread.py", "_python_exit")],
+            "an executor of concurrent.futures still has work", id="executor",
+        ),
+        pytest.param([of_python("threading.py", "_shutdown")], "a thread that is not a daemon still runs", id="thread"),
+        pytest.param([Frame("/home/me/train.py", 3, "_shutdown")], None, id="of-the-script"),
+        pytest.param([], None, id="unknown"),
+    ],
+)  # fmt: skip
+def test_why_a_process_does_not_exit(stack: list[Frame], why: str | None) -> None:
+    assert places.why_no_exit(stack) == why
+
+
+def test_where_a_process_stands_that_does_not_exit() -> None:
+    queue, join = of_python("multiprocessing/queues.py", "_finalize_join"), of_python("threading.py", "join")
+    assert places.place_at_exit([queue, join]) == queue
+    assert places.place_at_exit([join]) is None
+
+
+CRASH = """Fatal Python error: Aborted
+
+Thread 0x00007f4a96d536c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f4a975546c0 (most recent call first):
+  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
+  File "/home/me/train.py", line 8 in metrics
+  File "/home/me/train.py", line 12 in <module>
+"""
+
+
+def test_the_stack_that_python_leaves_when_a_signal_ends_it() -> None:
+    stack = stack_of_crash(CRASH)
+    assert [frame.function for frame in stack] == ["<module>", "metrics", "all_reduce"]
+    assert (collective_of(stack), place_of_user(stack)) == ("all_reduce", Frame("/home/me/train.py", 8, "metrics"))
+    assert stack_of_crash("") == ()
+    assert stack_of_crash(CRASH.replace("metrics", "_worker_loop")) == (), "of a worker of a DataLoader"

@@ -1,5 +1,6 @@
 """Rules about buckets: each fires with the exact gain, and not below its threshold."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -244,3 +245,37 @@ def test_a_job_that_accumulates_is_not_told_to_accumulate() -> None:
     slow = [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)]
     finding = only(observed(of_mib([30], [30], [30]), slow, trailing_ns=60 * MS, exposed_ns=60 * MS, num_micro_steps=4))
     assert "accumulate more than the present 4 batches per step" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "o",
+    [
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=12 * MS), id="a-large-last-bucket"),
+        pytest.param(
+            observed(
+                of_mib(*[[0.25]] * 8),
+                [{"transfer_ns": 2 * MS, "ready_ns": t * MS} for t in range(8)],
+                exposed_ns=14 * MS,
+            ),
+            id="small-buckets",
+        ),
+        pytest.param(
+            observed(
+                of_mib([8, 8], [1]),
+                [
+                    {"transfer_ns": 20 * MS, "ready_ns": 40 * MS, "first_ready_ns": 5 * MS},
+                    {"transfer_ns": 2 * MS, "ready_ns": 50 * MS, "first_ready_ns": 45 * MS},
+                ],
+                exposed_ns=30 * MS,
+            ),
+            id="a-large-first-bucket",
+        ),
+    ],
+)
+def test_a_compiled_model_gets_no_other_buckets(o: Observed) -> None:
+    assert any(any(word in one.advice for word in BUCKETS) for one in find(o))
+    compiled = find(replace(o, is_compiled=True))
+    assert not any(word in f"{one.title} {one.evidence} {one.advice}" for one in compiled for word in BUCKETS)
+
+
+BUCKETS = ("bucket_cap_mb", "caps", "Shrink", "Split", "Use fewer", "Cap the")

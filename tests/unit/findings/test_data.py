@@ -55,9 +55,9 @@ def test_ranks_that_may_have_the_same_samples(same: SameSamples | None, group_si
         ),
         pytest.param(
             SameRandomNumbers(("cpu", "cuda"), (0, 1, 2), 9), "All 3 ranks draw the same random numbers",
-            "torch's CPU and accelerator generators were in the same state on all 3 ranks at the start of each of 9 "
-            "recorded steps, and were used in every step", "set_seed(seed, device_specific=True)", "accelerate",
-            id="both",
+            "torch's CPU generator and torch's accelerator generator were in the same state on all 3 ranks at the "
+            "start of each of 9 recorded steps, and were used in every step", "set_seed(seed, device_specific=True)",
+            "accelerate", id="both",
         ),
         pytest.param(
             SameRandomNumbers(("cuda",), (0, 1), 9), "Both ranks draw the same random numbers",
@@ -80,6 +80,44 @@ def test_same_random_numbers(
     assert finding.is_correctness
     assert evidence in finding.evidence
     assert seeds in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("generators", "evidence", "advice"),
+    [
+        pytest.param(("numpy",), "NumPy's generator was in the same state", "np.random.seed(seed + dist", id="numpy"),
+        pytest.param(("random",), "Python's random module was in the same", "random.seed(seed + dist", id="python"),
+        pytest.param(
+            ("cpu", "numpy", "random"), "torch's CPU generator and NumPy's generator and Python's random module were",
+            "torch.manual_seed(seed + dist.get_rank()). Call np.random.seed and random.seed in the same way.", id="all",
+        ),
+    ],
+)  # fmt: skip
+def test_the_generators_of_libraries(generators: tuple[str, ...], evidence: str, advice: str) -> None:
+    same = SameRandomNumbers(generators, (0, 1), 9)
+    finding = only(observed(same_random_numbers=same, group_size=2))
+    assert finding.evidence.startswith(evidence)
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("has_generator", "evidence", "advice"),
+    [
+        pytest.param(True, "its own generator has", "torch.Generator().manual_seed(seed + dist.get_rank())", id="own"),
+        pytest.param(
+            False, "torch's CPU generator, from which they come, has", "torch.manual_seed(seed + dist", id="torchs"
+        ),
+    ],
+)
+def test_workers_with_the_same_seeds(has_generator: bool, evidence: str, advice: str) -> None:
+    same = loader(has_generator=has_generator)
+    finding = only(observed(same_worker_seeds=same, group_size=2))
+    assert (finding.rule, finding.is_correctness) == ("same-worker-seeds", True)
+    assert finding.title == "The DataLoader workers of both ranks draw the same random numbers"
+    assert finding.evidence.startswith("the loader gives the same seeds to its workers (2) on both ranks, because")
+    assert evidence in finding.evidence
+    assert advice in finding.advice
+    assert find(observed(same_worker_seeds=same, group_size=1)) == ()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from observations import MS, observed
 
 from ddpprof.findings import find
 from ddpprof.measures.kernels.devices import DeviceLoad
+from ddpprof.measures.ranks.host_cores import HostCores
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,16 @@ def test_fewer_threads_are_advised_only_where_they_take_every_core(
     o = observed(slowdown_lost_ns=2 * MS, slowdown_ratio=1.25, slowdown_known_share=0.5, backend="gloo")
     (finding,) = find(replace(o, num_threads=num_threads, cores_per_rank=cores_per_rank))
     assert ("OMP_NUM_THREADS" in finding.advice) is is_said
+
+
+def test_more_threads_than_cores_come_before_all_gains() -> None:
+    hosts = (HostCores("a", 2, 4, 4.0), HostCores("b", 4, 32, 8.0))
+    first, second = find(observed(hosts=hosts, device="cpu", data_ns=50 * MS))
+    assert (first.rule, second.rule, first.gain_ns) == ("threads-exceed-cores", "idle-for-data", None)
+    assert first.title == "32 threads share 8 cores, and wait for each other"
+    assert first.evidence == "host b has 8 cores for this job, and its 4 ranks compute with 8 threads each"
+    assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, or call torch.set_num_th")
+    assert find(observed(hosts=hosts, device="cuda")) == ()
 
 
 @pytest.mark.parametrize(("control", "fires"), [(None, True), (1.0, True), (1.2, True), (1.25, False), (0.7, False)])
@@ -93,3 +104,10 @@ def test_device_imbalance(compute: tuple[int, ...], gain_ns: int | None) -> None
 
 def test_a_step_that_ends_before_it_begins_has_no_imbalance() -> None:
     assert find(observed(step_ns=-1)) == ()
+
+
+@pytest.mark.parametrize(("has_cuda", "is_of_cuda"), [(True, True), (False, False)])
+def test_advice_on_launches_fits_the_device(has_cuda: bool, is_of_cuda: bool) -> None:
+    (finding,) = find(observed(launch_bound_ns=20 * MS, has_cuda=has_cuda))
+    assert ("CUDA graphs" in finding.advice) is ("fused=True" in finding.advice) is is_of_cuda
+    assert "a larger batch" in finding.advice

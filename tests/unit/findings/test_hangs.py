@@ -7,6 +7,7 @@ from observations import loader, observed, only
 
 from ddpprof.findings import find
 from ddpprof.findings.hangs import unequal_batches
+from ddpprof.measures.ranks.skipped_passes import SkippedPass
 from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model import CollectiveOfSomeRanks, Loader
 
@@ -97,3 +98,19 @@ def test_long_timeout(timeout_s: float | None, is_found: bool) -> None:
     assert only(observed(timeout_s=timeout_s)).title == "A job that hangs would hang for 3 hours"
     assert find(observed(timeout_s=timeout_s, world_size=1)) == ()
     assert "ddp_timeout" in only(observed(timeout_s=timeout_s, framework="transformers")).advice
+
+
+@pytest.mark.parametrize(
+    ("skipped", "title"),
+    [
+        pytest.param(SkippedPass(1, 60, 1), "Rank 1 skipped the backward pass of step 60: since then, ", id="one"),
+        pytest.param(SkippedPass(2, 60, 3), "Rank 2 skipped 3 backward passes, first in step 60: since", id="several"),
+    ],
+)
+def test_a_skipped_backward_pass(skipped: SkippedPass, title: str) -> None:
+    finding = only(observed(skipped=skipped, group_size=2))
+    assert (finding.rule, finding.is_correctness) == ("skipped-backward", True)
+    assert finding.title.startswith(title)
+    assert "Skip a batch on all ranks together" in finding.advice
+    assert find(observed(skipped=skipped, group_size=2, joins=True)) == ()
+    assert find(observed(skipped=skipped, group_size=1)) == ()

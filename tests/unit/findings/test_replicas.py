@@ -7,7 +7,7 @@ from observations import observed, only
 from tables import ddp_module
 
 from ddpprof.findings import find
-from ddpprof.measures.ranks.replicas import Drift
+from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 
 APART = Drift(0, (0, 1), 13, 0.5, differed_before=False, num_unreduced_passes=0)
 DIFFERENT = Drift(0, (0, 1, 2), 13, 0.0, differed_before=True, num_unreduced_passes=0)
@@ -75,3 +75,27 @@ def test_parameters_that_ddp_does_not_average() -> None:
 def test_a_rank_that_averages_with_no_other_misses_nothing() -> None:
     assert find(observed(ddp_module(), unfrozen=("stem.weight",), world_size=1)) == ()
     assert find(observed(ddp_module(), unfrozen=("stem.weight",), world_size=2, group_size=1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("is_wrapped", "evidence", "advice"),
+    [
+        pytest.param(
+            True, "the script never calls the DDP module that has them, and in 13 steps they moved apart by 50% of the "
+            "distance they moved, as sampled values on both ranks show",
+            "Compute the loss from the output of the DDP module itself", id="called-by-its-inner-module",
+        ),
+        pytest.param(False, "no DDP module has them, and in 13", "Make them part of the module", id="not-wrapped"),
+    ],
+)  # fmt: skip
+def test_parameters_that_no_module_averages_come_first(is_wrapped: bool, evidence: str, advice: str) -> None:
+    apart = TrainedApart("Head", ("weight", "bias"), is_wrapped, APART)
+    first, *_ = find(observed(ddp_module(), trained_apart=(apart,), group_size=2, copy_out_ns=20_000_000))
+    assert (first.rule, first.is_correctness) == ("unaveraged-parameters", True)
+    assert first.title.endswith("DDP does not average the gradients of 2 parameters of Head: weight, bias")
+    assert (first.evidence[: len(evidence)], first.advice[: len(advice)]) == (evidence, advice)
+
+
+def test_ranks_that_average_in_groups_may_train_parameters_apart() -> None:
+    apart = TrainedApart("Head", ("weight",), False, APART)
+    assert find(observed(ddp_module(), trained_apart=(apart,), group_size=1)) == ()

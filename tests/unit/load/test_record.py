@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs, to_builtins
+from tables import record
 
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import (
@@ -21,6 +23,7 @@ from ddpprof.model import (
     RpcCall,
     StepMode,
 )
+from ddpprof.rundir import FORMAT, facts_file, write_json
 
 MODULE = {
     "name": "Net", "settings": {"bucket_cap_mb": 25.0}, "comm_hook": None, "parameters": [["w", 400], ["b", 40]],
@@ -190,3 +193,13 @@ def test_settings_that_no_summary_holds_are_refused(tmp_path: Path) -> None:
     write(tmp_path, facts={**FACTS, "modules": [{**MODULE, "settings": {"bucket_cap_mb": 10**40}}]})
     with pytest.raises(BadRecordError, match=r"rank-1\.facts\.json cannot be read"):
         load_record(tmp_path, 1)
+
+
+def test_where_a_signal_ended_a_rank(tmp_path: Path) -> None:
+    facts = {"format": FORMAT, **structs.asdict(record(0, ended=None))}
+    write_json(tmp_path / facts_file(0), to_builtins(facts))
+    stack = '  File "/v/site-packages/torch/distributed/c.py", line 3 in barrier\n  File "/me/a.py", line 8 in f\n'
+    (tmp_path / "rank-0.crash.txt").write_text(f"Thread 0x1 (most recent call first):\n{stack}")
+    read = load_record(tmp_path, 0)
+    assert read is not None
+    assert (read.ended_place, read.ended_in) == ("/me/a.py:8 in f", "barrier")

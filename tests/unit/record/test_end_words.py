@@ -31,6 +31,10 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         (SystemExit(3), "failed: SystemExit: 3"),
         (KeyboardInterrupt(), "interrupted"),
         (ValueError("boom\nmore"), "failed: ValueError: boom"),
+        (
+            RuntimeError("NCCL error in: a.cpp:9\nncclInvalidUsage: bad\nLast error:\nTwo ranks on one GPU\nmore"),
+            "failed: RuntimeError: Two ranks on one GPU (NCCL error in: a.cpp:9)",
+        ),
         (exit_while_handling(ValueError("boom")), "failed: ValueError: boom"),
         (exit_while_handling(KeyboardInterrupt()), "interrupted"),
         (

@@ -46,3 +46,9 @@ def test_with_whom_gradients_are_averaged(
         environment.averages_in(group)
     facts = environment.facts()
     assert (facts["group_size"], facts["group_ranks"]) == (size, ranks)
+
+
+@pytest.mark.parametrize(("name", "known"), [("nccl", "nccl"), ("nccl2", "nccl"), ("nccl-lazy", "nccl"), ("x", "x")])
+def test_other_names_of_nccl(name: str, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend", lambda _: name)
+    assert backend_for(object(), "cuda") == known

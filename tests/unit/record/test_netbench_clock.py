@@ -65,13 +65,14 @@ def test_the_host_times_each_on_a_cpu(stream: Stream) -> None:
     assert stream.launched <= len(times) + 3
 
 
-def test_ranks_that_share_a_gpu_are_told_so() -> None:
+@pytest.mark.parametrize("words", ["Duplicate GPU detected", "Multiple Ranks are using the same GPU/Partition"])
+def test_ranks_that_share_a_gpu_are_told_so(words: str) -> None:
     error = RuntimeError(
         "NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details)\n"
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-        "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+        f"Last error:\n{words} : rank 1 and rank 0 both on CUDA device 1000"
     )
     said = netbench._in_one_line(error)
-    assert said.startswith("two ranks have the same GPU, which NCCL refuses (Duplicate GPU detected)")
+    assert said.startswith(f"two ranks have the same GPU, which NCCL refuses ({words})")
     assert "\n" not in said
     assert netbench._in_one_line(RuntimeError("a\nb")) == "a"

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,3 +310,38 @@ def test_full_memory_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space left"):
         PulseWriter(about, threading.get_ident())
     assert not list(Path(about.shared).parent.glob(f"*{Path(about.shared).name}"))
+
+
+def a_step(pulse: PulseWriter, number: int, calls: str) -> None:
+    """Take a step: `F` a forward, `x` one that fails, `f` one under ``no_sync()``, `B` a backward pass."""
+    for call in calls:
+        ddp = SimpleNamespace(require_backward_grad_sync=call != "f", device_type="cuda", reducer=None)
+        if call == "x":
+            pulse.forward_fails(ddp)  # type: ignore[arg-type]
+        elif call == "B":
+            pulse.backward_begins(None)
+            pulse.backward_is_over()
+        else:
+            pulse.ddp_post_forward(lambda _ddp, output: output, ddp, None)  # type: ignore[arg-type]
+    pulse.step_ends(number + 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "unpaired"),
+    [
+        pytest.param(["FB", "FB", "FB"], (0, None), id="each-has-its-backward-pass"),
+        pytest.param(["FB", "xFB", "FB"], (1, 1), id="a-forward-failed"),
+        pytest.param(["FB", "FB", "FFFB", "FFB"], (3, 2), id="losses-were-left-out"),
+        pytest.param(["FB", "F", "FB"], (1, 1), id="the-optimizer-stepped-without"),
+        pytest.param(["FFB", "FFB", "FFB"], (0, None), id="two-forwards-for-one-backward-pass"),
+        pytest.param(["ffFB", "ffFB"], (0, None), id="accumulation"),
+        pytest.param(["FFB", "FB", "FB"], (0, None), id="more-in-the-first-step"),
+    ],
+)
+def test_forwards_without_a_backward_pass(
+    steps: list[str], unpaired: tuple[int, int | None], pulse: PulseWriter
+) -> None:
+    for number, calls in enumerate(steps):
+        a_step(pulse, number, calls)
+    state = decoded(pulse).state
+    assert (state.num_unpaired, state.unpaired_step if state.num_unpaired else None) == unpaired

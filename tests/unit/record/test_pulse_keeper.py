@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 from pulse_writers import Clock, keep
 
 from ddpprof import rundir
@@ -188,3 +189,15 @@ def test_it_says_if_a_disk_holds_its_copy(pulse: PulseWriter, monkeypatch: pytes
     assert keeper.close() is False
     goes_on.set()
     keeper._thread.join()
+
+
+def test_a_process_that_does_not_exit_says_where_it_stands(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._EXIT_S", 0.05)
+    keeper = keep(pulse)
+    assert keeper.close(process_exits=True)
+    kept = Path(pulse.identity.kept)
+    wait_until(lambda: layout.decode(kept.read_bytes()).state.stack_ns != UNKNOWN, "the stack")
+    assert "test_a_process_that_does_not_exit_says" in (layout.decode(kept.read_bytes()).stack or "")
+    monkeypatch.setattr("sys._current_frames", dict)  # so that its thread ends
+    keeper._thread.join(20)
+    assert not keeper._thread.is_alive()

@@ -31,6 +31,15 @@ def marked(calls: str, *, optimizer_alive: bool = True) -> str:
     return text
 
 
+def test_steps_of_a_script_that_never_calls_ddp() -> None:
+    finder = StepDetector(lambda: True)
+    assert [finder.optimizer_stepped(1) for _ in range(2)] == [False, False]
+    finder.steps_without_forward()
+    assert [finder.optimizer_stepped(one) for one in (1, 2, 1, 2)] == [True, True, False, True]
+    finder.forward_begins(0, synchronises=True)
+    assert [finder.optimizer_stepped(2) for _ in range(2)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [

@@ -233,3 +233,22 @@ def test_calls_of_a_barrier_and_of_batch_norm_are_marks(trace: Any) -> None:
     assert loaded.host_spans.mark.tolist() == [Mark.COLLECTIVE_CALL, Mark.SYNC_BATCH_NORM]
     assert loaded.collectives.launched_ns.tolist() == [12, 35]
     assert [loaded.names[name] for name in loaded.host_spans.name] == ["c10d::barrier", "SyncBatchNorm"]
+
+
+@pytest.mark.parametrize(
+    ("category", "call", "has_cuda"),
+    [
+        pytest.param("cuda_runtime", "cudaLaunchKernel", True, id="cuda"),
+        pytest.param("cuda_driver", "cuLaunchKernelEx", True, id="driver"),
+        pytest.param("hip_runtime", "hipLaunchKernel", True, id="hip"),
+        pytest.param("mtia_runtime", "mtiaLaunch", False, id="mtia"),
+        pytest.param("xpu_runtime", "urEnqueueKernelLaunch", False, id="xpu"),
+    ],
+)
+def test_whose_accelerator_it_is(trace: Any, category: str, call: str, has_cuda: bool) -> None:
+    trace.add(category, call, 0, 5, TRAINING, correlation=1)
+    assert trace.kernel("gemm", 10, 20, 1).load().has_cuda is has_cuda
+
+
+def test_without_any_call_nothing_is_said_against_cuda(trace: Any) -> None:
+    assert trace.kernel("gemm", 10, 20, 1).load().has_cuda

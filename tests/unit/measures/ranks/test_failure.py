@@ -87,3 +87,11 @@ def test_an_exit_of_an_earlier_attempt_is_not_of_a_rank_that_went_on_after_it() 
     before, after = ProcessExit(3, rank=1, unix_ns=5), ProcessExit(-9, rank=1, unix_ns=9)
     assert with_exits([end], [before, after])[0].exit_code == -9
     assert with_exits([end], [before])[0].exit_code is None
+
+
+def test_ranks_on_one_gpu_have_not_lost_each_other() -> None:
+    refused = "failed: DistBackendError: Multiple Ranks are using the same GPU/Partition : rank 1 (NCCL error)"
+    failure = find_failure([rank_end(of(0, refused, 20)), rank_end(of(1, refused, 10))], [])
+    assert failure is not None
+    assert failure.first is not None
+    assert failure.first.rank == 1

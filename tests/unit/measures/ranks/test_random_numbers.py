@@ -1,9 +1,16 @@
 """Ranks that draw the same random numbers: the same state at every step, and another one in each."""
 
 import pytest
+from observations import loader
 from tables import recorded
 
-from ddpprof.measures.ranks.random_numbers import SameRandomNumbers, find_same_random_numbers, states_of_generators
+from ddpprof.measures.ranks.random_numbers import (
+    SameRandomNumbers,
+    find_same_random_numbers,
+    find_same_worker_seeds,
+    states_of_generators,
+)
+from ddpprof.model import Loader
 
 DRAWING = {3: 11, 4: 12, 5: 13, 6: 14}
 IDLE = dict.fromkeys(DRAWING, 1)
@@ -51,3 +58,24 @@ def test_what_a_rank_noted() -> None:
     steps = [recorded(number=3, random_states={"cpu": 1, "cuda": 7}), recorded(number=4, random_states={"cuda": 8})]
     assert states_of_generators(steps) == {"cpu": {3: 1}, "cuda": {3: 7, 4: 8}}
     assert states_of_generators([]) == {}
+
+
+def seeded(*seeds: int, draws: bool = True, fed: int = 9) -> Loader:
+    return loader(worker_seeds=seeds, draws_in_workers=draws, num_fed=fed)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "is_found"),
+    [
+        pytest.param([(seeded(7, 8),), (seeded(7, 9),)], True, id="in-the-first-pass"),
+        pytest.param([(seeded(7),), (seeded(8),)], False, id="other-seeds"),
+        pytest.param([(seeded(7),), (seeded(7),), (seeded(8),)], False, id="one-rank-has-its-own"),
+        pytest.param([(seeded(7, draws=False),), (seeded(7, draws=False),)], False, id="nothing-is-drawn"),
+        pytest.param([(seeded(7, fed=0),), (seeded(7, fed=0),)], False, id="of-an-evaluation"),
+        pytest.param([(seeded(),), (seeded(),)], False, id="without-workers"),
+        pytest.param([(seeded(7),)], False, id="one-rank"),
+        pytest.param([(), (seeded(7),)], False, id="a-rank-without-loaders"),
+    ],
+)
+def test_workers_that_get_the_same_seeds(loaders: list[tuple[Loader, ...]], is_found: bool) -> None:
+    assert (find_same_worker_seeds(dict(enumerate(loaders))) is not None) is is_found

@@ -3,8 +3,8 @@
 import pytest
 from tables import backward_pass, forward, recorded
 
-from ddpprof.measures.ranks.replicas import Drift, find_drifts, is_always_reduced
-from ddpprof.model import RecordedStep, Replica
+from ddpprof.measures.ranks.replicas import Drift, find_drifts, find_trained_apart, is_always_reduced
+from ddpprof.model import RecordedStep, Replica, UnaveragedParameters
 
 BEFORE, MOVED = (3.0, 4.0), (3.0, 4.5)
 
@@ -67,3 +67,15 @@ ACCUMULATED = recorded(forwards=(forward(synchronises=False),))
 def test_only_what_is_always_reduced_is_compared(steps: list[RecordedStep], is_reduced: bool) -> None:
     assert is_always_reduced(0, steps) is is_reduced
     assert not is_always_reduced(1, steps)
+
+
+def test_parameters_that_each_rank_trains_for_itself() -> None:
+    def of(rank: int, *names: str, after: tuple[float, ...], place: int = 0) -> UnaveragedParameters:
+        return UnaveragedParameters("Head", names, True, copy(after, module=place))
+
+    mine, others = of(0, "a", "b", after=MOVED), of(1, "a", "b", after=BEFORE)
+    (apart,) = find_trained_apart({0: (mine,), 1: (others,)})
+    assert (apart.module, apart.names, apart.is_wrapped, apart.drift.apart) == ("Head", ("a", "b"), True, 1.0)
+    assert find_trained_apart({0: (mine,), 1: (mine,)}) == (), "their gradients are averaged by other means"
+    assert find_trained_apart({0: (mine,), 1: (of(1, "c", after=BEFORE),)}) == (), "of another model"
+    assert find_trained_apart({0: (mine,), 1: ()}) == find_trained_apart({}) == ()

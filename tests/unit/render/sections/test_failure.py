@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from reports import report
 
+from ddpprof.findings import Finding
 from ddpprof.layout import FindingList, Line
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
@@ -171,3 +172,34 @@ def test_errors_are_text() -> None:
     assert "\x1b" not in lines[0]
     assert "\u202e" not in lines[0]
     assert len(lines[0]) < 400
+
+
+def test_an_error_of_ddp_is_followed_by_what_to_do() -> None:
+    twice = "failed: RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the…"
+    failure = Failure(end(1, twice, 0), (end(0, twice, 0),), ())
+    first, advice, other = (line.text for line in failure_lines(report(failure=failure)) if isinstance(line, Line))
+    assert first == (
+        "The job failed: rank 1 failed after 0 steps: RuntimeError: Expected to mark a variable ready only once."
+    )
+    assert advice.startswith("A parameter got its gradient twice in one backward pass. With gradient checkpointing, ")
+    assert other.startswith("Rank 0 then failed after 0 steps: ")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_no_guess_at_uneven_batches_beside_a_finding_that_tells_more(is_known: bool) -> None:
+    failure = Failure(None, (end(0, LOST, 119, is_consequence=True),), (end(1, "finished", 119),))
+    skipped = Finding("skipped-backward", "Rank 1 skipped", "", "", None, is_correctness=True)
+    made = report(failure=failure, findings=(skipped,) if is_known else ())
+    last = [line.text for line in failure_lines(made) if isinstance(line, Line)][-1]
+    assert last.startswith("Rank 1 had finished after 119 steps.")
+    assert ("different numbers of batches" in last) is not is_known
+
+
+def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
+    first = replace(end(0, None, 31, exit_code=-6), collective="all_reduce", place="a.py:8 in f")
+    lost = replace(end(1, LOST, 31, is_consequence=True), collective="broadcast", place="a.py:9 in f")
+    made = report(failure=Failure(first, (lost,), ()))
+    died, own, other, why, _ = (line.text for line in failure_lines(made) if isinstance(line, Line))
+    assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
+    assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
+    assert why.startswith("Gloo ends a process like this if it receives more data than it expects. Every rank must")

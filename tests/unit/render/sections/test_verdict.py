@@ -14,6 +14,7 @@ from ddpprof.findings.predictions import Predicted
 from ddpprof.layout import Line, Table
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
+from ddpprof.render.sections.findings import change_sentence
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.verdict import Number, verdict
@@ -118,3 +119,20 @@ def test_many_ranks_are_summed_up_and_the_odd_one_is_named() -> None:
 
 def test_few_ranks_need_no_summary() -> None:
     assert list(spread_table(thousand_ranks(16, 1))) == []
+
+
+def test_traces_alone_do_not_tell_that_no_setting_helps() -> None:
+    made = report(findings=())
+    assert change_sentence(replace(made, job=replace(made.job, modules=()))) == (
+        "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They lack DDP's buckets "
+        "and options, which ddpprof trace records."
+    )
+
+
+def test_traces_without_steps_say_what_they_lack() -> None:
+    made = report(findings=())
+    ranks = tuple(replace(rank, steps=(), light_steps=()) for rank in made.ranks)
+    empty = replace(made, ranks=ranks, whole_run=None, job=replace(made.job, modules=(), num_steps=None))
+    assert verdict(empty).text.startswith("The traces have no steps, so they cannot tell how long one takes.")
+    recorded = replace(empty, job=replace(empty.job, num_steps=0))
+    assert verdict(recorded).text == "No step was recorded completely."

@@ -1,0 +1,71 @@
+"""What to do about errors of DDP, its backends and launchers: each by what its text says."""
+
+from __future__ import annotations
+
+import re
+
+from ddpprof.model.backends import refusal_of_shared_gpu
+
+_SHARED_GPU = (
+    "Two ranks use the same GPU, which NCCL refuses. Give each rank its own: call "
+    'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group, and start no more ranks than the '
+    "host has GPUs."
+)
+_ADVICE = {
+    r"Expected to have finished reduction": """
+        These parameters took no part in the loss on that rank: use them in every forward, or pass
+        find_unused_parameters=True to DistributedDataParallel.""",
+    r"Expected to mark a variable ready only once": """
+        A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass
+        checkpoint(…, use_reentrant=False), or leave find_unused_parameters=True out. Or pass static_graph=True if
+        every step uses the same parameters. Without checkpointing, look for a parameter that is used outside
+        forward(), or in several backward passes.""",
+    r"Your training graph has changed": """
+        The parameters that a step uses have changed, which static_graph=True does not allow: pass
+        find_unused_parameters=True instead.""",
+    r"modified by an inplace operation": """
+        Before each forward DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a loss
+        needs two forwards, pass broadcast_buffers=False, or call backward() between them.""",
+    r"backward through the graph a second time": """
+        A tensor of an earlier step is part of the loss: detach() what a step keeps, such as hidden states or sums of
+        losses.""",
+    r"doesn't have any parameters? that require": """
+        All parameters of the module are frozen: wrap only modules that are trained, or unfreeze before wrapping.""",
+    r"uninitialized parameters": """
+        Run one forward of the module on dummy inputs before DistributedDataParallel wraps it.""",
+    r"device_ids and output_device arguments only work": """
+        Move the module to its device first: model.to(local_rank), then DistributedDataParallel(model,
+        device_ids=[local_rank]). On CPU, or for a module on several devices, leave device_ids out.""",
+    r"No backend type associated with device type cpu|Tensors must be CUDA": """
+        The process group has only NCCL, which sends tensors on GPUs: move the module and its tensors to the GPU, or
+        use init_process_group("cpu:gloo,cuda:nccl").""",
+    r"invalid device ordinal": """
+        There are more ranks on the host than GPUs that they see: check --nproc-per-node and CUDA_VISIBLE_DEVICES.""",
+    r"EADDRINUSE|[Aa]ddress already in use": """
+        Another job on the host uses the port: choose another MASTER_PORT, or start torchrun with --standalone.""",
+    r"verify_params|_verify_param_shape|params.*(?:size|shape).*(?:mismatch|appears not to match)": """
+        The ranks have built different models: build the same one from the same arguments on every rank.""",
+    r"out of memory|OutOfMemory": """
+        Its memory was full: a smaller batch, or accumulation of gradients.""",
+    r"insufficient shared memory|killed by signal: Bus error": """
+        Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
+}
+"""what to do, by an expression for the error's text; the first one that fits counts"""
+_NOISE = re.compile(
+    r"\[/\S+:\d+\] | This is typically caused by a remote worker.*|"
+    r" This error is caused by .*"
+)
+"""gloo's source location, and torch's lists of possible causes, which our own advice replaces"""
+
+
+def shortened(error: str) -> str:
+    """Return an error without what the advice replaces."""
+    return _NOISE.sub("", error)
+
+
+def advice_on_error(said: str) -> str | None:
+    """Return what to do about the error that ended a rank, by its words; ``None`` if they say too little."""
+    if refusal_of_shared_gpu(said) is not None:
+        return _SHARED_GPU
+    advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, said)), None)
+    return None if advice is None else " ".join(advice.split())
