@@ -61,11 +61,13 @@ def change_nothing(report: Report) -> str:
         return "First fix: the failure."
     if any(not one.is_noise for one in report.findings):
         return "Change nothing yet: this run cannot predict what a change gives. ddpprof tune measures it."
-    if file_of(report) is None and not report.job.modules:
+    if file_of(report) is None and not (report.job.modules or report.data_parallel):
         return _TRACES_CANNOT_TELL
     if _lacks_profiled_steps(report):
         return "Change nothing yet: most rules need steps that ddpprof profiled."
-    return "Change nothing: no finding is beyond noise." if report.findings else f"Change nothing: {_otherwise(report)}"
+    if report.findings or report.data_parallel:
+        return "Change nothing: no finding is beyond noise."
+    return f"Change nothing: {_otherwise(report)}"
 
 
 _TRACES_CANNOT_TELL = (
