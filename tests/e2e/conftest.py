@@ -31,7 +31,7 @@ _OF_GLOO = re.compile(r"^\[Gloo\] .*\n", re.MULTILINE)
 def start(tmp_path: Path) -> Run:
     """Run any command in an empty folder, and wait for it."""
 
-    def run(*command: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*command: str | Path, timeout: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*map(str, command)],
             cwd=tmp_path,

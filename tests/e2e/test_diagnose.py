@@ -74,7 +74,7 @@ def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(dd
         os.kill(stopped, signal.SIGCONT)
         wait_until(lambda: ddpprof("diagnose", "run").returncode == 0, "the job to go on")
         os.kill(job.pid, signal.SIGTERM)
-        job.communicate(timeout=90)
+        job.communicate(timeout=600)
 
 
 @pytest.mark.long

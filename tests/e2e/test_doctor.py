@@ -120,7 +120,7 @@ def test_nothing_is_left_of_a_doctor_that_is_ended(tmp_path: Path) -> None:
         wait_until(lambda: len(children(doctor.pid)) > 3, "had ranks")
         there = children(doctor.pid)
         doctor.terminate()
-        doctor.wait(timeout=30)
+        doctor.wait(timeout=600)
     wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in there), "ended", 20)
 
 

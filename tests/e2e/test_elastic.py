@@ -121,8 +121,8 @@ def test_a_node_goes(tmp_path: Path, report: Report) -> None:
     try:
         wait_until_trained(tmp_path / "run")
         second.send_signal(signal.SIGTERM)
-        second.communicate(timeout=60)
-        out, _ = first.communicate(timeout=120)
+        second.communicate(timeout=600)
+        out, _ = first.communicate(timeout=600)
     finally:
         for process in (first, second):
             process.kill()
@@ -162,7 +162,7 @@ def wait_until_trained(run: Path) -> None:
 def test_kills_in_a_row_lose_no_pulse(num_kills: int, tmp_path: Path, ddpprof: Run) -> None:
     """Every attempt keeps what its ranks did; nothing stays in memory, and no process is left."""
     options = ["--out", "run", "--standalone", "--nproc-per-node=2", f"--max-restarts={num_kills}"]
-    done = ddpprof("watch", *options, *script("elastic.py", ",".join(["kill"] * num_kills)), timeout=300, **FRESH_STORE)
+    done = ddpprof("watch", *options, *script("elastic.py", ",".join(["kill"] * num_kills)), **FRESH_STORE)
     assert done.returncode == 0, done.stderr
     attempts = attempts_in(tmp_path / "run")
     assert sorted(attempts) == list(range(num_kills + 1))

@@ -54,8 +54,8 @@ LOOPS = {
 def traced_beside_plain(job: Job, ddpprof: Run, torchrun: Run) -> None:
     """Run the job without ddpprof and with it; it must do the same."""
     words = [str(JOBS / job.words[0]), *job.words[1:]]
-    plain = without_torch_aborting(lambda: torchrun(*words, timeout=300, OMP_NUM_THREADS="1"))
-    traced = ddpprof("trace", "--out", "run", *job.launcher, *words, timeout=400, OMP_NUM_THREADS="1")
+    plain = without_torch_aborting(lambda: torchrun(*words, timeout=600, OMP_NUM_THREADS="1"))
+    traced = ddpprof("trace", "--out", "run", *job.launcher, *words, OMP_NUM_THREADS="1")
     assert traced.returncode == plain.returncode == 0, traced.stderr
     assert results(traced) == results(plain) != []
 
@@ -132,7 +132,7 @@ def test_nanogpt(report: Report, tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -51,7 +51,7 @@ def by_one(trace: Path) -> str:
 def test_two_processes_report_what_one_does(trace: Path, by_one: str) -> None:
     with started(*DDPPROF, "report", trace, "--jobs", "2", "--no-cache", "--format", "json", cwd=trace.parent) as two:
         wait_until(lambda: helper_at_work(two.pid, trace) is not None, "another process read")
-        out, err = two.communicate(timeout=60)
+        out, err = two.communicate(timeout=600)
     assert (two.returncode, err, out) == (0, "", by_one)
 
 
@@ -59,7 +59,7 @@ def test_where_one_is_killed_the_other_reads_all(trace: Path, by_one: str) -> No
     with started(*DDPPROF, "report", trace, "--jobs", "2", "--no-cache", "--format", "json", cwd=trace.parent) as two:
         wait_until(lambda: helper_at_work(two.pid, trace) is not None, "another process read")
         os.kill(children(two.pid)[0], signal.SIGKILL)
-        out, err = two.communicate(timeout=60)
+        out, err = two.communicate(timeout=600)
     assert (two.returncode, err, out) == (0, "", by_one)
 
 
@@ -68,7 +68,7 @@ def test_a_signal_while_the_other_is_started_is_not_lost(trace: Path, number: si
     with started(*DDPPROF, "report", trace, "--jobs", "2", "--no-cache", cwd=trace.parent) as two:
         wait_until(lambda: bool(children(two.pid)), "another process was started")
         two.send_signal(number)
-        assert (two.wait(timeout=30), two.communicate()) == (128 + number, ("", ""))
+        assert (two.wait(timeout=600), two.communicate()) == (128 + number, ("", ""))
 
 
 def test_two_hold_little_more_than_one_does(trace: Path) -> None:
@@ -98,6 +98,6 @@ def test_none_outlives_the_other(trace: Path, number: signal.Signals) -> None:
         wait_until(lambda: helper_at_work(two.pid, trace) is not None, "another process read")
         all_of_it = children(two.pid)
         two.send_signal(number)
-        two.wait(timeout=30)
+        two.wait(timeout=600)
     assert two.returncode in (130, 143, -signal.SIGKILL)
     wait_until(lambda: all(map(is_gone, all_of_it)), "all processes ended")

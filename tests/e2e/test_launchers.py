@@ -85,7 +85,7 @@ def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> Non
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -55,7 +55,7 @@ def test_little_is_imported() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert [json.loads(line) for line in done.stdout.splitlines()] == [[words, []] for words in LIGHT]

@@ -30,7 +30,7 @@ def record(hosts: Hosts, out: Path, *arguments: str, steps: int = 4) -> None:
     command = [*DDPPROF, "trace", "--out", str(out), *options, *script("wide_mlp.py", *arguments)]
     ranks = [hosts.start(host, command, out.parent) for host in range(len(hosts.namespaces))]
     for rank in ranks:
-        _, stderr = rank.communicate(timeout=200)
+        _, stderr = rank.communicate(timeout=600)
         assert rank.returncode == 0, stderr
 
 

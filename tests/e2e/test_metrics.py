@@ -31,7 +31,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
     """Return the value of each sample, by its name and the values of its labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=600) as answer:
         text = answer.read().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {(one.name, *(one.labels[label] for label in sorted(one.labels))): one.value for one in samples}
@@ -46,7 +46,7 @@ def test_a_job_is_scraped_while_it_trains(port: int, tmp_path: Path) -> None:
         wait_until(lambda: is_training(run, int(first["ddpprof_steps_total", "0"]) + 20), "more steps")
         second = scrape(port)
         os.kill(job.pid, signal.SIGTERM)
-        job.communicate(timeout=60)
+        job.communicate(timeout=600)
     for rank in ("0", "1"):
         assert 20 <= first["ddpprof_steps_total", rank] < second["ddpprof_steps_total", rank]
         assert second["ddpprof_up", rank] == 1
@@ -73,7 +73,7 @@ def documented(kind: str) -> str:
 def ask(port: int, what: str, **parameters: str) -> Any:
     """Ask the server for something. Raises ``OSError`` as long as it does not answer."""
     address = f"http://127.0.0.1:{port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=600) as answer:
         return json.load(answer)["data"]
 
 
@@ -115,7 +115,7 @@ def test_a_prometheus_server_scrapes_a_job(port: int, tmp_path: Path) -> None:
         hangs = ask(server, "query", query='ALERTS{alertname="TrainingHangs"}')["result"]
         (target,) = ask(server, "targets")["activeTargets"]
         os.kill(job.pid, signal.SIGTERM)
-        job.communicate(timeout=60)
+        job.communicate(timeout=600)
     assert (target["health"], target["lastError"]) == ("up", "")
     assert hangs == []
     assert all(answers.values()), answers

@@ -56,7 +56,7 @@ def test_inside_a_job(collective: str, tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -112,5 +112,5 @@ def test_a_rank_that_dies_and_nobody_else_can_reach_the_ranks(tmp_path: Path) ->
         wait_until(lambda: listening(children(job.pid)) == {"0100007F"}, "listened on the loopback alone")
         *_, rank_1 = (one for one in children(job.pid) if Path(f"/proc/{one}/comm").read_text() != "cat\n")
         os.kill(rank_1, signal.SIGKILL)  # and not the child that only shows whether a signal was sent to the group
-        _, said = job.communicate(timeout=60)
+        _, said = job.communicate(timeout=600)
     assert (job.returncode, said) == (2, "ddpprof: rank 1 was ended by SIGKILL.\n")

@@ -105,7 +105,7 @@ def test_parameters_are_identical_however_ddp_is_used(
     if which not in bare_jobs:
         known = listed(start)
         variants = [one[0] for one in FURTHER if (one[1], one in OFTEN) == which and one[0] in known]
-        bare_jobs[which] = start(sys.executable, *job(variants, ranks), timeout=300)
+        bare_jobs[which] = start(sys.executable, *job(variants, ranks))
     train_with_ddpprof(variant, ranks, fingerprints(bare_jobs[which], variant), ddpprof, report)
 
 

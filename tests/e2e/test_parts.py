@@ -30,7 +30,7 @@ def test_each_host_keeps_its_ranks_and_the_report_reads_both(ddpprof: Run, tmp_p
                 )
                 for host in range(2)
             ]
-            said = [rank.communicate(timeout=150)[1] for rank in ranks]
+            said = [rank.communicate(timeout=600)[1] for rank in ranks]
     except NoHosts as reason:
         pytest.skip(f"no hosts here: {reason}")
     if any("mount: " in words for words in said):

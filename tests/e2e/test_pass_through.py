@@ -206,9 +206,9 @@ def test_a_signal_ends_everything_and_leaves_a_run(
         os.killpg(job.pid, number)
     else:
         job.send_signal(number)
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=600)
     assert job.returncode == -number, errors
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while not session_is_empty(job.pid):
         assert time.monotonic() < deadline, "ranks are still running"
         time.sleep(0.1)
@@ -245,13 +245,13 @@ def test_what_ranks_of_torchrun_save_at_ctrl_c_is_saved(
     wait_for(job, "step 25")
     send = os.killpg if to == "everyone" else os.kill
     send(job.pid, signal.SIGINT)
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=600)
     assert sorted(path.name for path in tmp_path.glob("last-*.pt")) == ["last-0.pt", "last-1.pt"], errors
 
 
 def test_a_rank_killed_within_the_profiled_steps(endless: Callable[..., subprocess.Popen[str]], report: Report) -> None:
     job = endless("--skip-first", "2", "--cost-steps", "4", "--steps", "20", kill_at=15 + LATER)
-    _, errors = job.communicate(timeout=100)
+    _, errors = job.communicate(timeout=600)
     assert job.returncode not in (0, None)
     assert "ddpprof:" not in errors
     shown = report("run")

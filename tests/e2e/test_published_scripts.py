@@ -102,7 +102,7 @@ def run_until_it_ends(command: list[str], folder: Path, num_tries: int) -> subpr
         done = run_unless_it_hangs(command, folder)
         if done is not None:
             return done
-    return run(command, folder, timeout=400)
+    return run(command, folder, timeout=600)
 
 
 def run_unless_it_hangs(command: list[str], folder: Path) -> subprocess.CompletedProcess[str] | None:
@@ -112,7 +112,7 @@ def run_unless_it_hangs(command: list[str], folder: Path) -> subprocess.Complete
         job = subprocess.Popen(command, cwd=folder, env=at_once, stdout=out, stderr=err, start_new_session=True)
         try:
             wait_until(lambda: job.poll() is not None or "Training completed" in written(out), "trained", 400)
-            job.wait(30)
+            job.wait(600)
         except subprocess.TimeoutExpired:
             return None
         finally:

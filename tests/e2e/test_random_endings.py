@@ -60,7 +60,7 @@ def _time_to_end(job: subprocess.Popen[str], how: str, wait_s: float) -> float:
         to_all = how == "ctrl-c"
         os.killpg(job.pid, signal.SIGINT) if to_all else job.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    job.communicate(timeout=60)
+    job.communicate(timeout=600)
     while not _is_over(job.pid):
         assert time.monotonic() < began + 60, "ranks are still running"
         time.sleep(0.05)

@@ -59,7 +59,7 @@ def test_it_ends_with_all_its_processes_and_files(tmp_path: Path, number: int, c
         processes = processes_of(tmp_path)
         assert len(processes) > 1, "TensorBoard and its data server"
         server.process.send_signal(number)
-        assert server.process.wait(timeout=30) == code
+        assert server.process.wait(timeout=600) == code
     assert running(processes) == set()
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
@@ -73,7 +73,7 @@ def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
             row[1].partition(":")[0] for row in listening if row[1].endswith(f":{port:04X}") and row[3] == "0A"
         ] == ["0100007F"]
         for host, code in {"localhost": 200, f"127.0.0.1:{port}": 200, "a.example": 403}.items():
-            asked = HTTPConnection("127.0.0.1", port, timeout=60)
+            asked = HTTPConnection("127.0.0.1", port, timeout=600)
             asked.request("GET", "/data/environment", headers={"Host": host})
             assert asked.getresponse().status == code
 

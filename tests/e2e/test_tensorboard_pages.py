@@ -185,7 +185,7 @@ def test_operators_and_the_trace_are_there(shown: Server, path: Path) -> None:
     assert operators["aten::convolution" if path != GLOO_4 else "aten::linear"] > 0
     assert not [name for name in operators if name.startswith(("nccl:", "gloo:", "ProfilerStep"))]
     query = f"run={name_of(path)}/traces&worker={worker}&span=default"
-    with urllib.request.urlopen(f"{shown.address}data/plugin/pytorch_profiler/trace?{query}", timeout=60) as answer:
+    with urllib.request.urlopen(f"{shown.address}data/plugin/pytorch_profiler/trace?{query}", timeout=600) as answer:
         body = answer.read()
     events = json.loads(gzip.decompress(body))["traceEvents"]
     assert {event["name"] for event in events} >= set(operators)

@@ -40,7 +40,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -89,7 +89,7 @@ def test_a_hook_that_rounds_is_tried_only_where_that_is_allowed(
     for trial in (tmp_path / "exact").glob("trial-[1-9]-0"):
         (trial / "trial.json").unlink()
     assert ddpprof("tune", "--resume", "exact").returncode == 2, "a plan that was changed is not this user's own"
-    assert ddpprof("tune", "--resume", "exact", "--trust", timeout=300).returncode == 0
+    assert ddpprof("tune", "--resume", "exact", "--trust").returncode == 0
     report = read(ddpprof, "exact")
     assert {one["fate"] for one in report["tried"]} == {"refused"}
     assert report["best"] is None
@@ -110,7 +110,7 @@ for _ in range(100000):
     output.backward(output.detach())
     optimizer.step()
 """)
-    ended = ddpprof("tune", "--nproc", "2", "--trials", "2", *QUICK, "--out", "t", "train.py", timeout=200)
+    ended = ddpprof("tune", "--nproc", "2", "--trials", "2", *QUICK, "--out", "t", "train.py")
     assert ended.returncode == 0, ended.stderr
     assert "settings are unverified" in ended.stdout
     assert load_losses(tmp_path / "t" / "profile", 0) == ((),) * 12
@@ -148,7 +148,7 @@ def test_the_advised_cap_is_as_good_as_the_best_of_a_sweep(hosts: Hosts, ddpprof
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=600,
             check=False,
         )
         assert ended.returncode == 0, ended.stderr

@@ -113,7 +113,7 @@ def test_pulses_survive_a_kill(whom: str, ddpprof: Run, tmp_path: Path) -> None:
         ranks = [pulse.identity.pid for pulse in pulses(run)]
         for process in ranks[1:] if whom == "rank" else [job.pid, *ranks]:
             os.kill(process, signal.SIGKILL)
-        job.communicate(timeout=60)
+        job.communicate(timeout=600)
     before = [pulse.state.num_steps for pulse in pulses(run)]
     assert all(num_steps >= 20 for num_steps in before)
     assert pulses(run)[1].state.ended == Ended.NOT_YET

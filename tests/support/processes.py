@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs import environment
 
 
-def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> None:
+def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 600) -> None:
     until = time.monotonic() + at_most_s
     while not holds():
         assert time.monotonic() < until, f"never {what}"

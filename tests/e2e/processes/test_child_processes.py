@@ -52,4 +52,4 @@ def test_all_that_is_guarded_ends_with_who_started_the_guard(number: int) -> Non
 
 def test_a_guard_passes_the_exit_code_on(tmp_path: Path) -> None:
     with start(guarded([sys.executable, "-c", "raise SystemExit(7)"]), os.environ, cwd=tmp_path) as running:
-        assert running.wait(30) == 7
+        assert running.wait(600) == 7

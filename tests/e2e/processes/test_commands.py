@@ -102,5 +102,5 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (128 + number, "")

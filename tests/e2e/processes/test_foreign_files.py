@@ -35,7 +35,7 @@ def _plant_modules(folder: Path) -> Path:
 def test_modules_that_lie_in_a_run_are_not_imported_when_several_processes_read_it(run: Path) -> None:
     ran = _plant_modules(run)
     command = [COMMAND, "report", ".", "--jobs", "2", "--no-cache"]
-    done = subprocess.run(command, cwd=run, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=run, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, ran.exists()) == (0, False), done.stderr
 
 
@@ -44,5 +44,5 @@ def test_modules_that_lie_in_the_working_directory_are_not_imported_by_ranks_of_
     folder.mkdir()
     ran = _plant_modules(folder)
     command = [COMMAND, "netbench", "--nproc-per-node", "2", "--sizes", "1K", "--seconds", "0.01"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, ran.exists()) == (0, False), done.stderr

@@ -34,7 +34,7 @@ print(launch._wait(job, SimpleNamespace(got=lambda _info: False)))
 
 
 def said_by(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.stderr == ""
     return done.stdout
 
@@ -70,4 +70,4 @@ def test_a_launcher_that_is_stopped_and_goes_on_lets_its_job_run_to_its_end() ->
         launcher.send_signal(signal.SIGSTOP)
         time.sleep(2)  # longer than the launcher waits for a signal
         launcher.send_signal(signal.SIGCONT)
-        assert launcher.communicate(timeout=120) == ("(0, False)\n", "")
+        assert launcher.communicate(timeout=600) == ("(0, False)\n", "")

@@ -66,7 +66,7 @@ def test_only_requests_for_this_machine_are_answered(host: str, code: int, run: 
     """A page of the web may let its own name resolve to this machine."""
     end = publish(MetricsTarget("127.0.0.1", port), run)
     try:
-        asked = HTTPConnection("127.0.0.1", port, timeout=60)
+        asked = HTTPConnection("127.0.0.1", port, timeout=600)
         asked.request("GET", "/metrics", headers={"Host": host})
         assert asked.getresponse().status == code
     finally:
