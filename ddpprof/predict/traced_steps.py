@@ -53,7 +53,7 @@ def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[fl
     """Interpolate linearly from the end of the forward to the first bucket, and on to the next ones."""
     recorded = host.passes[0]
     launched = [None if ns is None else float(ns - recorded.origin_ns) for ns in recorded.ready_ns]
-    of_host, of_device = [0.0], [float(-one.step_start_ns)]
+    of_host, of_device = [0.0], [float(one.backward_start_ns - one.step_start_ns)]
     for bucket, there_ns in zip(buckets, _computed(one), strict=True):
         last = max((ns for index in bucket if (ns := launched[index]) is not None), default=of_host[-1])
         if last > of_host[-1]:
@@ -78,6 +78,7 @@ def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[tuple[int, int], d
         for rank, passes in usual_passes(ranks).items()
     }
     common = sorted(set.intersection(*map(set, by_rank.values())))
+    common = [key for key in common if all(passes[key].is_whole for passes in by_rank.values())] or common
     return {key: {rank: passes[key] for rank, passes in by_rank.items()} for key in common}
 
 
@@ -87,7 +88,7 @@ def _observe(ranks: Sequence[TracedPass]) -> ObservedStep:
     reduced = [max(one.backward_end_ns or 0, *(end for _, _, end in one.times_ns)) for one in ranks]
     return ObservedStep(
         measured_ns=fmean(one.step_end_ns - one.step_start_ns for one in ranks),
-        backward_ns=max(-one.step_start_ns for one in ranks),
+        backward_ns=max(one.backward_start_ns - one.step_start_ns for one in ranks),
         ready_ns=tuple(float(max(times)) for times in computed),
         finished_ns={index: float(min(times)) for index, times in enumerate(ends)},
         reduced_ns=max(ns - one.step_start_ns for ns, one in zip(reduced, ranks, strict=True)),

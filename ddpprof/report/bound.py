@@ -38,6 +38,7 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
             [step.comm_ns for step in steps],
         )
     )
+    exposed_ns = min(exposed_ns, step_ns)  # what the last step launched may end after it
     if exposed_ns < _MUCH * step_ns:
         return None
     num_collectives = round(median(step.num_comm_kernels for step in steps))

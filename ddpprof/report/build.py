@@ -72,7 +72,10 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
     memory = tuple(record.memory for record in records if record.memory)
     job, beside = _job(run, ranks, modules), combine_beside([one.beside for one in ranks])
-    lengths_ns = [(step.step, step.duration_ns) for one in reports for step in one.measured_steps]
+    measured = [step for one in reports for step in one.measured_steps]
+    cut_off = {step.step for step in measured if not step.is_whole}
+    whole = [step for step in measured if step.step not in cut_off]
+    lengths_ns = [(step.step, step.duration_ns) for step in whole or measured]
     usual = usual_steps(lengths_ns, {number for record in records for number in record.evaluated_steps})
     report = Report(
         format=REPORT_FORMAT,

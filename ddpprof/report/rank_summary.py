@@ -191,7 +191,8 @@ def _step_report(
     split = split_step(trace, index)
     return StepReport(
         step=step.number,
-        duration_ns=step.duration_ns,
+        duration_ns=step.duration_ns if split is None or trace.device == "cpu" else split.breakdown.step_ns,
+        is_whole=split is None or split.is_whole,
         **asdict(measure_overlap(trace, index)),
         trailing_ns=measure_trailing(trace, index),
         parts=split.breakdown if split is not None else None,

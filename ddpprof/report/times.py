@@ -11,7 +11,6 @@ HOST, DEVICE = "host", "device"
 
 _FIELDS = {
     HOST: (
-        "ranks[].steps[].duration_ns",
         "ranks[].steps[].wrapper",
         "ranks[].light_steps[].duration_ns",
         "ranks[].light_steps[].parts",
@@ -24,12 +23,12 @@ _FIELDS = {
         "across.late_gradients",
         "across.stragglers.step_ns",
         "attempts[].step_ns",
-        "bound.step_ns",
         "rpc",
         "whole_run",
     ),
     DEVICE: (
         "ranks[].whole",
+        "ranks[].steps[].duration_ns",
         "ranks[].steps[].compute_ns",
         "ranks[].steps[].comm_ns",
         "ranks[].steps[].overlap_ns",
@@ -50,6 +49,7 @@ _FIELDS = {
         "across.waiting",
         "across.stragglers.ranks",
         "across.stragglers.stragglers",
+        "bound.step_ns",
         "bound.exposed_ns",
         "bound.comm_ns",
         "bound.waiting_ns",

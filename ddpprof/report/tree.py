@@ -117,6 +117,7 @@ class StepReport:
 
     step: int
     duration_ns: int
+    """on an accelerator the period of its work, as in `parts`"""
     compute_ns: int
     comm_ns: int
     overlap_ns: int
@@ -129,6 +130,8 @@ class StepReport:
     torch_times: TorchTimes | None
     idle: Idle | None = None
     """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
+    is_whole: bool = True
+    """False on an accelerator if an edge of the trace cuts off a part of the step, which no mean then includes"""
 
 
 @dataclass(frozen=True, slots=True)

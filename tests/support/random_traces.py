@@ -37,6 +37,13 @@ class Event:
     def moved(self, by_ns: int) -> "Event":
         return replace(self, start=self.start + by_ns, end=self.end + by_ns)
 
+    def slowed(self, factor: int) -> "Event":
+        return replace(self, start=self.start * factor, end=self.end * factor)
+
+    @property
+    def is_on_device(self) -> bool:
+        return self.category in ("kernel", "gpu_memcpy")
+
 
 def _micro(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03}"

@@ -1,6 +1,8 @@
 """What holds for every trace: sums add up, and only what happened counts, not when, in which order or by which name."""
 
+import re
 from dataclasses import asdict, replace
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_traces import Dialect, Event, device_traces, load, renamed, traces
-from tables import breakdown_of, idle_of
+from tables import breakdown_of, idle_of, run
 
 from ddpprof.intervals import Spans, intersect, merge, subtract
 from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
@@ -17,7 +19,10 @@ from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.measures.kernels.kernels import summarise_kernels
 from ddpprof.measures.kernels.overlap_slowdown import measure_slowdown
 from ddpprof.measures.step.wrapper import measure_wrapper_cost
-from ddpprof.model import Mark, Trace
+from ddpprof.model import Mark, Rank, Trace
+from ddpprof.render.sections import sections
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report import build_report
 
 pytestmark = pytest.mark.filterwarnings("error")
 settings.register_profile("files", deadline=None, max_examples=40)
@@ -61,6 +66,22 @@ def test_the_order_of_events_in_the_file_does_not_matter(events: list[Event], ra
 @given(traces, st.sampled_from([lambda tid: 1000 - tid, lambda tid: f"thread {tid}", str]))
 def test_the_names_of_threads_and_streams_do_not_matter(events: list[Event], rename: Any) -> None:
     assert measured(load(renamed(events, rename))) == measured(load(events))
+
+
+@FILES
+@given(traces, st.integers(1, 20), st.integers(0, 10**6))
+def test_no_share_exceeds_its_whole(events: list[Event], slower: int, ahead_ns: int) -> None:
+    """Also where the host runs ahead of a device that is slower: a step is long over on the host before it is done."""
+    made = load([event.slowed(slower).moved(ahead_ns) if event.is_on_device else event for event in events])
+    report = build_report(run(Rank(0, made, None)))
+    shown = StringIO()
+    render_terminal(sections(report), shown, width=200)
+    assert [share for share in map(float, re.findall(r"([\d.]+)%", shown.getvalue())) if share > 100] == []
+    for step in report.ranks[0].measured_steps:
+        assert step.parts is not None
+        assert step.parts.step_ns == step.duration_ns or made.device == "cpu"
+        assert step.overlap_ns <= min(step.comm_ns, step.compute_ns)
+        assert step.exposed_ns <= step.comm_ns
 
 
 DIALECTS = {

@@ -21,6 +21,7 @@ from ddpprof.measures.buckets.backward_passes import BackwardCompute, backward_p
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_times
 from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
+from ddpprof.measures.step.breakdown import is_whole_step, step_window
 from ddpprof.model import UNKNOWN, Int64Column, Mark, Trace
 
 _Sizes = tuple[int, ...]
@@ -60,6 +61,10 @@ class TracedPass:
     step_end_ns: int
     backward_end_ns: int | None
     """end of its last backward compute; these three also count from the origin"""
+    backward_start_ns: int = 0
+    """where the backward pass begins, since the origin; on an accelerator its first computation"""
+    is_whole: bool = True
+    """False if an edge of the trace cuts off a part of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +134,15 @@ def _passes_of_step(
     firsts = _first_of_passes(comm.num_bytes[rows], ended)
     computed = backward_passes(trace, step)
     found: list[TracedPass] = []
-    part_start = whole.start_ns
+    window = step_window(trace, step)
+    part_start, step_end = (window.start_ns[0], window.end_ns[0]) if window else (whole.start_ns, whole.end_ns)
     for first, behind in zip(firsts, [*firsts[1:], len(rows)], strict=True):
         mine, origin = rows[first:behind], int(origins[ended[first] - 1])
-        backward_end = _backward_end(computed, None if behind == len(rows) else int(comm.start_ns[mine[0]]))
+        backward = _backward(computed, None if behind == len(rows) else int(comm.start_ns[mine[0]]))
+        backward_start = origin if backward is None or trace.device == "cpu" else backward.start_ns
+        backward_end = None if backward is None else backward.end_ns
         last_end = max(int(comm.end_ns[mine].max()), backward_end or 0)
-        part_end = whole.end_ns if behind == len(rows) else last_end
+        part_end = int(step_end) if behind == len(rows) else last_end
         times = np.stack((comm.launched_ns[mine], comm.start_ns[mine], comm.end_ns[mine]), axis=1) - origin
         launches_are_known = comm.launched_ns[mine] != UNKNOWN
         found.append(
@@ -149,7 +157,9 @@ def _passes_of_step(
                     for is_known, (launch, start, end) in zip(launches_are_known.tolist(), times.tolist(), strict=True)
                 ),
                 spans_forwards=bool(ended[behind - 1] > ended[first]),
-                step_start_ns=part_start - origin,
+                step_start_ns=int(part_start) - origin,
+                is_whole=is_whole_step(trace, step),
+                backward_start_ns=backward_start - origin,
                 step_end_ns=part_end - origin,
                 backward_end_ns=None if backward_end is None else backward_end - origin,
             )
@@ -165,10 +175,10 @@ def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
     return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]
 
 
-def _backward_end(passes: Sequence[BackwardCompute], at_ns: int | None) -> int | None:
-    """Return the end of the computation of the backward pass in progress at `at_ns`, or of the step's last pass."""
+def _backward(passes: Sequence[BackwardCompute], at_ns: int | None) -> BackwardCompute | None:
+    """Return the computation of the backward pass in progress at `at_ns`, or of the step's last pass."""
     begun = [one for one in passes if at_ns is None or one.start_ns <= at_ns]
-    return begun[-1].end_ns if begun else None
+    return begun[-1] if begun else None
 
 
 def _origins(trace: Trace) -> Int64Column:

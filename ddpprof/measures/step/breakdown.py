@@ -5,8 +5,9 @@ accelerator is the time in which it has nothing to do while the host waits. The 
 Copying buckets into ``.grad`` after the last backward node counts as backward.
 
 On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it spans
-from its first kernel to the next step's first, or to the end of its last if the profiler stopped after it. All work in
-it counts, including work that another step launched.
+from its first kernel to the next step's first: the period of the device's work, which a host that runs ahead does not
+tell. All work in it counts, including work that another step launched. At the edges of a trace work is missing: the
+last step ends with its last kernel, and the device may be busy in the first one with what was launched before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 
 from ddpprof.intervals import Spans, intersect, merge, subtract, union_of
 from ddpprof.measures.buckets.overlap import marked_spans, spans_of
-from ddpprof.model import Collectives, Mark, Phase, Step, Trace, Work
+from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
+
+_BUSY_BEFORE = 0.01
+"""share of a step for which its first computation may wait on the device, for no reason that is in the trace"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class StepSplit:
 
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each field of `Breakdown`, in order"""
+    is_whole: bool = True
+    """False if an edge of the trace cuts off a part of the step, so that its length is not that of others"""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -55,7 +61,7 @@ class StepSplit:
 
 def split_step(trace: Trace, step: int) -> StepSplit | None:
     """Split the step; ``None`` if it has no work at all."""
-    window = _window(trace, step)
+    window = step_window(trace, step)
     if window is None:
         return None
     left: Spans = window
@@ -76,7 +82,8 @@ def split_step(trace: Trace, step: int) -> StepSplit | None:
         take(union_of(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies)
     )
     data = take(marked_spans(trace, Mark.DATA))
-    return StepSplit(((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)))
+    parts = ((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,))
+    return StepSplit(parts, is_whole_step(trace, step))
 
 
 def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
@@ -84,7 +91,7 @@ def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
     return np.flatnonzero((table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0]))
 
 
-def _window(trace: Trace, step: int) -> Spans | None:
+def step_window(trace: Trace, step: int) -> Spans | None:
     """Return the step as one span; ``None`` if it has no work."""
     if trace.device == "cpu":
         return _span(trace.steps[step].start_ns, trace.steps[step].end_ns)
@@ -97,6 +104,21 @@ def _window(trace: Trace, step: int) -> Spans | None:
         end = int(after.start_ns[0]) if len(after) else end
     start = int(here.start_ns[0])
     return _span(start, max(end, start + 1))
+
+
+def is_whole_step(trace: Trace, step: int) -> bool:
+    """Return whether the trace has all work of the device in the step's window, as far as the host's launches tell."""
+    window, compute = step_window(trace, step), trace.compute
+    if trace.device == "cpu" or window is None:
+        return True
+    if not _is_followed(trace.steps, step):
+        return False
+    rows = np.flatnonzero((compute.step == step) & (compute.launched_ns != UNKNOWN))
+    if not len(rows) or (step > 0 and _is_followed(trace.steps, step - 1)):
+        return True
+    first = rows[np.argmin(compute.start_ns[rows])]
+    queued_since = max(int(window.start_ns[0]), int(compute.launched_ns[first]))
+    return int(compute.start_ns[first]) - queued_since <= _BUSY_BEFORE * window.total_ns
 
 
 def _is_followed(steps: Sequence[Step], step: int) -> bool:

@@ -60,7 +60,9 @@ def mean_of_steps(report: Report) -> str:
 def left_out(report: Report) -> dict[int, float]:
     """Return the profiled steps left out of all means since they took far longer, and how many times as long."""
     lengths: dict[int, int] = {}
-    for step in (step for rank in report.ranks for step in rank.measured_steps):
+    measured = [step for rank in report.ranks for step in rank.measured_steps]
+    cut_off = {step.step for step in measured if not step.is_whole}
+    for step in (step for step in measured if step.step not in cut_off):
         lengths[step.step] = max(step.duration_ns, lengths.get(step.step, 0))
     usual_ns = median([lengths[number] for number in report.usual_steps if number in lengths] or [0])
     unusual = [number for number in sorted(lengths) if usual_ns and number not in report.usual_steps]
@@ -69,7 +71,15 @@ def left_out(report: Report) -> dict[int, float]:
 
 def _left_out(report: Report) -> str:
     said = [f"step {number}, {ratio:.1f} × as long" for number, ratio in left_out(report).items()]
+    if cut_off := _cut_off(report):
+        steps = f"{'step' if len(cut_off) == 1 else 'steps'} {' and '.join(map(str, cut_off))}"
+        said.append(f"{steps}, cut off by the edges of the trace")
     return f"left out of all means: {', '.join(said)}" if said else ""
+
+
+def _cut_off(report: Report) -> list[int]:
+    measured = [step for rank in report.ranks for step in rank.measured_steps if step.step not in report.usual_steps]
+    return sorted({step.step for step in measured if not step.is_whole}) if report.usual_steps else []
 
 
 def idle_table(report: Report) -> Iterable[Section]:

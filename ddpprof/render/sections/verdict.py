@@ -40,6 +40,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
         return _of_light_steps(report)
     step_ns, comm_ns = report.step_ns, mean_of(steps, lambda s: s.comm_ns) or 0
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
+    exposed_ns = min(exposed_ns, step_ns or 0)  # what the last step launched may end after it
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
         return StepVerdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
@@ -72,7 +73,7 @@ def _are_longer_for_communication(report: Report) -> bool:
     """Return whether steps that are left out spend most of their extra time in communication."""
     steps = [step for rank in report.ranks_together for step in rank.measured_steps]
     usual = [step for step in steps if step.step in report.usual_steps]
-    others = [step for step in steps if step.step not in report.usual_steps]
+    others = [step for step in steps if step.step not in report.usual_steps and step.is_whole]
     longer_ns, exposed_ns = (
         (mean_of(others, of) or 0) - (mean_of(usual, of) or 0)
         for of in (lambda step: step.duration_ns, lambda step: step.exposed_ns)

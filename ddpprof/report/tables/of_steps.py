@@ -43,8 +43,8 @@ def _light_steps(report: Report) -> Iterator[_LightStep]:
 
 STEPS: TableSchema[_Step] = TableSchema(
     "steps",
-    "One row per rank and profiled step. On an accelerator `duration_ns` and the `wrapper_` columns are times of the "
-    "host, which launches the work; all other times are of the device, which does it.",
+    "One row per rank and profiled step. On an accelerator the `wrapper_` columns are times of the host, which "
+    "launches the work; all other times are of the device, which does it.",
     _steps,
     (
         integer("rank", "rank in the job", lambda r: r.rank.rank),
