@@ -214,10 +214,14 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
     sides = [
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]
+    are_timed = all(report.timed_steps_ns for report in (*a, *b))
+    if are_timed:  # which the reports tell, and no profiler has lengthened
+        for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
+            run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
     num_asked = sum(name in asked for name in known)
     noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
-    usual = {FASTEST_STEP: min, "step": fmean if steps_of is _profiled else median}  # as the report tells it
+    usual = {FASTEST_STEP: min, "step": fmean if steps_of is _profiled and not are_timed else median}
     changes = []
     for name in known:
         of_a, of_b = ([run[name] for run in side if run[name]] for side in sides)

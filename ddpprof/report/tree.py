@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ddpprof.data_parallel.own_reduction import OwnReduction
@@ -36,7 +37,7 @@ from ddpprof.measures.step.idle import Idle
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.measures.step.torch_times import TorchTimes
 from ddpprof.measures.step.wrapper import WrapperCost
-from ddpprof.model import Kernel
+from ddpprof.model import Kernel, StepMode
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import WholeRun
 from ddpprof.predict.caps import AcceptedCaps, accepted_caps
@@ -45,6 +46,9 @@ from ddpprof.shown_in_notebooks import ShownInNotebooks
 
 if TYPE_CHECKING:
     from ddpprof.report.tables import Tables
+
+_TIMED = (StepMode.OFF, StepMode.LIGHT)
+"""steps whose length nothing but the light recorder changed"""
 
 REPORT_FORMAT = 1
 """version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
@@ -320,16 +324,31 @@ class Report(ShownInNotebooks):
 
     @property
     def step_ns(self) -> int | None:
-        """How long a step takes, wherever that is told: the mean of the profiled ones, as in the tables.
+        """How long a step takes, wherever that is told: the median of those that ran without the profiler.
 
-        Without profiled steps it is the median of those that the light recorder saw, or else of the whole run.
+        If none did, or on an accelerator, where the host's times do not tell, it is the mean of the profiled ones; if
+        there are none either, the median of the whole run.
         """
-        profiled = mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
-        if profiled is not None:
-            return profiled
+        timed_ns = self.timed_steps_ns
+        if timed_ns:
+            return round(median(timed_ns))
         light = median_known(step.duration_ns for rank in self.ranks for step in rank.light_steps)
         steps = self.whole_run.steps if self.whole_run is not None else None
-        return light if light is not None or steps is None else steps.median_ns
+        known = (self.profiled_step_ns, light, None if steps is None else steps.median_ns)
+        return next((ns for ns in known if ns is not None), None)
+
+    @property
+    def timed_steps_ns(self) -> list[float]:
+        """Lengths of the steps that ran without the profiler, each the mean over the ranks, which keep pace; on CPU."""
+        by_number: dict[int, list[int]] = {}
+        for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
+            by_number.setdefault(step.step, []).append(step.duration_ns)
+        return [] if self.times else [fmean(of_ranks) for _, of_ranks in sorted(by_number.items())]
+
+    @property
+    def profiled_step_ns(self) -> int | None:
+        """Mean of the profiled steps that the tables are of."""
+        return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""

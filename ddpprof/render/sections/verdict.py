@@ -40,11 +40,12 @@ def verdict_of_steps(report: Report) -> StepVerdict:
         return _of_light_steps(report)
     step_ns, comm_ns = report.step_ns, mean_of(steps, lambda s: s.comm_ns) or 0
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
-    exposed_ns = min(exposed_ns, step_ns or 0)  # what the last step launched may end after it
+    profiled_ns = report.profiled_step_ns or 0
+    exposed_ns = min(exposed_ns, profiled_ns)  # what the last step launched may end after it
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
         return StepVerdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
-    share = exposed_ns / step_ns if step_ns else None
+    share = exposed_ns / profiled_ns if profiled_ns else None
     numbers += [
         Number("communication", _ms(comm_ns)),
         Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
@@ -52,7 +53,13 @@ def verdict_of_steps(report: Report) -> StepVerdict:
         Number("trailing", _ms(trailing_ns)),
     ]
     is_ = "is" if report.failure is None else "was"
-    text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
+    if step_ns == profiled_ns:
+        text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
+    else:
+        text = (
+            f"{_step_takes(report, step_ns)}. In the profiled steps, exposed communication {is_} {_ms(exposed_ns)} of "
+            f"{_ms(profiled_ns)}, {percent(share)}."
+        )
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 

@@ -25,7 +25,6 @@ from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.model.slowdown import StepSlowdown
 from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.render.hang_words import verdict_in_short, verdict_lines
-from ddpprof.render.sections.cost import unusual_steps_line
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
 
@@ -59,7 +58,7 @@ def whole_run_line(report: Report) -> Iterator[Section]:
     run, steps = report.whole_run, _steps(report)
     if run is None or steps is None:
         return
-    step = (_at_first_and_last(run) or f"median step {ms(steps.median_ns)} ms") + _of_profiled(report)
+    step = _at_first_and_last(run) or f"median step {ms(steps.median_ns)} ms"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
@@ -67,16 +66,6 @@ def whole_run_line(report: Report) -> Iterator[Section]:
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slow-down" if len(run.slowdowns) == 1 else "The largest slow-down"
         yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
-
-
-def _of_profiled(report: Report) -> str:
-    """Say how the profiled steps, which the verdict and all tables are of, differ from the others."""
-    if list(unusual_steps_line(report)):
-        return ""  # that says so, and why
-    number = len({step.step for rank in report.ranks_together for step in report.averaged(rank)})
-    if not number:
-        return ""
-    return f" ({'the profiled one' if number == 1 else f'the {number} profiled ones'} took {ms(report.step_ns)} ms)"
 
 
 def hang_line(report: Report) -> Iterator[Section]:
