@@ -24,7 +24,7 @@ def longer(baseline: str, factor: float, out: Path) -> str:
     """The same report with every step `factor` times as long."""
     written = json.loads(Path(baseline).read_text())
     for rank in written["ranks"]:
-        for step in rank["steps"]:
+        for step in (*rank["steps"], *rank["light_steps"]):
             step["duration_ns"] = round(step["duration_ns"] * factor)
     out.write_text(json.dumps(written))
     return str(out)

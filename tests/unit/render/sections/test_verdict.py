@@ -18,6 +18,8 @@ from ddpprof.render.sections.findings import change_sentence
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.verdict import Number, verdict
+from ddpprof.report.times import times_of
+from ddpprof.report.tree import LightStepReport
 
 
 def test_means_over_ranks_and_steps() -> None:
@@ -30,6 +32,25 @@ def test_means_over_ranks_and_steps() -> None:
         Number("exposed", "7.45 ms"),
         Number("trailing", "1.51 ms"),
     )
+
+
+def test_the_step_is_that_without_the_profiler_and_shares_are_of_profiled_ones() -> None:
+    """A profiler may lengthen steps by much; what it shows of them is told beside that."""
+    made = report()
+    timed = [LightStepReport(number, mode, ns * 10**6, None) for number, mode, ns in LIGHT]
+    ranks = tuple(replace(rank, light_steps=tuple(timed)) for rank in made.ranks)
+    came = verdict(replace(made, ranks=ranks))
+    assert came.text == (
+        "A step takes 50.00 ms. In the profiled steps, exposed communication is 7.45 ms of 65.20 ms, 11%."
+    )
+    assert came.numbers[0] == Number("step", "50.00 ms")
+    on_accelerator = verdict(
+        replace(made, ranks=ranks, times=times_of("cuda"))
+    )  # whose host may be ahead by any number of steps
+    assert on_accelerator.text == "A step takes 65.20 ms. Exposed communication is 7.45 ms of it, 11%."
+
+
+LIGHT = [(5, "off", 49), (6, "light", 50), (7, "light", 51), (8, "baseline", 9), (9, "off", 50)]
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,7 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
 def test_the_first_screen_has_one_line(whole: Report) -> None:
     said = [one.text for one in first_screen(whole, ["run"]) if isinstance(one, Line) and "Whole run" in one.text]
     assert said == [
-        (
-            "Whole run: 203 steps, 37 s; median step 100.00 ms at first, 150.00 at last (the 2 profiled ones took "
-            "65.20 ms); memory of a process grew by 100 MB"
-        )
+        "Whole run: 203 steps, 37 s; median step 100.00 ms at first, 150.00 at last; memory of a process grew by 100 MB"
     ]
     assert not any("Whole run" in one.text for one in first_screen(report(), ["run"]) if isinstance(one, Line))
 
@@ -119,10 +116,7 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
 def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> None:
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
     said = said_of_whole_run(tmp_path, [*[recorded] * 60, *[MadeStep()] * 140])
-    assert (
-        said == "Whole run: 203 steps, 32 s; median step 100.00 ms at first, 100.00 at last "
-        "(the 2 profiled ones took 65.20 ms)"
-    )
+    assert said == "Whole run: 203 steps, 32 s; median step 100.00 ms at first, 100.00 at last"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,7 @@ def test_profiled_steps_that_are_longer_than_most_are_pointed_out(
 
 def test_few_steps_do_not_tell_how_long_they_took_at_first(tmp_path: Path) -> None:
     said = said_of_whole_run(tmp_path, [*[MadeStep()] * 20, *[MadeStep(ms=130)] * 30])
-    assert said == "Whole run: 53 steps, 5.9 s; median step 130.00 ms (the 2 profiled ones took 65.20 ms)"
+    assert said == "Whole run: 53 steps, 5.9 s; median step 130.00 ms"
 
 
 def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
