@@ -193,33 +193,38 @@ def reserved(directory: Path) -> Iterator[None]:
     The name of a socket, which the system frees when the process ends however it does. Raises `LockedError` while
     another process has it.
     """
-    key = hashlib.sha256(os.fsencode(directory.absolute().resolve())).hexdigest()
-    name = f"\0ddpprof-{os.getuid()}-{key}"
+    name = _reserved_name(directory)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
         try:
             held.bind(name)
             held.listen(0)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise LockedError(_holder_of(name)) from error
+                raise LockedError(_holder_of(name) or "unknown") from error
         yield
 
 
 def is_reserved(directory: Path) -> bool:
     """Return whether a process of this host has reserved `directory`."""
-    try:
-        with reserved(directory):
-            return False
-    except LockedError:
-        return True
+    return _holder_of(_reserved_name(directory)) is not None
 
 
-def _holder_of(name: str) -> str:
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+def _reserved_name(directory: Path) -> str:
+    key = hashlib.sha256(os.fsencode(directory.absolute().resolve())).hexdigest()
+    return f"\0ddpprof-{os.getuid()}-{key}"
+
+
+def _holder_of(name: str) -> str | None:
+    """Return the number of the process that listens under `name`; ``None`` if none does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
-        asking.connect(name)
+        try:
+            asking.connect(name)
+        except BlockingIOError:  # others are asking, too
+            return "unknown"
+        except OSError:
+            return None
         return str(struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
-    return "of an unknown number"
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -25,13 +25,14 @@ _NAMED = re.compile(
 """a name before its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
 _VALUE = re.compile(r"[^\s'\"]++")
 _QUOTED_VALUE = re.compile(r"[^'\"\n]++")
+_KEY = re.compile("keys?", re.IGNORECASE)
 _MENTIONED = re.compile("keys?|auth|.*(?:error|exception|warning)", re.IGNORECASE)
 """names before a colon in sentences, such as ``KeyError: 'weight'`` and ``missing key: weight``"""
 _BEARER = re.compile(r"\b(bearer)[ \t]{1,4}[\w.~+/=-]{8,}+", re.IGNORECASE)
 _BASIC = re.compile(r"\b([Bb]asic|BASIC)[ \t]{1,4}(?=[a-z]{0,20}[A-Z0-9+/=])[\w+/]{6,}+=*")
 _KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}+")
 _WORD = re.compile(r"[^\s'\"]++")
-_PORT = re.compile(r"\d+(?:/|$)")
+_PORT = re.compile(r"\d+/")
 _TOKEN_AS_USER = re.compile(r"[\w.~%+-]{16,}")
 _END_OF_PATH = re.compile("[?#]")
 
@@ -87,9 +88,10 @@ def _hides_value(name: str, joint: str, value: str) -> bool:
     if not _names_secret(name, value):
         return False
     if "=" in joint:
-        return True
+        return _KEY.fullmatch(name) is None or _NUMBER.fullmatch(value) is None
     if ":" in joint:
-        return joint[0] in "'\"" or _MENTIONED.fullmatch(name) is None
+        last = name.rpartition(".")[2]  # as in ``key.weight: copying a parameter``
+        return joint[0] in "'\"" or (_MENTIONED.fullmatch(last) is None and _names_secret(last, value))
     return name.startswith("-") and not value.startswith("-")
 
 

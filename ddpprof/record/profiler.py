@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,17 +136,16 @@ class StepProfiler:
         return self._collect(False)
 
     def _collect(self, on: bool) -> bool:
-        if on != self._collects and self._may_toggle() and _toggle(on, _TOGGLED):
-            self._collects = on
-        return self._collects == on
+        """Switch the collection on or off, if nothing is to be waited for; return whether it is as asked.
 
-    def _may_toggle(self) -> bool:
-        """Return whether nothing is to be waited for: Kineto waits for the device, and makes a context on it.
-
-        It does so since torch 2.9 (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`), also if it only
-        records on the CPU.
+        Since torch 2.9 Kineto waits for the device if a GPU's activities are among those that are switched
+        (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`), and so makes a context on it.
         """
-        return self._device.comes_to_rest(_TOGGLES_S) if self._device.is_accelerator else not _has_gpu()
+        if on != self._collects and self._device.comes_to_rest(_TOGGLES_S):
+            of_gpu = self._device.is_accelerator or not _has_gpu()  # where none is, torch does not warn
+            if _toggle(on, _TOGGLED) if of_gpu else _toggle_cpu(on):
+                self._collects = on
+        return self._collects == on
 
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
         """Return what was recorded; ``None`` if nothing was, or the device does not come to rest in time."""
@@ -185,8 +184,7 @@ class StepProfiler:
             self._end(unfinished, recorded)  # recording of Python's calls cannot be told to collect nothing
         elif recorded:
             self.left = unfinished
-            with _without_warning_of_torch():
-                self._collects = not _toggle(False, {ProfilerActivity.CPU})  # which waits for no device
+            self._collects = not _toggle_cpu(False)
             if self._device.is_accelerator and not self._device.is_captured:
                 with suppress(RuntimeError):  # the process ends, and no thread is left to wait for the device
                     self._stops_collecting = STANDBY.run(lambda: _toggle(False, _TOGGLED))
@@ -209,17 +207,16 @@ def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
     return toggle is not None
 
 
-@contextmanager
-def _without_warning_of_torch() -> Iterator[None]:
-    """Keep what torch's C++ code writes to stderr from the job's: that only one kind of activity is switched."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+def _toggle_cpu(on: bool) -> bool:
+    """Switch the collection on the CPU alone, which waits for no device, and keep torch's warning off stderr."""
+    with ExitStack() as at_end:
+        with suppress(OSError):  # stderr is closed
+            kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            at_end.callback(os.close, kept)
+            at_end.callback(os.close, nowhere)
+            at_end.callback(os.dup2, kept, 2)
+            os.dup2(nowhere, 2)
+        return _toggle(on, {ProfilerActivity.CPU})
 
 
 def _has_gpu() -> bool:

@@ -51,7 +51,7 @@ def interval(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{ratio.ratio:.3f}"
     if ratio.is_vague:
-        return f"{ratio.ratio:.3f} (varies too much)"
+        return f"{ratio.ratio:.2f} (trials vary too much to tell)"
     return f"{ratio.ratio:.3f} ({ratio.low:.3f} – {ratio.high:.3f})"
 
 

@@ -77,7 +77,7 @@ def test_a_noisy_machine_is_told_instead_of_a_verdict() -> None:
     assert "this machine varied by 2.9× between starts of one setting" in said
     assert "with --rounds 10" in said
     [table] = [section for section in tuning_sections(report) if isinstance(section, Table)]
-    assert "(varies too much)" in table.rows[1][2]
+    assert "(trials vary too much to tell)" in table.rows[1][2]
 
 
 def test_a_steady_machine_shows_that_nothing_is_faster() -> None:

@@ -142,17 +142,20 @@ def test_during_the_capture_of_a_cuda_graph_nobody_waits_for_the_device(
     assert (device.synchronised, toggled_by) == ([], [])
 
 
-@pytest.mark.parametrize(("has_gpu", "toggled"), [(True, []), (False, ["MainThread"])])
+@pytest.mark.parametrize(("has_gpu", "toggled"), [(True, []), (False, ["MainThread"] * 2)])
 def test_training_on_the_cpu_gets_no_context_on_a_gpu(
-    has_gpu: bool, toggled: list[str], toggled_by: list[str], monkeypatch: pytest.MonkeyPatch
+    has_gpu: bool, toggled: list[str], toggled_by: list[str], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     monkeypatch.setattr("ddpprof.record.profiler._has_gpu", lambda: has_gpu)
     one = StepProfiler(Settings("run"), TrainingDevice())
     one.prepare()
     one.begin_step(1)
-    assert one.leave_out() == (not has_gpu)
+    assert one.leave_out()
+    one.end_step()
+    one.begin_step(2)
     one.stop()
     assert toggled_by == toggled
+    assert "Toggling" not in capfd.readouterr().err
 
 
 def test_what_is_left_out_is_not_in_the_trace_and_the_next_step_is(profiler: StepProfiler, tmp_path: Path) -> None:

@@ -204,5 +204,5 @@ def test_an_overhead_is_one_time_against_the_other() -> None:
 
 
 def test_an_interval_that_says_nothing_is_not_printed() -> None:
-    assert interval(Ratio(0.746, 0.059, 6.886, 5)) == "0.746 (varies too much)"
+    assert interval(Ratio(0.746, 0.059, 6.886, 5)) == "0.75 (trials vary too much to tell)"
     assert interval(Ratio(0.746, 0.7, 0.8, 5)) == "0.746 (0.700 – 0.800)"
