@@ -72,7 +72,7 @@ def _why(bound: Bound, hooked: bool) -> str:
 
 _WHAT = {
     WhatHelps.DOUBLE_BATCH: "batches twice as large",
-    WhatHelps.ACCUMULATION: f"reducing gradients only every {ACCUMULATED} batches",
+    WhatHelps.ACCUMULATION: f"accumulating gradients over {ACCUMULATED} batches",
     WhatHelps.NO_SYNC: "reducing gradients only in the last backward pass of a step",
     WhatHelps.COMPRESSION: "sending half as many bytes",
     WhatHelps.DOUBLE_LINK: "a network with twice the bandwidth",
