@@ -217,7 +217,7 @@ def test_passes_that_send_the_same_are_passes_of_one_module() -> None:
     assert (second.index, second.origin_ns, second.times_ns) == (1, 500, ((50, 60, 80), (150, 160, 180)))
     assert (first.backward_end_ns, second.backward_end_ns) == (180, 180)
     assert (first.step_start_ns, first.step_end_ns) == (10, 180), "until its computation ended"
-    assert (second.step_start_ns, second.step_end_ns) == (-220, 500)
+    assert (second.step_start_ns, second.step_end_ns) == (-220, 180)
     found = trace_buckets({0: of_two_passes(TWO)}, one_clock=True)
     assert [(one.num_bytes, one.num_passes) for one in found.buckets] == [(MIB, 2), (2 * MIB, 2)]
 
