@@ -137,6 +137,8 @@ class Session(Recording):
     def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Return arguments for the step whose closure reports when it runs; ``None`` if they stay unchanged."""
         self.pulse.optimizer_begins(args, kwargs)
+        if self._job.attached and args:
+            self._note(self._notes.unaveraged.optimizer_begins, args[0], self._window.step)
         if not self._notes.recording:
             return None
         notes = self._notes
