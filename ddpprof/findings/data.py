@@ -82,8 +82,9 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
     """Return how to seed the workers alone: the loader's generator may also order the samples that ranks divide."""
     if framework in ("lightning", "fabric"):
         return "Call seed_everything(seed, workers=True): it adds the rank to the seeds of the workers."
+    more = "rank" if num_workers == 1 else f"{num_workers} * rank"
     return (
-        f"Add {num_workers} * rank to torch.initial_seed() in a worker_init_fn of the loader, and pass the sum to "
+        f"Add {more} to torch.initial_seed() in a worker_init_fn of the loader, and pass the sum to "
         "torch.manual_seed, random.seed and, modulo 2**32, np.random.seed. Give the rank to the function with "
         "functools.partial. This changes the workers only: another seed for the loader's generator may also change the "
         "order of the samples, which must be the same on all ranks if they divide the samples among them."
