@@ -172,7 +172,7 @@ def _reached(code: CodeType, names: dict[str, Any], owner: type | None) -> Itera
             value = names.get(word)
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             value = _attribute(value, word)
-        elif kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        elif "LOAD_FAST" in kind or kind == "LOAD_DEREF":  # some instructions also store, or load two
             value = owner if (word[-1] if isinstance(word, tuple) else word) == "self" else None
         elif kind not in ("PUSH_NULL", "CACHE"):
             value = None
