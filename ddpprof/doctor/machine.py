@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
-from ddpprof.linux_files import groups_around
+from ddpprof.linux_files import cpu_quota
 from ddpprof.pipeline.memory import available_bytes
 from ddpprof.scratch import choose_temporary_directory
 
@@ -93,7 +93,7 @@ _IDLE_AND_WAITING = 5
 def check_limits(context: Context) -> Iterator[CheckResult]:
     """Check that this process may use enough cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
-    cores = min(len(os.sched_getaffinity(0)), cgroup_cores() or float("inf"))
+    cores = min(len(os.sched_getaffinity(0)), cpu_quota() or float("inf"))
     yield judge(
         "cores",
         cores >= ranks,
@@ -113,16 +113,6 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
         "processes.",
     )
-
-
-def cgroup_cores(root: Path = _ROOT) -> float | None:
-    """Return how many cores the control groups let this process use at once; ``None`` if there is no limit."""
-    found = []
-    for group in groups_around("cpu", root):
-        words = _words(group / "cpu.max") or [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
-        if len(words) == 2 and words[0] not in ("max", "-1"):
-            found.append(float(words[0]) / float(words[1]))
-    return min(found, default=None)
 
 
 def _words(path: Path) -> list[str]:

@@ -50,7 +50,8 @@ Rule = Callable[[Observed], Iterator[Finding]]
 _BROKEN = ("nonfinite-loss", "copies-differ", "unfrozen-parameters", "unaveraged-parameters", "skipped-backward")
 """rules that find a training whose result is worthless: no gain matters before that is mended"""
 _DISTORTING = ("threads-exceed-cores",)
-"""rules that find what distorts all measured times: other gains are only known once that is mended"""
+"""rules that find what distorts all measured times, if threads were seen to wait: other gains are only known once that
+is mended"""
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
@@ -68,7 +69,8 @@ def find(observed: Observed) -> tuple[Finding, ...]:
         noted = replace(bounded, advice=advice, is_noise=is_noise(bounded, observed))
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
-    broken = [finding for rules in (_BROKEN, _DISTORTING) for finding in beyond if finding.rule in rules]
+    leading = (*_BROKEN, *(_DISTORTING if observed.threads_wait else ()))
+    broken = sorted((one for one in beyond if one.rule in leading), key=lambda one: one.rule in _DISTORTING)
     known = [finding for finding in beyond if finding.expected_ns is not None]
     gains = [
         *_by_gain([finding for finding in known if not finding.is_guess]),
@@ -138,6 +140,7 @@ RULES: tuple[Rule, ...] = (
     replicas.copies_differ,
     replicas.unfrozen_parameters,
     replicas.unaveraged_parameters,
+    replicas.unwrapped_parameters,
     data.same_samples,
     data.same_random_numbers,
     data.same_worker_seeds,

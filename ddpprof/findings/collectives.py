@@ -53,7 +53,7 @@ def parameter_averaging(o: Observed) -> Iterator[Finding]:
             "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
         )
-    if o.worth(_exposed(before)):
+    if o.worth(_exposed(before)) and not o.trains_beside_ddp:
         yield Finding(
             "gradient-averaging",
             "Gradients are averaged over the ranks by hand, in addition to DDP",

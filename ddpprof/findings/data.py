@@ -67,18 +67,27 @@ def same_worker_seeds(o: Observed) -> Iterator[Finding]:
         return
     ranks = "both ranks" if o.world_size == 2 else f"all {o.world_size} ranks"
     own = "its own generator has" if loader.has_generator else "torch's CPU generator, from which they come, has"
-    if loader.has_generator:
-        advice = "Add the rank to the seed of its generator: torch.Generator().manual_seed(seed + dist.get_rank())."
-    else:
-        advice = seed_ranks(o.framework, ("cpu",))
     yield Finding(
         "same-worker-seeds",
         f"The DataLoader workers of {ranks} draw the same random numbers",
         f"the loader gives the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
-        "state there, and its dataset draws random numbers",
-        f"{advice} As it is, samples are augmented alike on every rank.",
+        "state there, and the code of its dataset draws random numbers",
+        f"{_seed_workers(o.framework, loader.num_workers)} Samples are now augmented alike on every rank.",
         None,
         is_correctness=True,
+    )
+
+
+def _seed_workers(framework: str | None, num_workers: int) -> str:
+    """Return how to seed the workers alone: the loader's generator may also order the samples that ranks divide."""
+    if framework in ("lightning", "fabric"):
+        return "Call seed_everything(seed, workers=True): it adds the rank to the seeds of the workers."
+    more = "rank" if num_workers == 1 else f"{num_workers} * rank"
+    return (
+        f"Add {more} to torch.initial_seed() in a worker_init_fn of the loader, and pass the sum to "
+        "torch.manual_seed, random.seed and, modulo 2**32, np.random.seed. Give the rank to the function with "
+        "functools.partial. This changes the workers only: another seed for the loader's generator may also change the "
+        "order of the samples, which must be the same on all ranks if they divide the samples among them."
     )
 
 

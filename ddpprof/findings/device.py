@@ -49,17 +49,18 @@ _ADVICE = {
 
 
 def threads_exceed_cores(o: Observed) -> Iterator[Finding]:
-    """Report a host whose ranks compute with more threads than it has cores, as without torchrun's OMP_NUM_THREADS."""
+    """Report a host whose ranks compute with many more threads than cores, as without torchrun's OMP_NUM_THREADS."""
     crowded = [one for one in o.hosts if one.is_overcommitted]
     if o.device != "cpu" or not crowded:
         return
     host = max(crowded, key=lambda one: one.num_threads / one.num_cores)
     fit = host.threads_that_fit
+    queued = f"; {o.queued_threads or 0:.1f} of a rank's threads were runnable but not running on average"
     yield Finding(
         "threads-exceed-cores",
-        f"{host.num_threads} threads share {_cores(host.num_cores)}, and wait for each other",
+        f"{host.num_threads} threads share {_cores(host.num_cores)}, and may wait for each other",
         f"host {host.host} has {_cores(host.num_cores)} for this job, and its {host.num_ranks} ranks compute with "
-        f"{host.num_threads / host.num_ranks:.3g} threads each",
+        f"{host.num_threads / host.num_ranks:.3g} threads each{queued if o.threads_wait else ''}",
         f"Set OMP_NUM_THREADS={fit} in the environment of every rank, or call torch.set_num_threads({fit}) in each: "
         "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself, other ways to "
         "start ranks do not.",

@@ -25,7 +25,8 @@ from ddpprof.model.whole_run import NonfiniteSteps
 
 _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
-
+_MANY_QUEUED = 0.5
+"""number of threads per rank"""
 
 _REPLAYED = (
     "trailing-communication",
@@ -56,6 +57,9 @@ class Finding:
     """time per step that the finding names, of which no change can give back more; `find` sees to that"""
     is_noise: bool = False
     """True if it may be chance, or if the change may cost time: an observation, not advice"""
+
+    may_be_meant: bool = False
+    """True if training may do on purpose what the finding says"""
 
     @property
     def is_guess(self) -> bool:
@@ -120,6 +124,8 @@ class Observed:
     """a loader whose workers draw the same random numbers on all ranks"""
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
+    trains_beside_ddp: bool = False
+    """whether optimizers train parameters whose gradients DDP does not average, so that the script may have to"""
     joins: bool = False
     """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
     timeout_s: float | None = None
@@ -140,6 +146,8 @@ class Observed:
     """hosts whose cores are known, with the ranks that are known"""
     cores_per_rank: float | None = None
     """number of cores per rank on the host with the fewest"""
+    queued_threads: float | None = None
+    """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
     num_threads: int | None = None
     """number of threads with which a rank computes on its host; the most of any rank"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -167,6 +175,11 @@ class Observed:
     def shares_cores(self) -> bool:
         """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
         return self.backend in ON_HOST
+
+    @property
+    def threads_wait(self) -> bool:
+        """Return whether threads of the ranks were seen to wait for a free core much of the time."""
+        return (self.queued_threads or 0) >= _MANY_QUEUED
 
     def module(self, index: int) -> DdpModule | None:
         """Return a module; ``None`` if a killed rank left steps of it, but no description."""

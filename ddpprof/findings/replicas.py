@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed
-from ddpprof.measures.ranks.replicas import Drift
+from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, trained_apart
 
 
@@ -44,22 +44,44 @@ def unfrozen_parameters(o: Observed) -> Iterator[Finding]:
 
 
 def unaveraged_parameters(o: Observed) -> Iterator[Finding]:
-    """Report parameters that each rank trains for itself, because no DDP module that is called averages them."""
-    if o.group_size != o.world_size:
-        return
-    for apart in o.trained_apart:
-        count = "1 parameter" if len(apart.names) == 1 else f"{len(apart.names)} parameters"
-        of_module = f" of {apart.module}" if apart.module else " outside all modules"
-        named = f"{count}{of_module}: {listed(apart.names, _MOST_NAMES)}"
-        whose = "the script never calls the DDP module that has them" if apart.is_wrapped else "no DDP module has them"
+    """Report parameters that each rank trains for itself, since the script does not call the DDP module with them."""
+    for apart in _trained_apart(o, is_wrapped=True):
         yield Finding(
             "unaveraged-parameters",
-            f"The ranks train different models: DDP does not average the gradients of {named}",
-            f"{whose}, and {_evidence(apart.drift)}, as sampled values on {_ranks(apart.drift)} show",
-            _CALL_DDP if apart.is_wrapped else _WRAP_THEM,
+            f"The ranks train different models: DDP does not average the gradients of {_parameters(apart)}",
+            f"the script never calls the DDP module that has them, and {_evidence(apart.drift)}, as sampled values on "
+            f"{_ranks(apart.drift)} show",
+            _CALL_DDP,
             None,
             is_correctness=True,
         )
+
+
+def unwrapped_parameters(o: Observed) -> Iterator[Finding]:
+    """Report parameters that began equal on all ranks, are trained apart, and belong to no DDP module."""
+    for apart in _trained_apart(o, is_wrapped=False):
+        yield Finding(
+            "unwrapped-parameters",
+            f"Each rank trains its own copy of {_parameters(apart)}",
+            f"no DDP module has them; they were equal on {_ranks(apart.drift)} before the first step, and "
+            f"{_evidence(apart.drift)}, as sampled values show",
+            _WRAP_THEM,
+            None,
+            is_correctness=True,
+            may_be_meant=True,
+        )
+
+
+def _trained_apart(o: Observed, *, is_wrapped: bool) -> list[TrainedApart]:
+    if o.group_size != o.world_size:
+        return []
+    return [one for one in o.trained_apart if one.is_wrapped is is_wrapped]
+
+
+def _parameters(apart: TrainedApart) -> str:
+    count = "1 parameter" if len(apart.names) == 1 else f"{len(apart.names)} parameters"
+    of_module = f" of {apart.module}" if apart.module else " outside all modules"
+    return f"{count}{of_module}: {listed(apart.names, _MOST_NAMES)}"
 
 
 _CALL_DDP = (
@@ -67,8 +89,8 @@ _CALL_DDP = (
     "model.module. DDP averages gradients only after its own forward. To reach another method, call it in forward()."
 )
 _WRAP_THEM = (
-    "Make them part of the module before DistributedDataParallel wraps it, or wrap their module, too. Leave them only "
-    "if every rank is meant to train its own."
+    "If all ranks should have the same values, make these parameters part of the module that DistributedDataParallel "
+    "wraps, or wrap their own module. If every rank is meant to train its own, leave them as they are."
 )
 _MOST_NAMES = 4
 

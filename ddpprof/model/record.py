@@ -109,6 +109,8 @@ class UnaveragedParameters(Struct, frozen=True):
     """True if a DDP module has them whose forward the script never calls"""
     replica: Replica
     """some of their values; its `module` is the position among the unaveraged parameters of this rank"""
+    shapes: tuple[tuple[Int64, ...], ...] = ()
+    """shapes of all parameters of the module that are looked at"""
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

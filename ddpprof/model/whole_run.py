@@ -116,6 +116,11 @@ class RankWholeRun:
     """number of the first step with one"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
+    queued_ns: int | None = None
+    """time for which its threads were runnable but not running, in sum, between the first and the last kept sample;
+    ``None`` without two samples"""
+    sampled_ns: int = 0
+    """time between these samples"""
 
 
 @dataclass(frozen=True, slots=True)

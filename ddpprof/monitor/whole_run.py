@@ -36,6 +36,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
     sampled = pulse.samples.memory_bytes
     first_sample = sampled[:1] if state.num_samples == len(sampled) else sampled[:0]  # unless it has been overwritten
     memory = np.concatenate((first_sample, rows.memory_bytes, sampled))
+    queued = rows_of(pulse.samples, pulse.samples.queued_ns != UNKNOWN)
     return RankWholeRun(
         rank=rank,
         host=pulse.identity.host,
@@ -57,6 +58,8 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         num_unpaired=max(state.num_unpaired, 0),
         unpaired_step=state.unpaired_step if state.num_unpaired > 0 else None,
         nonfinite=nonfinite_steps(state),
+        queued_ns=int(queued.queued_ns[-1] - queued.queued_ns[0]) if len(queued) > 1 else None,
+        sampled_ns=int(queued.at_ns[-1] - queued.at_ns[0]) if len(queued) > 1 else 0,
     )
 
 

@@ -30,7 +30,7 @@ class StepNotes:
         self.memory = MemoryNotes()
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
-        self.unaveraged = Unaveraged()
+        self.unaveraged = Unaveraged(self.device)
         self.recording = False
         self._random_states: dict[str, int] = {}
         self._forwards: list[Forward] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -88,8 +89,10 @@ class Recording:
         self.process_exits = False
         """whether the process exits, so that the end of the recording is that of the process"""
         self._had_backward = False
-        self._not_of_ddp: set[tuple[int, int]] = set()
-        """optimizers that were seen to have no parameters of the DDP modules, with the number of these modules"""
+        self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """optimizers that were seen to have no parameters of the DDP modules → number of these modules"""
+        self._steps_without_forward = 0
+        """number of steps of DDP modules' optimizers before the first forward of DDP"""
         self._not_saving: set[str] = set()
         """classes of frameworks that were already reported as not saving"""
 

@@ -32,6 +32,8 @@ from ddpprof.record.reducer import ddp_modules, known_to_ddp
 from ddpprof.record.standby import STANDBY
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
+_MOST_TO_ALLOCATE = 3
+"""number of steps on a DDP module's inner module that a script may take to allocate memory, before it calls DDP"""
 _COMPILED = "optimizer_hooks"
 """module of ours that torch.compile may compile"""
 
@@ -135,6 +137,8 @@ class Session(Recording):
     def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Return arguments for the step whose closure reports when it runs; ``None`` if they stay unchanged."""
         self.pulse.optimizer_begins(args, kwargs)
+        if self._job.attached and args:
+            self._note(self._notes.unaveraged.optimizer_begins, args[0], self._window.step)
         if not self._notes.recording:
             return None
         notes = self._notes
@@ -170,14 +174,20 @@ class Session(Recording):
                 self._step_is_over = True
 
     def _trains_without_forward(self, optimizer: Any) -> None:
-        """Begin with a step of a DDP module's optimizer if there was a backward pass, but no forward of DDP so far."""
+        """Begin with several steps of a DDP module's optimizer after backward passes, but without a forward of DDP.
+
+        Fewer steps may only allocate memory before the training.
+        """
         modules = ddp_modules()
-        if not self._had_backward or (id(optimizer), len(modules)) in self._not_of_ddp:
+        if not self._had_backward or self._not_of_ddp.get(optimizer) == len(modules):
             return
-        self._not_of_ddp.add((id(optimizer), len(modules)))
         optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
         ddp = next((ddp for ddp in modules if not optimized.isdisjoint(known_to_ddp([ddp]))), None)
-        if ddp is not None:
+        if ddp is None:
+            self._not_of_ddp[optimizer] = len(modules)
+            return
+        self._steps_without_forward += 1
+        if self._steps_without_forward > max(_MOST_TO_ALLOCATE, self._window.num_skipped):
             self._attach(ddp)
             self._window.without_common_steps()
             self.finder.steps_without_forward()

@@ -15,6 +15,7 @@ from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.measures.statistics.paired_ratio import student_quantile
 from ddpprof.model import DdpModule, Run
+from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import RankReport, Report, StepReport
 
@@ -87,6 +88,7 @@ def observe(
         same_random_numbers=find_same_random_numbers({rank: record.random_states for rank, record in records.items()}),
         drifts=find_drifts({rank: one.replicas for rank, one in facts.items()}),
         trained_apart=find_trained_apart({rank: one.unaveraged for rank, one in facts.items()}),
+        trains_beside_ddp=any(one.unaveraged for one in facts.values()),
         joins=any(one.joins for one in facts.values()),
         timeout_s=max((one.timeout_s for one in facts.values() if one.timeout_s), default=None),
         group_size=_least(one.group_size for one in facts.values()),
@@ -97,6 +99,7 @@ def observe(
         framework=next((one.framework for one in facts.values() if one.framework), None),
         hosts=hosts,
         cores_per_rank=min((one.cores_per_rank for one in hosts), default=None) if knows_all else None,
+        queued_threads=_queued_threads(watched),
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
         unfrozen=next((one.unfrozen for one in facts.values() if one.unfrozen), ()),
@@ -119,6 +122,11 @@ def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
         few = len(steps_ns) < 2
         noises.append(None if few else round(student_quantile(0.025, len(steps_ns) - 1) * error_of_median(steps_ns)))
     return _least(noises)
+
+
+def _queued_threads(ranks: Sequence[RankWholeRun]) -> float | None:
+    shares = [one.queued_ns / one.sampled_ns for one in ranks if one.queued_ns is not None and one.sampled_ns > 0]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _least(values: Iterable[int | None]) -> int | None:

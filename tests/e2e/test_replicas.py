@@ -58,6 +58,9 @@ def test_parameters_that_ddp_does_not_average(way: str, says: str | None, ddppro
     done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, *script("unaveraged.py", "--way", way)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == ("different" if says else "equal")
-    titles = [one["title"] for one in report("run")["findings"] if one["rule"] == "unaveraged-parameters"]
-    assert [title.partition("the gradients of ")[2] for title in titles] == ([says] if says else [])
-    assert not says or report("run")["findings"][0]["rule"] == "unaveraged-parameters"
+    findings = report("run")["findings"]
+    found = [one for one in findings if one["rule"] in ("unaveraged-parameters", "unwrapped-parameters")]
+    assert ["".join(one["title"].partition(says or "")[1:]) for one in found] == ([says] if says else [])
+    if way in ("inner", "second"):
+        assert findings[0]["rule"] == "unaveraged-parameters"
+    assert not any(one["rule"] == "gradient-averaging" for one in findings), "DDP does not have these gradients"

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from ddpprof.model import Record
 
+_MANY_MORE = 1.5
+"""number of threads per core; with a few more threads than cores, some are likely idle"""
+
 
 @dataclass(frozen=True, slots=True)
 class HostCores:
@@ -31,8 +34,8 @@ class HostCores:
 
     @property
     def is_overcommitted(self) -> bool:
-        """Whether there are more threads than cores, and ranks with fewer threads are possible."""
-        return self.num_threads > max(self.num_cores, self.num_ranks)
+        """Whether there are many more threads than cores, and ranks with fewer threads are possible."""
+        return self.num_threads >= _MANY_MORE * self.num_cores and self.num_threads > self.num_ranks
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:

@@ -60,7 +60,7 @@ def find_same_worker_seeds(loaders: Mapping[int, Sequence[Loader]]) -> Loader | 
     if len(loaders) < 2:
         return None
     seeds = [{seed for one in of_rank for seed in one.worker_seeds} for of_rank in loaders.values()]
-    common = set[int]().intersection(*seeds) if not seeds else set.intersection(*seeds)
+    common = set.intersection(*seeds)
     of_first = next(iter(loaders.values()))
     drawing = (one for one in of_first if one.feeds_training and one.draws_in_workers)
     return next((one for one in drawing if one.worker_seeds and common.issuperset(one.worker_seeds[:1])), None)

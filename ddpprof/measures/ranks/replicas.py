@@ -75,12 +75,14 @@ class TrainedApart:
 def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
     """Return the parameters that each rank trains for itself, if the copies differ. `unaveraged`: those of each rank.
 
-    Copies that stay equal are averaged by other means, or are not trained yet.
+    Copies that stay equal are averaged by other means, or are not trained yet. Parameters that no DDP module has, and
+    that differ from the beginning or in their shapes, are meant to: those of experts, or an embedding in shards.
     """
     found = []
     for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):
         same = [unaveraged[rank][drift.module] for rank in drift.ranks]
-        if len({one.names for one in same}) == 1:
+        is_meant = drift.differed_before and not same[0].is_wrapped
+        if len({(one.names, one.shapes) for one in same}) == 1 and not is_meant:
             found.append(TrainedApart(same[0].module, same[0].names, same[0].is_wrapped, drift))
     return tuple(found)
 

@@ -17,7 +17,7 @@ from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import change_nothing, finding_texts, first_change
+from ddpprof.render.sections.findings import change_nothing, finding_texts, first_change, first_words, gain_after_title
 from ddpprof.render.sections.steps import of_device, typical_step
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
@@ -73,9 +73,10 @@ def _head(report: Report, job: Iterable[Section]) -> str:
     job = [section for section in job if section not in failed]
     lines = [section for section in job if isinstance(section, Line) and not section.is_warning]
     rest = [section for section in job if section not in lines]
+    said = f"{escape(came.text)} {_leads(report)}".strip()
     return (
         f"{blocks_html(failed, 'failure')}{blocks_html(lines, 'job')}"
-        f'<p class="verdict" id="verdict">{escape(came.text)} {_leads(report)}</p>'
+        f'<p class="verdict" id="verdict">{said}</p>'
         f'<ul class="tiles">{tiles}</ul>{note}{blocks_html(rest, "job-notes", level=2)}'
     )
 
@@ -88,8 +89,8 @@ def _leads(report: Report) -> str:
     text, finding = first
     num_others = sum(bool(one.advice) for one, _ in finding_texts(report)) - 1
     more = f' (<a href="#findings">{num_others} more</a>)' if num_others else ""
-    gain = "" if finding.is_correctness else f", {escape(text.gain)}"
-    return f'First fix: <a href="#finding-{text.number}">{escape(text.title)}</a>{gain}{more}.'
+    gain = escape(gain_after_title(text, finding))
+    return f'{first_words(finding)}: <a href="#finding-{text.number}">{escape(text.title)}</a>{gain}{more}.'
 
 
 def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:

@@ -51,14 +51,24 @@ def change_sentence(report: Report) -> str:
     first = first_change(report)
     if first is not None:
         text, finding = first
-        return f"First fix: {text.title}{'' if finding.is_correctness else f', {text.gain}'}."
+        return f"{first_words(finding)}: {text.title}{gain_after_title(text, finding)}."
     return change_nothing(report)
 
 
+def first_words(finding: Finding) -> str:
+    """Return what to do about the first finding."""
+    return "Check whether this is intended" if finding.may_be_meant else "First fix"
+
+
+def gain_after_title(text: FindingText, finding: Finding) -> str:
+    """Return the gain as it follows the title in a sentence; nothing if there is none, or it is not known."""
+    return "" if finding.expected_ns is None else f", {text.gain}"
+
+
 def change_nothing(report: Report) -> str:
-    """Say why there is nothing to change, for certain or as far as the run can tell."""
+    """Say why there is nothing to change, for certain or as far as the run can tell; nothing if the job failed."""
     if report.failure is not None:
-        return "First fix: the failure."
+        return ""
     if any(not one.is_noise for one in report.findings):
         return "Change nothing yet: this run cannot predict what a change gives. ddpprof tune measures it."
     if file_of(report) is None and not (report.job.modules or report.data_parallel):

@@ -15,7 +15,7 @@ import pytest
 
 from ddpprof.doctor import machine, network
 from ddpprof.doctor.check import CheckResult, CheckStatus, Context, Run
-from ddpprof.doctor.machine import cgroup_cores
+from ddpprof.linux_files import cpu_quota
 from ddpprof.pipeline.memory import available_bytes
 
 Usage = namedtuple("Usage", "total used free")
@@ -56,7 +56,7 @@ def cgroup(cpu_max: str, memory_max: str) -> Callable[[Patch], None]:
         (groups / "cpu.max").write_text(cpu_max)
         (groups / "memory.max").write_text(memory_max)
         (groups / "memory.current").write_text("1000000000")
-        patch.setattr(machine, "cgroup_cores", partial(cgroup_cores, root))
+        patch.setattr(machine, "cpu_quota", partial(cpu_quota, root))
         patch.setattr(machine, "available_bytes", partial(available_bytes, root))
         patch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
 
@@ -137,29 +137,6 @@ def test_more_gpus_want_more_cores(tmp_path: Path, monkeypatch: Patch) -> None:
 def test_a_system_that_does_not_tell_its_memory(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "available_bytes", partial(available_bytes, tmp_path))
     assert answer("memory", machine.check_limits).verdict == CheckStatus.SKIP
-
-
-def test_cores_by_the_older_cgroups(tmp_path: Path) -> None:
-    folder = groups_of(tmp_path, "3:cpu,cpuacct:/\n") / "cpu"
-    folder.mkdir()
-    (folder / "cpu.cfs_quota_us").write_text("250000\n")
-    (folder / "cpu.cfs_period_us").write_text("100000\n")
-    assert cgroup_cores(tmp_path) == 2.5
-    (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    assert cgroup_cores(tmp_path) is None
-
-
-def test_cores_of_the_narrowest_group_around_this_process(tmp_path: Path) -> None:
-    """As Slurm nests them: the node's, the job's, the step's."""
-    groups = groups_of(tmp_path, "0::/slurm/job_7/step_0\n")
-    for inner, cpu_max in (
-        ("slurm", "max 100000"),
-        ("slurm/job_7", "200000 100000"),
-        ("slurm/job_7/step_0", "max 100000"),
-    ):
-        (groups / inner).mkdir(parents=True)
-        (groups / inner / "cpu.max").write_text(cpu_max)
-    assert cgroup_cores(tmp_path) == 2.0
 
 
 @pytest.mark.parametrize(

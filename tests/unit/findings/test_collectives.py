@@ -107,6 +107,12 @@ def test_the_trainers_own_gather_is_named_among_others() -> None:
     assert "average_tokens_across_devices=False" in finding.advice
 
 
+def test_gradients_that_ddp_does_not_average_are_not_averaged_twice() -> None:
+    calls = (beside(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD),)
+    assert find(observed(outside=calls, trains_beside_ddp=True)) == ()
+    assert only(observed(outside=calls)).rule == "gradient-averaging"
+
+
 def test_of_gradients_is_spoken_only_where_they_may_be_sent() -> None:
     """An all-reduce after the optimizer's step reduces no gradients, and neither does one of a few numbers."""
     after = beside(Purpose.OTHER, MS, num_bytes=None)

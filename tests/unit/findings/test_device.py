@@ -8,6 +8,7 @@ from observations import MS, observed
 from ddpprof.findings import find
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.host_cores import HostCores
+from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 
 
 @pytest.mark.parametrize(
@@ -45,14 +46,32 @@ def test_fewer_threads_are_advised_only_where_they_take_every_core(
     assert ("OMP_NUM_THREADS" in finding.advice) is is_said
 
 
-def test_more_threads_than_cores_come_before_all_gains() -> None:
+def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
     hosts = (HostCores("a", 2, 4, 4.0), HostCores("b", 4, 32, 8.0))
-    first, second = find(observed(hosts=hosts, device="cpu", data_ns=50 * MS))
+    first, second = find(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=1.26))
     assert (first.rule, second.rule, first.gain_ns) == ("threads-exceed-cores", "idle-for-data", None)
-    assert first.title == "32 threads share 8 cores, and wait for each other"
-    assert first.evidence == "host b has 8 cores for this job, and its 4 ranks compute with 8 threads each"
+    assert first.title == "32 threads share 8 cores, and may wait for each other"
+    assert first.evidence == (
+        "host b has 8 cores for this job, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
+        "runnable but not running on average"
+    )
     assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, or call torch.set_num_th")
     assert find(observed(hosts=hosts, device="cuda")) == ()
+
+
+@pytest.mark.parametrize("queued_threads", [None, 0.2])
+def test_threads_that_were_not_seen_to_wait_come_after_gains(queued_threads: float | None) -> None:
+    hosts = (HostCores("a", 2, 8, 4.0),)
+    gain, last = find(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=queued_threads))
+    assert (gain.rule, last.rule, last.gain_ns) == ("idle-for-data", "threads-exceed-cores", None)
+    assert last.evidence == "host a has 4 cores for this job, and its 2 ranks compute with 4 threads each"
+
+
+def test_a_broken_training_comes_before_threads_that_wait() -> None:
+    apart = TrainedApart("Head", ("weight",), True, Drift(0, (0, 1), 13, 0.5, False, 0))
+    hosts = (HostCores("a", 2, 8, 4.0),)
+    found = find(observed(hosts=hosts, device="cpu", queued_threads=2.0, trained_apart=(apart,), group_size=2))
+    assert [one.rule for one in found] == ["unaveraged-parameters", "threads-exceed-cores"]
 
 
 @pytest.mark.parametrize(("control", "fires"), [(None, True), (1.0, True), (1.2, True), (1.25, False), (0.7, False)])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
+from pulses import pulse_of, steps_of
 
-from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.model.pulse import Activity, Ended, PulseSamples, StepFlag
+from ddpprof.model.tables import UNKNOWN
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.monitor.whole_run import whole_run_of_rank
@@ -87,3 +91,20 @@ def test_without_its_course_only_what_ranks_are_compared_by_is_kept(tmp_path: Pa
     one = whole_run_of_rank(0, read_pulse(tmp_path, 0), with_course=False)
     assert (one.stretches, one.curve, one.longest) == ((), (), ())
     assert one.whole is not None
+
+
+@pytest.mark.parametrize(
+    ("queued", "queued_ns", "sampled_ns"),
+    [
+        pytest.param([5, 7, 12], 7, 2_000_000, id="between-the-first-and-the-last"),
+        pytest.param([UNKNOWN, 7, 12], 5, 1_000_000, id="not-known-at-first"),
+        pytest.param([7], None, 0, id="one-sample"),
+        pytest.param([UNKNOWN, UNKNOWN], None, 0, id="the-system-does-not-tell"),
+    ],
+)
+def test_time_for_which_threads_waited_for_a_core(queued: list[int], queued_ns: int | None, sampled_ns: int) -> None:
+    columns = {field.name: np.full(len(queued), UNKNOWN) for field in fields(PulseSamples)}
+    at_ns = np.arange(len(queued)) * 1_000_000
+    samples = PulseSamples(**{**columns, "at_ns": at_ns, "queued_ns": np.array(queued)})
+    one = whole_run_of_rank(0, pulse_of(steps_of([{}] * 3), samples=samples))
+    assert (one.queued_ns, one.sampled_ns) == (queued_ns, sampled_ns)

@@ -44,6 +44,60 @@ class Numbered(Plain):
         return torch.rand(2, generator=torch.Generator().manual_seed(index))
 
 
+class RandomDataset(Plain):
+    """Lightning's template, whose name only tells how its values were made."""
+
+
+class Normals(Plain):
+    def __init__(self, cfg: Any = None) -> None:
+        super().__init__()
+        self.normal, self.cfg = self.values, cfg
+
+    def __getitem__(self, index: int) -> Any:
+        return self.normal[index] if self.cfg.shuffle and self.cfg.choice else self.normal[index] * self.cfg.beta
+
+
+class OwnGenerator(Plain):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.own = torch.Generator().manual_seed(seed)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.values[index] + torch.rand(2, generator=self.own)
+
+
+class GivenGenerator(Plain):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(2, generator=of_rank(index))
+
+
+def of_rank(index: int) -> Any:
+    return index
+
+
+class OwnNumpy(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = np.random.RandomState(3)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.draws.randn() + np.random.randn()
+
+
+class InPlace(Plain):
+    def __getitem__(self, index: int) -> Any:
+        return torch.empty(2).uniform_()
+
+
+class Static(Plain):
+    @staticmethod
+    def noise() -> Any:
+        return random.gauss(0, 1)
+
+    def __getitem__(self, index: int) -> Any:
+        return [self.noise() for _ in range(2)]
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield random.random()
@@ -52,6 +106,10 @@ class Stream(IterableDataset[Any]):
 class RandomCrop:
     def __call__(self, value: Any) -> Any:
         return value
+
+
+class RandomCropOfLibrary(RandomCrop):
+    __module__ = "torchvision.transforms"
 
 
 def flip(value: Any) -> Any:
@@ -78,6 +136,30 @@ def seed_with(worker: int, *, rank: int) -> None:
     np.random.seed(100 * rank + worker)
 
 
+def seed_from_system(_worker: int) -> None:
+    np.random.seed()
+    random.seed()
+
+
+def seed_from_bytes(worker: int) -> None:
+    np.random.seed((torch.initial_seed() + int.from_bytes(os.urandom(3), "big") + worker) % 2**32)
+
+
+def seed_from_info(_worker: int) -> None:
+    np.random.seed(torch.utils.data.get_worker_info().seed % 2**32)  # type: ignore[union-attr]
+
+
+def few_threads(_worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+def seeding_with(rank: int) -> Callable[[int], None]:
+    def init(worker: int) -> None:
+        np.random.seed((torch.initial_seed() + rank) % 2**32)
+
+    return init
+
+
 def identity(value: Any) -> Any:
     return value
 
@@ -90,7 +172,15 @@ def identity(value: Any) -> Any:
         pytest.param(TensorDataset(torch.zeros(4)), {}, False, id="tensors"),
         pytest.param(Plain(flip), {}, True, id="a-transform-that-calls-a-function"),
         pytest.param(Plain(identity), {}, False, id="a-transform-that-does-not-draw"),
-        pytest.param(Plain(RandomCrop()), {}, True, id="a-transform-by-its-name"),
+        pytest.param(Plain(RandomCropOfLibrary()), {}, True, id="a-transform-of-a-library-by-its-name"),
+        pytest.param(Plain(RandomCrop()), {}, False, id="a-transform-that-only-has-such-a-name"),
+        pytest.param(RandomDataset(), {}, False, id="a-dataset-that-only-has-such-a-name"),
+        pytest.param(Normals(), {}, False, id="attributes-with-names-of-functions-that-draw"),
+        pytest.param(OwnGenerator(1), {}, False, id="its-own-generator"),
+        pytest.param(GivenGenerator(), {}, False, id="a-generator-that-it-is-given"),
+        pytest.param(OwnNumpy(), {}, False, id="its-own-generator-of-numpy"),
+        pytest.param(InPlace(), {}, True, id="in-place"),
+        pytest.param(Static(), {}, True, id="a-static-method"),
         pytest.param(Subset(Noisy(), [0, 1]), {}, True, id="inside-another"),
         pytest.param(Stream(), {}, True, id="iterable"),
         pytest.param(Numbered(), {}, False, id="seeded-by-the-index"),
@@ -100,6 +190,11 @@ def identity(value: Any) -> Any:
         pytest.param(
             Noisy(), {"worker_init_fn": functools.partial(seed_with, rank=1)}, False, id="which-a-function-is-given"
         ),
+        pytest.param(Noisy(), {"worker_init_fn": seeding_with(1)}, False, id="which-a-function-encloses"),
+        pytest.param(Noisy(), {"worker_init_fn": seed_from_system}, False, id="workers-seeded-by-the-system"),
+        pytest.param(Noisy(), {"worker_init_fn": seed_from_bytes}, False, id="partly-by-the-system"),
+        pytest.param(Noisy(), {"worker_init_fn": seed_from_info}, True, id="workers-seeded-by-the-loader"),
+        pytest.param(Noisy(), {"worker_init_fn": few_threads}, True, id="workers-that-keep-their-seeds"),
         pytest.param(Noisy(), {"num_workers": 0}, False, id="no-workers"),
     ],
 )  # fmt: skip

@@ -79,3 +79,21 @@ def test_parameters_that_each_rank_trains_for_itself() -> None:
     assert find_trained_apart({0: (mine,), 1: (mine,)}) == (), "their gradients are averaged by other means"
     assert find_trained_apart({0: (mine,), 1: (of(1, "c", after=BEFORE),)}) == (), "of another model"
     assert find_trained_apart({0: (mine,), 1: ()}) == find_trained_apart({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("is_wrapped", "before", "shape", "is_found"),
+    [
+        pytest.param(False, BEFORE, (2,), True, id="equal-at-first"),
+        pytest.param(False, (6.0, 8.0), (2,), False, id="of-a-rank-from-the-beginning"),
+        pytest.param(False, BEFORE, (3,), False, id="of-other-shapes"),
+        pytest.param(True, (6.0, 8.0), (2,), True, id="which-ddp-had-made-equal"),
+    ],
+)
+def test_parameters_that_ranks_are_meant_to_train_apart(
+    is_wrapped: bool, before: tuple[float, ...], shape: tuple[int, ...], is_found: bool
+) -> None:
+    """Such as an expert, a shard of an embedding, or a code for each sample."""
+    mine = UnaveragedParameters("Head", ("a",), is_wrapped, copy(MOVED), ((2,),))
+    others = UnaveragedParameters("Head", ("a",), is_wrapped, copy((3.0, 4.25), before=before), (shape,))
+    assert bool(find_trained_apart({0: (mine,), 1: (others,)})) is is_found

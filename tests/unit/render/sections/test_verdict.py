@@ -98,7 +98,19 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
         pytest.param((BOUND,), {}, "ddpprof tune measures it.", id="nothing-leads-without-a-prediction"),
         pytest.param((replace(SURE, is_noise=True),), {}, "Change nothing: no finding is beyond noise.", id="noise"),
         pytest.param((), {}, "no rule found more than 1% of the step to recover.", id="nothing"),
-        pytest.param((), {"failure": FAILED}, "First fix: the failure.", id="failed"),
+        pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
+        pytest.param(
+            (replace(SURE, title="4 threads share 2 cores", gain_ns=None),),
+            {},
+            "First fix: 4 threads share 2 cores.",
+            id="of-unknown-gain",
+        ),
+        pytest.param(
+            (replace(SURE, title="Each rank trains its own copy", gain_ns=None, may_be_meant=True),),
+            {},
+            "Check whether this is intended: Each rank trains its own copy.",
+            id="may-be-meant",
+        ),
     ],
 )
 def test_every_verdict_ends_with_what_to_change_or_with_nothing(
