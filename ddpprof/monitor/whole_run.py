@@ -56,6 +56,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         own_ns_of_stretches=own_times(rows, _NUM_STRETCHES),
         num_unpaired=max(state.num_unpaired, 0),
         unpaired_step=state.unpaired_step if state.num_unpaired > 0 else None,
+        num_passes=max(state.num_passes, 0),
         nonfinite=nonfinite_steps(state),
     )
 
