@@ -37,8 +37,8 @@ _WHAT = {
     Fault.UNKNOWN: "no rank left a pulse that tells why",
 }
 _DO = {
-    Fault.DOES_NOT_EXIT: "Look at that line. If it is a queue, read it before you join the processes: call queue.get() "
-    "for each result, and join() after that. End threads, executors and loaders before the script ends.",
+    Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each result, "
+    "and join() after that. End threads, executors and loaders before the script ends.",
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
