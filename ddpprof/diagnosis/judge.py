@@ -128,7 +128,8 @@ def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
 
 def _stands_at_exit(one: RankEvidence) -> bool:
     is_busy = one.computes or one.helpers_compute or one.moves_data
-    return bool(one.state.exits) and one.state.stack_ns > one.state.ended_ns and not is_busy
+    is_at_exit = places.why_no_exit(one.stack) is not None  # not in the script's own code at exit, such as an upload
+    return bool(one.state.exits) and one.state.stack_ns > one.state.ended_ns and is_at_exit and not is_busy
 
 
 def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:

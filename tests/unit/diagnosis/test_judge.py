@@ -392,6 +392,7 @@ def with_state(one: RankEvidence, **state: int) -> RankEvidence:
         pytest.param([], id="none"),
         pytest.param([with_state(finished(0), exits=0)], id="the-script-goes-on-after-a-with-block"),
         pytest.param([with_state(finished(0), stack_ns=NOW_NS - 30 * S)], id="its-stack-is-older-than-the-end"),
+        pytest.param([replace(finished(0), stack=(USER, LIBRARY))], id="code-of-the-script-runs-at-exit"),
         pytest.param([replace(finished(0), computes=True)], id="it-computes"),
         pytest.param([replace(finished(0), helpers_compute=True)], id="its-threads-compute"),
         pytest.param([replace(finished(0), moves_data=True)], id="it-writes"),
