@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddpprof.model.hang import Verdict
 
 _WELL, _NOT_WELL = 0, 1
+_OVER = "The job has ended."
 
 
 def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
         return _say_well(words, options.format)
     if words and options.format == "text":
         say(words)
-    _print(verdict, options.format)
+    _print(verdict, options.format, is_over=words == _OVER)
     return _NOT_WELL
 
 
@@ -117,7 +118,7 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     some_died = any(one.is_dead for one in evidence)
     hang = hung_at_last(directory) if is_over or some_died else None
     if hang is not None:
-        return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
+        return hang, _OVER if is_over else ""
     if some_died and not was_interrupted:
         return judge(evidence), ""
     lingers = judge_exit(evidence)
@@ -195,14 +196,15 @@ def explain_end(directory: Path) -> list[str]:
 
 def hung_at_last(directory: Path) -> Verdict | None:
     """Return the verdict on the hang in which the job ended, if it did."""
+    from ddpprof.job_watch.hang_look import all_have_ended
     from ddpprof.load.exits import load_exits
-    from ddpprof.model.hang import Fault
     from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.monitor.verdict_files import read_verdict
 
     verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
-    if verdict is not None and verdict.fault is Fault.DOES_NOT_EXIT and (job is None or job.exit_code == 0):
-        return None  # it did exit in the end, or is looked at now
+    ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
+    if ended_well and all_have_ended(directory):
+        return None  # it went on, and exited in the end or is looked at now
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 
@@ -232,7 +234,7 @@ def _judge_dumps(folder: Path, form: str) -> int:
     return _NOT_WELL
 
 
-def _print(verdict: Verdict, form: str) -> None:
+def _print(verdict: Verdict, form: str, *, is_over: bool = False) -> None:
     from ddpprof.render.hang_words import verdict_line, verdict_lines
     from ddpprof.render.json import render_json
 
@@ -241,5 +243,5 @@ def _print(verdict: Verdict, form: str) -> None:
     elif form == "line":
         say(verdict_line(verdict))
     else:
-        for line in verdict_lines(verdict):
+        for line in verdict_lines(verdict, is_over=is_over):
             say(line)

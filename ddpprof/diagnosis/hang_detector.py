@@ -37,6 +37,8 @@ _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
 """least seconds in which a step may end after a pause in it, and seconds for one of the first steps"""
 _MOST_MOVES = 3
 """number of times that a job is left alone because a rank has just begun to do something else, in one step"""
+_FORWARD_S = 3.0
+"""seconds that DDP's broadcast of buffers may take in an evaluation, while another rank waits elsewhere"""
 _STEPS = 64
 _SLEPT_S = 5.0
 """seconds by which a look is only late if the machine slept, this process was stopped, or somebody set the clock"""
@@ -111,13 +113,18 @@ class HangDetector:
         """Return whether an overdue job pauses on purpose, or a rank has just ended a pause; the pause is noted."""
         now = self._clock()
         pauses = any(places.is_debugged(one.stack) for one in evidence) or any(
-            overdue.waited_s < pause_limit_s(one) and self._idle.of(one, now) < _IDLE_S for one in evidence
+            overdue.waited_s < pause_limit_s(one)
+            and self._idle.of(one, now) < _IDLE_S
+            and not _evaluates_alone(one, evidence)
+            for one in evidence
         )
         pauses |= overdue.waited_s < _IDLE_S and _nobody_waits(evidence)
         if not pauses:
-            if not _has_moved(evidence, _rest_s(overdue.usual_s)) or self._pause.num_moves == _MOST_MOVES:
+            moved = _that_moved(evidence, _rest_s(overdue.usual_s))
+            evaluates = any(one.state.activity == Activity.EVALUATION for one in moved)  # each forward is progress
+            if not moved or (self._pause.num_moves == _MOST_MOVES and not evaluates):
                 return False
-            self._pause.num_moves += 1
+            self._pause.num_moves += not evaluates
         self._pause.step, self._pause.seen_ns = overdue.step, now
         return True
 
@@ -189,7 +196,7 @@ class _Pause:
         self.step: int | None = None
         self.seen_ns = 0
         self.num_moves = 0
-        """how often ranks were seen to move on in the step"""
+        """how often ranks were seen to move on in the step, except in an evaluation"""
 
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
         """Return whether it was a moment ago, so that the rest of its step may still be to come."""
@@ -223,9 +230,27 @@ def _is_by_itself(one: RankEvidence) -> bool:
     return runs and is_outside and collective_of(one.stack) is None
 
 
-def _has_moved(evidence: Sequence[RankEvidence], within_s: float) -> bool:
-    """Return whether a rank has begun what it does within the last seconds. In a job that hangs, none has."""
-    return any(one.now_ns - one.state.since_ns < within_s * 1e9 for one in evidence if not one.has_ended)
+def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
+    """Return the ranks that have begun what they do within the last seconds. In a job that hangs, none has."""
+    return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
+
+
+def _evaluates_alone(one: RankEvidence, evidence: Sequence[RankEvidence]) -> bool:
+    """Return whether the rank's evaluation waits in DDP's broadcast of buffers for ranks that do not evaluate.
+
+    If all ranks evaluate with the DDP module, each of them is in that broadcast now and then.
+    """
+    if one.state.activity != Activity.EVALUATION or not is_of_ddp(collective_of(one.stack)):
+        return False
+    took_s = (one.now_ns - one.state.since_ns) / 1e9
+    return took_s > _FORWARD_S and any(map(_is_outside_evaluation, evidence))
+
+
+def _is_outside_evaluation(one: RankEvidence) -> bool:
+    """Return whether the rank takes part in no evaluation any more: it trains, waits elsewhere, or has ended."""
+    if one.has_ended or one.is_dead or one.state.activity == Activity.BACKWARD:
+        return True
+    return one.state.activity != Activity.EVALUATION and collective_of(one.stack) is not None
 
 
 def _usual_s(head: PulseHead) -> float | None:
@@ -249,7 +274,7 @@ def pause_limit_s(one: RankEvidence) -> float:
     if one.is_silent:
         return 0.0
     if activity == Activity.EVALUATION:
-        return 0.0 if is_of_ddp(collective_of(one.stack)) else _ON_PURPOSE_S  # DDP waits for ranks that call it, too
+        return _ON_PURPOSE_S
     if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
         return _FIRST_BATCH_S
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:

@@ -19,10 +19,10 @@ from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import find_failure, is_of_a_lost_peer, rank_end
-from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
+from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.pulse import Activity, Ended, activity_word, usual_ns
+from ddpprof.model.pulse import Activity, Ended, PulseState, activity_word, usual_ns
 from ddpprof.model.record import error_in
 from ddpprof.model.stack import is_of_ddp
 from ddpprof.words import clauses
@@ -75,26 +75,25 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _skipped_pass(positions: Sequence[Position]) -> Verdict | None:
-    """Return the verdict on a rank that skipped a backward pass, if the others wait for it, or lost it at the end."""
-    states = {one.rank: one.evidence.state for one in positions}
-    found = find_skipped_pass(
-        {
-            rank: Unpaired(state.num_unpaired, state.unpaired_step if state.num_unpaired > 0 else None, state.step)
-            for rank, state in states.items()
-        }
-    )
+    """Return the verdict on a rank that skipped a backward pass and has finished, if the others wait or lost it."""
+    found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in positions})
     if found is None:
         return None
     blamed = next(one for one in positions if one.rank == found.rank)
     others = [one for one in positions if one is not blamed]
     if not all(one.waits_in is not None or _lost_a_peer(one.evidence) for one in others):
         return None
-    times = "" if found.num_passes == 1 else f", as in {found.num_passes - 1:,} more"
+    later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
     detail = (
-        f"no backward pass followed its forward in step {found.step:,}{times}, and since then gradients of different "
-        "batches are averaged"
+        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, gradients of "
+        "different batches have been averaged"
     )
     return _verdict(Fault.FEWER_PASSES, replace(blamed, detail=detail), others)
+
+
+def _passes(state: PulseState) -> Passes:
+    first_unpaired = state.unpaired_step if state.num_unpaired > 0 else None
+    return Passes(state.num_passes, state.ended == Ended.FINISHED, state.num_unpaired, first_unpaired)
 
 
 _EXIT_S = 8.0
@@ -102,10 +101,14 @@ _EXIT_S = 8.0
 
 
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
-    """Return the verdict on a job whose training is over while a process does not exit; ``None`` if all is well."""
+    """Return the verdict on a job whose training is over while a process does not exit; ``None`` if all is well.
+
+    Only a process that said that it exits, and has since written where it stands, is looked at: after a ``with`` block
+    the script goes on. One that computes, reads or writes is still busy.
+    """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
         return None
-    left = [one for one in evidence if one.lingers_s > _EXIT_S]
+    left = [one for one in evidence if one.lingers_s > _EXIT_S and _stands_at_exit(one)]
     if not left:
         return None
     first = left[0]
@@ -121,6 +124,12 @@ def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
         since_unix_ns=first.state.ended_ns,
         at_unix_ns=first.now_ns,
     )
+
+
+def _stands_at_exit(one: RankEvidence) -> bool:
+    is_busy = one.computes or one.helpers_compute or one.moves_data
+    is_at_exit = places.why_no_exit(one.stack) is not None  # not in the script's own code at exit, such as an upload
+    return bool(one.state.exits) and one.state.stack_ns > one.state.ended_ns and is_at_exit and not is_busy
 
 
 def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:
@@ -177,7 +186,8 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     Either rank may notice: with an error, or gloo aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
-    if not any(map(_met_another_size, dead)):
+    is_said = any(map(_says_another_size, dead))
+    if not is_said and not any(map(_was_aborted_by_gloo, dead)):
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
     if len(in_script) == len(positions):
@@ -185,17 +195,18 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     went_on = [one for one in dead if _lost_a_peer(one.evidence) and _unusual_collective(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
-    elsewhere = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
-    return min(in_script or elsewhere, key=lambda one: one.progress, default=None)
+    outside = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
+    return min(in_script or (outside if is_said else ()), key=lambda one: one.progress, default=None)
 
 
 def _of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     """Return the verdict on ranks that called different collectives of the script at once, if the job died of that."""
     dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
-    if len(dead) < 2 or len(dead) < len(positions) or not any(map(_met_another_size, dead)):
+    noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
+    if len(dead) < 2 or len(dead) < len(positions) or not noticed:
         return None
     records = [record for one in dead if (record := one.evidence.record) is not None]
-    calls = {one.rank: f"{one.ended_in} at {one.ended_place or '?'}" for one in records}
+    calls = {one.rank: f"{one.ended_in}{f' at {one.ended_place}' if one.ended_place else ''}" for one in records}
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
         detail = f"all called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
@@ -212,12 +223,18 @@ def _of_mismatch(positions: Sequence[Position]) -> Verdict | None:
 _MOST_CALLS = 8
 
 
-def _met_another_size(position: Position) -> bool:
+def _says_another_size(position: Position) -> bool:
+    """Return whether the rank's error says that its collective met one of another size."""
+    record = position.evidence.record
+    return record is not None and record.ended is not None and _MISMATCHED.search(record.ended) is not None
+
+
+def _was_aborted_by_gloo(position: Position) -> bool:
+    """Return whether SIGABRT ended the rank in a collective of gloo: one that is known, or DDP's in a backward pass."""
     record, seen = position.evidence.record, position.evidence.exit
-    if record is not None and record.ended is not None:
-        return _MISMATCHED.search(record.ended) is not None
-    in_ddp = position.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
-    communicates = in_ddp or (record is not None and record.ended_in is not None)
+    if record is None or record.ended is not None or record.backend != "gloo":
+        return False
+    communicates = record.ended_in is not None or position.evidence.state.activity == Activity.BACKWARD
     return communicates and seen is not None and seen.exit_code == -signal.SIGABRT
 
 

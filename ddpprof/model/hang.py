@@ -17,7 +17,7 @@ class Fault(StrEnum):
     DIED = "died"
     """a rank's process has ended with an error or a signal"""
     DOES_NOT_EXIT = "does-not-exit"
-    """all ranks have finished training, and the process of one does not exit"""
+    """training is over on all ranks, and the process of one has not exited"""
     ENDED_EARLY = "ended-early"
     """a rank has no more batches, or has left the training loop"""
     FEWER_PASSES = "fewer-passes"

@@ -128,6 +128,8 @@ class PulseState:
     """number of forwards that were to be followed by a backward pass, and were not, beyond those that every step has"""
     unpaired_step: int
     """number of the first step with such a forward, if there is one"""
+    exits: int
+    """1 if the process began to exit when the training ended; 0 if it goes on, as after a ``with`` block"""
 
     @property
     def last_ns(self) -> int:

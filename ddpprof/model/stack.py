@@ -81,6 +81,8 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
     return next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
 
 
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*most recent call first\):\n((?:  [^\n]*\n?)*)", re.MULTILINE)
+"""the stack of one thread, but not that of its code in C, which Python 3.14 may write after it"""
 _OF_CRASH = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -89,6 +91,7 @@ def stack_of_crash(text: str) -> tuple[Frame, ...]:
 
     It lists threads from the newest to the oldest. A worker of a DataLoader, forked from the rank, writes there, too.
     """
-    main_thread = text.rpartition("most recent call first")[2]
+    threads = _THREAD.findall(text)
+    main_thread = threads[-1] if threads else ""
     frames = tuple(Frame(match[1], int(match[2]), match[3]) for match in _OF_CRASH.finditer(main_thread))
     return () if any(frame.function == "_worker_loop" for frame in frames) else frames[::-1]

@@ -114,6 +114,8 @@ class RankWholeRun:
     """number of forwards without a backward pass, beyond those that every step has"""
     unpaired_step: int | None = None
     """number of the first step with one"""
+    num_passes: int = 0
+    """number of synchronising backward passes that it has begun"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
     queued_ns: int | None = None

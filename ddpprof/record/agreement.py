@@ -77,16 +77,18 @@ class Agreement:
     def is_led(self) -> bool:
         return bool(self.store.check(["leader"]))
 
-    def verdict(self) -> AgreedRecording | None:
+    def verdict(self, patience_s: float = _PATIENCE_S, offer_s: float = _OFFER_S) -> AgreedRecording | None:
         """Return the verdict; ``None`` if no rank has led so far.
 
         Every rank calls this after its first synchronising backward pass.
+
+        `patience_s`: time for other ranks to appear. `offer_s`: time for the rank that leads to open the run directory.
         """
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + patience_s
         all_joined = self._by(deadline, lambda: bool(self.store.check([f"joined/{rank}" for rank in self.group])))
         if not self._by(deadline, self.is_led):
             return None
-        if not self._by(time.monotonic() + _OFFER_S, lambda: bool(self.store.check(["offer"]))):
+        if not self._by(time.monotonic() + offer_s, lambda: bool(self.store.check(["offer"]))):
             return None
         said = self.store.compare_set(self._verdict, "", "all" if all_joined else "some").decode()
         out, run_id, problem = json.loads(self.store.get("offer"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing.util
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 
@@ -40,3 +42,15 @@ def _begin(settings: Settings) -> None:
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
     multiprocessing.util.Finalize(None, close, exitpriority=100)
     atexit.register(close)
+    _before_threads_end(lambda: close() if session.trains_in_main_thread else None)
+
+
+def _before_threads_end(function: Callable[[], None]) -> None:
+    """Call `function` at the exit, before Python waits for threads and executors; `atexit` comes after that.
+
+    They may take long, or for ever, though the training is over.
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        with suppress(RuntimeError):  # the interpreter exits already
+            register(function)

@@ -32,6 +32,8 @@ from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
 
 _session_numbers = itertools.count()
+_LAST_PATIENCE_S = 0.5
+"""seconds that a rank which has failed, and is about to exit, waits for others"""
 
 
 class JobRank:
@@ -144,10 +146,11 @@ class JobRank:
             return True
         if device is not None:
             device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
-        verdict, first = self._agreement.verdict(), self._agreement.group[0]
+        patience = (_LAST_PATIENCE_S, _LAST_PATIENCE_S) if device is None else ()
+        verdict, first = self._agreement.verdict(*patience), self._agreement.group[0]
         if verdict is None and (first != 0 or device is None):  # rank 0 does not train with DDP, or is late
             self._leads_if(self.rank == first or device is None, self._agreement)
-            verdict = self._agreement.verdict()
+            verdict = self._agreement.verdict(*patience)
         if verdict is None:
             raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not said where it records.")
         if verdict.out is None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -41,19 +45,37 @@ class CrashFile:
 
     def __init__(self) -> None:
         self._path: Path | None = None
+        self._number = -1
+        self._held: Callable[[], object | None] = _nothing
+        """returns the file as long as `faulthandler` holds it: it lets go if the script has it write elsewhere"""
 
     def open(self, path: Path) -> None:
         """Begin. Raises ``OSError``."""
         if not faulthandler.is_enabled():
-            file = own_files.overwrite(path)  # it stays open: the signal may come at any time
-            faulthandler.enable(file)
+            self._number = own_files.overwrite(path)  # it stays open: the signal may come at any time
             self._path = path
+            file = os.fdopen(self._number, "wb", buffering=0, closefd=False)
+            if sys.version_info >= (3, 14):
+                faulthandler.enable(file, c_stack=False)
+            else:
+                faulthandler.enable(file)
+            self._held = weakref.ref(file)
 
     def close(self) -> None:
-        """Remove the file if there was no such signal."""
-        if self._path is not None and not self._path.stat().st_size:
-            own_files.remove_file(self._path)
-        self._path = None
+        """Have Python write stacks nowhere, as before, and remove the file if there was no such signal."""
+        path, self._path = self._path, None
+        if path is None:
+            return
+        if self._held() is not None:
+            faulthandler.disable()
+        with suppress(OSError):  # somebody may have removed the run
+            os.close(self._number)
+            if not path.stat().st_size:
+                own_files.remove_file(path)
+
+
+def _nothing() -> None:
+    return None
 
 
 class RankOutput:

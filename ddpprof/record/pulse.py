@@ -263,8 +263,9 @@ class PulseWriter:
             self.words[_UNPAIRED_STEP] = step
         self.words[_NUM_UNPAIRED] += unpaired - self._usual_unpaired
 
-    def ends_as(self, ended: Ended) -> None:
-        """Note how the training ended."""
+    def ends_as(self, ended: Ended, exits: bool = False) -> None:
+        """Note how the training ended, and whether the process exits now."""
+        write_state(self.words, "exits", exits)
         write_state(self.words, "ended", ended)
         write_state(self.words, "ended_ns", time_ns())
 

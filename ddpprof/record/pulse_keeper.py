@@ -77,6 +77,14 @@ class PulseKeeper:
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._go_round()
+        finally:
+            self._ended.set()
+        if self._process_exits:
+            self._look_at_exit()
+
+    def _go_round(self) -> None:
         round_number = 0
         while not self._ending.wait(_ROUND_S):
             round_number += 1
@@ -89,9 +97,6 @@ class PulseKeeper:
                 self._keep()
             if self.each_round is not None:
                 self._do_also(self.each_round)
-        self._ended.set()
-        if self._process_exits:
-            self._look_at_exit()
 
     def _look_at_exit(self) -> None:
         """Write where the main thread stands as long as the process does not exit, though all is over."""

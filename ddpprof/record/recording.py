@@ -40,6 +40,7 @@ from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.reducer import ddp_modules
 from ddpprof.record.running_pulse import RunningPulse
 from ddpprof.record.settings import Settings
+from ddpprof.record.standby import STANDBY
 from ddpprof.record.step_detector import StepDetector
 from ddpprof.record.watching import WatchedSteps
 from ddpprof.record.window import Window
@@ -243,6 +244,10 @@ class Recording:
             running.end(ended, self.process_exits)
 
     @property
+    def trains_in_main_thread(self) -> bool:
+        return self._training_thread == threading.main_thread().ident
+
+    @property
     def run_to_tell_of(self) -> Path | None:
         """The run directory, if there is one and this rank is the one to tell the user."""
         files = self._job.files
@@ -264,6 +269,7 @@ class Recording:
         if self._between_backward_passes():  # code after a `with` block trains as if there had been none
             self._notes.begin_step(StepMode.DONE)
         if self._closed:
+            self._crash.close()
             return
         self._closed = True
         self._stop_listening()
@@ -284,8 +290,8 @@ class Recording:
     def _open_after_failure(self) -> None:
         """Open the files of a rank that failed before any step was recorded, to write how it failed."""
         if self._job.files is None and not self._settings.trial:
-            with suppress(Exception):  # the others may be gone already, and with them the job's store
-                self._attach_and_open()
+            with suppress(Exception):  # the others may be gone already, and a store may not answer for minutes
+                STANDBY.run(self._attach_and_open).result(_OPEN_S)
 
     def _attach_and_open(self) -> None:
         if not self._job.attached:
@@ -357,6 +363,8 @@ class Recording:
 
 
 _COMPARED_STEPS = 50
+_OPEN_S = 3.0
+"""most seconds by which a rank that has failed exits later, to write how it failed"""
 _NEVER_CALLED = (
     "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
     "Compute the loss from model(…), not from model.module(…)."

@@ -76,7 +76,7 @@ class RunningPulse:
         if not self._job.in_this_process():
             return
         self.captures.close()
-        self.writer.ends_as(ended)
+        self.writer.ends_as(ended, process_exits)
         if self._live is not None:
             self._live.close()
         if self._keeper.close(process_exits):  # otherwise the next job copies it

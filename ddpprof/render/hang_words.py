@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
 from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER
-from ddpprof.layout import clean
+from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
@@ -19,7 +19,6 @@ _MOST_NAMES = 6
 _MOST_RANKS = 8
 _WHAT = {
     Fault.DIED: "rank {rank} has died",
-    Fault.DOES_NOT_EXIT: "all ranks have finished training, but the process of rank {rank} does not exit",
     Fault.ENDED_EARLY: "rank {rank} has no more batches and has left the training loop",
     Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
     Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
@@ -38,8 +37,8 @@ _WHAT = {
     Fault.UNKNOWN: "no rank left a pulse that tells why",
 }
 _DO = {
-    Fault.DOES_NOT_EXIT: "Look at that line. If it is a queue, read it before you join the processes: call queue.get() "
-    "for each result, and join() after that. End threads, executors and loaders before the script ends.",
+    Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each result, "
+    "and join() after that. End threads, executors and loaders before the script ends.",
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
@@ -71,7 +70,7 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
     `is_over`: they are about a hang of the past.
     """
-    lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict)]
+    lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict, is_over=is_over)]
     advice = _advice(verdict)
     return [*lines, *([advice] if advice else [])]
 
@@ -100,16 +99,28 @@ def _quoted(text: str) -> str:
 
 def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     """Return what happened, in which step, on which rank, in one sentence."""
+    if verdict.fault is Fault.DOES_NOT_EXIT:
+        return _does_not_exit(verdict, is_over=is_over)
     what = _WHAT[verdict.fault].format(rank=verdict.rank)
     if verdict.fault is Fault.DIED:
         what += _how_it_died(verdict)
     elif verdict.detail is not None:
-        what += f"; {clean(verdict.detail)}"
+        what += f"{'. ' if verdict.detail[:1].isupper() else '; '}{clean(verdict.detail)}"
     at = f" at step {verdict.step:,}" if verdict.step is not None else ""
     begin = "The job failed" if verdict.has_failed else "The job hangs"
     if is_over and not verdict.has_failed:
         begin, at = f"The job hung{at}", ". ddpprof found then"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
+
+
+def _does_not_exit(verdict: Verdict, *, is_over: bool) -> str:
+    is_, has = ("was", "had") if is_over else ("is", "has")
+    waited = ""
+    if verdict.since_unix_ns is not None and verdict.at_unix_ns is not None:
+        waited = f" for {max(0, verdict.at_unix_ns - verdict.since_unix_ns) / 1e9:.0f} s"
+    steps = f" ({count(verdict.step, 'step')})" if verdict.step is not None else ""
+    why = f": {clean(verdict.detail)}" if verdict.detail is not None else ""
+    return f"Training {is_} over{steps}, but the process of rank {verdict.rank} {has} not exited{waited}{why}."
 
 
 def _how_it_died(verdict: Verdict) -> str:
@@ -130,7 +141,7 @@ def _where(verdict: Verdict) -> Iterator[str]:
     yield f"Rank {verdict.rank}: host {clean(verdict.host or '?')}{process}{doing}{place}."
 
 
-def _waiting(verdict: Verdict) -> Iterator[str]:
+def _waiting(verdict: Verdict, *, is_over: bool) -> Iterator[str]:
     if verdict.waiting and not verdict.has_failed:
         since = ""
         if verdict.since_unix_ns is not None and verdict.at_unix_ns is not None:
@@ -138,10 +149,11 @@ def _waiting(verdict: Verdict) -> Iterator[str]:
             since = f" for {max(0, verdict.at_unix_ns - verdict.since_unix_ns) / 1e9:.0f} s, since {clock}"
         at = f", at {clean(verdict.waiting_at)}" if verdict.waiting_at is not None else ""
         who = ranks_in_words(verdict.waiting).capitalize()
-        yield f"{who} {'has' if len(verdict.waiting) == 1 else 'have'} waited{since}{at}."
+        have = "had" if is_over else "has" if len(verdict.waiting) == 1 else "have"
+        yield f"{who} {have} waited{since}{at}."
     if verdict.parameters:
         bucket = f"bucket {verdict.bucket} of {clean(verdict.module or '?')}: " if verdict.bucket is not None else ""
-        missing = "Without gradient: " if verdict.has_failed else "They wait for "
+        missing = "Without gradient: " if verdict.has_failed else f"They wait{'ed' if is_over else ''} for "
         yield f"{missing}{bucket}{listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
 
 

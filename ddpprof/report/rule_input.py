@@ -11,7 +11,7 @@ from ddpprof.measures.ranks.host_cores import cores_of_hosts
 from ddpprof.measures.ranks.random_numbers import find_same_random_numbers, find_same_worker_seeds
 from ddpprof.measures.ranks.replicas import find_drifts, find_trained_apart
 from ddpprof.measures.ranks.same_samples import find_same_samples
-from ddpprof.measures.ranks.skipped_passes import Unpaired, find_skipped_pass
+from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.measures.statistics.paired_ratio import student_quantile
 from ddpprof.model import DdpModule, Run
@@ -104,7 +104,10 @@ def observe(
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
         unfrozen=next((one.unfrozen for one in facts.values() if one.unfrozen), ()),
         skipped=find_skipped_pass(
-            {one.rank: Unpaired(one.num_unpaired, one.unpaired_step, one.num_steps) for one in watched}
+            {
+                one.rank: Passes(one.num_passes, one.ended == "finished", one.num_unpaired, one.unpaired_step)
+                for one in watched
+            }
         ),
         nonfinite={one.rank: one.nonfinite for one in watched},
         own_ns={one.rank: one.own_ns_of_stretches for one in watched if one.own_ns_of_stretches and averages(one.rank)},

@@ -48,6 +48,8 @@ class RankEnd:
     """line of the user's code at which it ended, as far as it is known"""
     num_oom_kills: int | None = None
     """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
+    backend: str | None = None
+    """backend of its process group, as far as it is known"""
 
     @property
     def error(self) -> str | None:
@@ -95,7 +97,7 @@ def rank_end(record: Record) -> RankEnd:
     lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
     end = RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
-    return replace(end, collective=record.ended_in, place=record.ended_place)
+    return replace(end, collective=record.ended_in, place=record.ended_place, backend=record.backend)
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:

@@ -44,10 +44,11 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     advice = None if named is None or named.error is None else advice_on_error(named.error)
     if advice is not None:
         yield advice
-    if named is not None and named.exit_code == -signal.SIGABRT and named.place is not None:
+    if named is not None and _may_be_of_gloo(named):
         for end in (named, *(end for end in rest if end.place is not None)):
-            inside = f"in {end.collective}, " if end.collective else ""
-            yield f"Rank {end.rank} was {inside}at {clean(end.place or '')}."
+            inside = f"in {end.collective}" if end.collective else ""
+            at = f"at {clean(end.place)}" if end.place else ""
+            yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
         yield f"Gloo ends a process like this if it receives more data than it expects. {SAME_COLLECTIVES}"
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
@@ -74,6 +75,11 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."
+
+
+def _may_be_of_gloo(end: RankEnd) -> bool:
+    """Return whether gloo may have aborted the process: SIGABRT ended it in a collective."""
+    return end.exit_code == -signal.SIGABRT and end.backend == "gloo" and end.collective is not None
 
 
 _UNEVEN = " If ranks have different numbers of batches, those with more wait for the others: divide the data evenly."

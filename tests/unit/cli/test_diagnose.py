@@ -53,8 +53,8 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     write_verdict(run, Verdict(Fault.LINK, step=12))
     assert main(["diagnose", str(run)]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "The job has ended. While it hung, ddpprof found:"
-    assert second.startswith("The job hangs at step 12: ")
+    assert first == "The job has ended."
+    assert second.startswith("The job hung at step 12. ddpprof found then: all ranks wait for each other")
     assert main(["diagnose", str(run), "--format", "line"]) == 1
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
 
@@ -83,7 +83,7 @@ def test_a_job_that_its_user_stopped_while_it_hung(run: Path, capsys: pytest.Cap
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
     write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30))
     assert main(["diagnose", str(run)]) == 1
-    assert capsys.readouterr().out.startswith("The job has ended. While it hung, ddpprof found:\nThe job hangs at step")
+    assert capsys.readouterr().out.startswith("The job has ended.\nThe job hung at step 30. ddpprof")
     write_verdict(run, Verdict(Fault.EVALUATES_ALONE, rank=0, step=30, resumed_unix_ns=9))
     assert main(["diagnose", str(run)]) == 0, "it went on before"
 
@@ -144,6 +144,17 @@ def test_a_job_that_was_stopped_since_it_did_not_exit(run: Path, capsys: pytest.
     write_verdict(run, Verdict(Fault.DOES_NOT_EXIT, rank=0, step=60))
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
     assert main(["diagnose", str(run)]) == 1
-    assert "the process of rank 0 does not exit" in capsys.readouterr().out
+    assert "Training was over (60 steps), but the process of rank 0 had not exited." in capsys.readouterr().out
     (run / "exits.jsonl").write_text('{"exit_code": 0, "is_job": true}\n')
     assert main(["diagnose", str(run)]) == 0, "it exited in the end"
+
+
+def test_a_job_that_ended_well_after_a_slow_last_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.FINISHED, Ended.FINISHED)
+    write_verdict(run, Verdict(Fault.STORAGE, rank=0, step=60))
+    (run / "exits.jsonl").write_text('{"exit_code": 0, "is_job": true}\n')
+    assert main(["diagnose", str(run)]) == 0
+    assert "the training has ended well" in capsys.readouterr().err
+    for end_of_job in ('"exit_code": 1', '"exit_code": -2, "interrupted": true'):
+        (run / "exits.jsonl").write_text(f'{{"is_job": true, {end_of_job}}}\n')
+        assert main(["diagnose", str(run)]) == 1

@@ -265,10 +265,48 @@ def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert overdue.waited_s == 20
 
 
-def test_an_evaluation_that_waits_in_ddps_own_collective_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = Frame("/usr/lib/python3/site-packages/torch/nn/parallel/distributed.py", 1, "_sync_buffers")
-    flags = {"activity": Activity.EVALUATION, "flags": StepFlag.EVALUATED}
-    waits, computes = rank(0, USER, sync, **flags), rank(1, USER, **flags)
-    at_barrier = rank(1, USER, distributed("barrier"))
-    assert not Job(monkeypatch, waits, at_barrier).detector.is_on_purpose([waits, at_barrier], overdue(8))
-    assert Job(monkeypatch, waits, computes).detector.is_on_purpose([waits, computes], overdue(8))
+SYNC = Frame("/usr/lib/python3/site-packages/torch/nn/parallel/distributed.py", 1, "_sync_buffers")
+
+
+def evaluating(number: int, *stack: Frame, since_s: float = 10) -> RankEvidence:
+    state = {"activity": Activity.EVALUATION, "flags": StepFlag.EVALUATED}
+    return rank(number, USER, *stack, since_s=since_s, **state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(rank(1, USER, distributed("barrier")), id="at-a-barrier"),
+        pytest.param(waiting(1), id="in-a-backward-pass"),
+        pytest.param(rank(1, ended=Ended.FINISHED), id="has-finished"),
+        pytest.param(died(rank(1)), id="has-died"),
+    ],
+)
+def test_an_evaluation_that_waits_for_ranks_outside_of_it_is_no_pause(
+    other: RankEvidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not Job(monkeypatch).detector.is_on_purpose([evaluating(0, SYNC), other], overdue(8))
+    just_begun = evaluating(0, SYNC, since_s=1)
+    assert Job(monkeypatch).detector.is_on_purpose([just_begun, other], overdue(8))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(evaluating(1, SYNC), id="in-the-same-broadcast"),
+        pytest.param(evaluating(1), id="in-its-forward"),
+        pytest.param(rank(1, USER, since_s=1, flags=StepFlag.EVALUATED), id="between-two-forwards"),
+        pytest.param(rank(1, USER, activity=Activity.DATA, flags=StepFlag.EVALUATED), id="waits-for-a-batch"),
+    ],
+)
+def test_ranks_that_all_evaluate_with_ddp_pause(other: RankEvidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Job(monkeypatch).detector.is_on_purpose([evaluating(0, SYNC), other], overdue(8))
+
+
+@pytest.mark.parametrize("waited_s", [8, 700])
+def test_an_evaluation_of_all_ranks_may_make_as_many_forwards_as_it_likes(
+    waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = Job(monkeypatch).detector
+    ranks = [evaluating(number, SYNC, since_s=0) for number in range(2)]
+    assert all(detector.is_on_purpose(ranks, overdue(waited_s)) for _ in range(9))

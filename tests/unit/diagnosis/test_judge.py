@@ -235,9 +235,14 @@ def test_a_collective_of_another_size_is_to_blame_whoever_noticed(innocent: str)
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.OTHER_COLLECTIVE, 1, True)
 
 
+def aborted_in_buffers(number: int) -> RankEvidence:
+    one = died(rank(number, activity=Activity.FORWARD, num_passes=10), exit_code=-6)
+    return replace(one, record=replace_struct(record(number), ended_in="_sync_buffers"))
+
+
 def test_a_process_that_gloo_aborted_is_not_to_blame_for_the_collective_of_another() -> None:
     """It was in DDP's broadcast of buffers when it got a message of another size."""
-    aborted = died(rank(1, activity=Activity.FORWARD, num_passes=10), exit_code=-6)
+    aborted = aborted_in_buffers(1)
     lost = died(rank(0, activity=Activity.OTHER, num_passes=10), "failed: RuntimeError: Connection closed by peer")
     verdict = judge([replace(lost, record=replace_struct(lost.record, ended_in="broadcast")), aborted])
     assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 0)
@@ -248,7 +253,7 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
     lost = died(waiting(0), "failed: RuntimeError: Connection closed by peer")
     own = UnusualCollective("broadcast", 5, "train.py:9 in f")
     source = replace(lost, stack=(), record=replace_struct(lost.record, unusual_collective=own))
-    aborted = died(rank(1, activity=Activity.FORWARD, num_passes=10), exit_code=-6)
+    aborted = aborted_in_buffers(1)
     verdict = judge([source, aborted, replace(lost, identity=replace_struct(lost.identity, rank=2))])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.OTHER_COLLECTIVE, 0, (1, 2))
     assert verdict.place == "train.py:9 in f"
@@ -316,7 +321,7 @@ SKIPPED = {"num_unpaired": 1, "unpaired_step": 6}
     ("other", "has_failed"),
     [
         pytest.param(waiting(0), False, id="waits"),
-        pytest.param(died(rank(0), "failed: RuntimeError: Connection closed by peer"), True, id="lost-its-peer"),
+        pytest.param(died(waiting(0), "failed: RuntimeError: Connection closed by peer"), True, id="lost-its-peer"),
     ],
 )
 def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bool) -> None:
@@ -324,15 +329,33 @@ def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bo
     verdict = judge([other, finished])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, has_failed)
     assert verdict.detail == (
-        "no backward pass followed its forward in step 6, and since then gradients of different batches are averaged"
+        "Its forward in step 6 was not followed by a backward pass. Since then, gradients of different batches have "
+        "been averaged"
     )
 
 
+@pytest.mark.parametrize(("times", "later"), [(2, "nor was a later one"), (4, "nor were 3 later ones")])
+def test_a_rank_that_skipped_several_backward_passes(times: int, later: str) -> None:
+    skipped = {**SKIPPED, "num_unpaired": times}
+    verdict = judge([waiting(0), rank(1, num_passes=10, ended=Ended.FINISHED, **skipped)])
+    assert f"was not followed by a backward pass, {later}. Since then" in (verdict.detail or "")
+
+
+def with_skipped(one: RankEvidence) -> RankEvidence:
+    return replace(one, state=replace(one.state, **SKIPPED))
+
+
 def test_a_rank_that_skipped_one_is_not_blamed_for_another_fault() -> None:
-    skipped = waiting(1)
-    skipped = replace(skipped, state=replace(skipped.state, **SKIPPED))
+    skipped = with_skipped(waiting(1))
     assert judge([rank(0, USER, num_passes=10), skipped]).fault is Fault.OWN_CODE
     assert judge([died(rank(0), "failed: ValueError: boom"), skipped]).fault is Fault.DIED
+
+
+def test_a_rank_that_logs_losses_and_waits_for_data_has_skipped_no_backward_pass() -> None:
+    loading = with_skipped(rank(1, USER, activity=Activity.DATA, num_passes=10))
+    assert judge([waiting(0), loading]).fault is Fault.LOADER
+    ended = with_skipped(rank(1, num_passes=11, ended=Ended.FINISHED))
+    assert judge([waiting(0), ended]).fault is Fault.ENDED_EARLY, "it has as many backward passes as the other"
 
 
 def test_what_is_over_does_not_hang() -> None:
@@ -346,7 +369,8 @@ QUEUE = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 199, "_finalize_j
 
 def finished(number: int, ago_s: float = 20, started_s: float = 100) -> RankEvidence:
     """Return a rank that has finished so long ago, while a process of its number, started so long ago, is alive."""
-    one = rank(number, QUEUE, LIBRARY, ended=Ended.FINISHED, ended_ns=NOW_NS - int(ago_s * S))
+    times = {"ended_ns": NOW_NS - int(ago_s * S), "stack_ns": NOW_NS - S}
+    one = rank(number, QUEUE, LIBRARY, ended=Ended.FINISHED, exits=1, **times)
     return replace(one, process=process(pid=100 + number, started_ns=NOW_NS - int(started_s * S)))
 
 
@@ -358,10 +382,20 @@ def test_a_process_that_does_not_exit_after_the_training() -> None:
     assert verdict.detail == "a multiprocessing.Queue still holds what the process has put into it"
 
 
+def with_state(one: RankEvidence, **state: int) -> RankEvidence:
+    return replace(one, state=replace(one.state, **state))
+
+
 @pytest.mark.parametrize(
     "ranks",
     [
         pytest.param([], id="none"),
+        pytest.param([with_state(finished(0), exits=0)], id="the-script-goes-on-after-a-with-block"),
+        pytest.param([with_state(finished(0), stack_ns=NOW_NS - 30 * S)], id="its-stack-is-older-than-the-end"),
+        pytest.param([replace(finished(0), stack=(USER, LIBRARY))], id="code-of-the-script-runs-at-exit"),
+        pytest.param([replace(finished(0), computes=True)], id="it-computes"),
+        pytest.param([replace(finished(0), helpers_compute=True)], id="its-threads-compute"),
+        pytest.param([replace(finished(0), moves_data=True)], id="it-writes"),
         pytest.param([finished(0), rank(1)], id="one-still-trains"),
         pytest.param([finished(0, ago_s=5)], id="it-has-just-finished"),
         pytest.param([replace(finished(0), process=None)], id="it-has-exited"),
@@ -411,6 +445,36 @@ def test_a_collective_of_one_rank_that_meets_ddps(aborts: bool) -> None:
     assert (verdict.fault, verdict.rank, verdict.place) == (Fault.OTHER_COLLECTIVE, 0, "a.py:8 in f")
     if aborts:
         assert verdict.detail == "it called all_reduce, and rank 1 called the all-reduce of DDP's gradients"
+
+
+@pytest.mark.parametrize(
+    ("activity", "collective", "backend"),
+    [
+        pytest.param(Activity.FORWARD, None, "gloo", id="in-a-forward"),
+        pytest.param(Activity.OTHER, None, "gloo", id="in-the-scripts-own-code"),
+        pytest.param(Activity.BACKWARD, "all_reduce", "nccl", id="with-nccl"),
+    ],
+)
+def test_a_process_that_aborts_for_a_reason_of_its_own_has_died(
+    activity: Activity, collective: str | None, backend: str
+) -> None:
+    """SIGABRT is also how a failed assertion in C++, or damaged memory, ends a process."""
+    one = aborted(1, collective, "a.py:5 in g", activity=activity, num_passes=11)
+    assert one.record is not None
+    one = replace(one, record=replace_struct(one.record, backend=backend))
+    verdict = judge([lost_in(0, "barrier", "a.py:8 in f", num_passes=11), one])
+    assert (verdict.fault, verdict.rank, verdict.exit_code) == (Fault.DIED, 1, -6)
+
+
+def test_an_abort_in_a_backward_pass_blames_no_rank_that_called_no_collective() -> None:
+    one = aborted(1, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11)
+    verdict = judge([lost_in(0, None, "a.py:9 in f", activity=Activity.OTHER, num_passes=11), one])
+    assert (verdict.fault, verdict.rank) == (Fault.DIED, 1)
+
+
+def test_collectives_whose_lines_are_not_known() -> None:
+    ranks = [aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "broadcast", "")]
+    assert judge(ranks).detail == "rank 0 called all_reduce at a.py:8 in f; rank 1 called broadcast"
 
 
 def test_collectives_in_which_ranks_hang_are_named() -> None:

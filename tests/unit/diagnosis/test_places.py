@@ -100,9 +100,18 @@ Thread 0x00007f4a975546c0 (most recent call first):
 """
 
 
+CODE_IN_C = """
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x34 [0x55d0c1a2]
+  Binary file "/lib/x86_64-linux-gnu/libc.so.6", at abort+0xd3 [0x7f4a9]
+"""
+
+
 def test_the_stack_that_python_leaves_when_a_signal_ends_it() -> None:
     stack = stack_of_crash(CRASH)
     assert [frame.function for frame in stack] == ["<module>", "metrics", "all_reduce"]
     assert (collective_of(stack), place_of_user(stack)) == ("all_reduce", Frame("/home/me/train.py", 8, "metrics"))
     assert stack_of_crash("") == ()
+    current = CRASH.replace("Thread 0x00007f4a975546c0", "Current thread 0x00007f4a975546c0 [python]")
+    assert stack_of_crash(current + CODE_IN_C) == stack, "of Python 3.14"
     assert stack_of_crash(CRASH.replace("metrics", "_worker_loop")) == (), "of a worker of a DataLoader"

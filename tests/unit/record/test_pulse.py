@@ -19,7 +19,7 @@ from pulse_writers import Clock, Reducer, backward, decoded, forward_ends, ident
 from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.monitor.pulse_files import read_head, read_pulse
 from ddpprof.record.pulse import PulseWriter
 
@@ -345,3 +345,10 @@ def test_forwards_without_a_backward_pass(
         a_step(pulse, number, calls)
     state = decoded(pulse).state
     assert (state.num_unpaired, state.unpaired_step if state.num_unpaired else None) == unpaired
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_whether_the_process_exits_when_the_training_ends(exits: bool, pulse: PulseWriter) -> None:
+    pulse.ends_as(Ended.FINISHED, exits)
+    state = decoded(pulse).state
+    assert (state.ended, state.exits) == (Ended.FINISHED, exits)

@@ -20,6 +20,7 @@ from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.flight_recorder import GlooCollective
 from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse_keeper import PulseKeeper
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 
@@ -201,3 +202,18 @@ def test_a_process_that_does_not_exit_says_where_it_stands(pulse: PulseWriter, m
     monkeypatch.setattr("sys._current_frames", dict)  # so that its thread ends
     keeper._thread.join(20)
     assert not keeper._thread.is_alive()
+
+
+def test_its_end_is_known_though_its_thread_failed(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+
+    def fails(_keeper: PulseKeeper) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(PulseKeeper, "_find_stack", fails)
+    monkeypatch.setattr("threading.excepthook", failures.append)
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._ROUND_S", 0.01)
+    keeper = keep(pulse)
+    keeper._thread.join(20)
+    assert keeper.close(), "no disk holds it"
+    assert len(failures) == 1

@@ -132,3 +132,13 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     assert isinstance(recording.pulse, NoPulse)
     assert not Path(mine.shared).exists()
     assert "ddpprof-pulse" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_rank_that_failed_exits_though_the_store_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, answers = Recording(Settings(str(tmp_path / "run"))), threading.Event()
+    monkeypatch.setattr("ddpprof.record.recording._OPEN_S", 0.01)
+    monkeypatch.setattr(recording, "_attach_and_open", answers.wait)
+    recording._open_after_failure()  # which returns
+    answers.set()

@@ -152,3 +152,44 @@ def test_the_documentation_has_every_fault_with_its_sentence() -> None:
 def test_quotes_in_a_line_for_logs_are_escaped() -> None:
     line = verdict_line(Verdict(Fault.OWN_CODE, rank=1, host="", place='my "x".py:3 in f'))
     assert line == r'ddpprof_verdict fault=own-code rank=1 host="" place="my \"x\".py:3 in f"'
+
+
+AT_EXIT = Verdict(Fault.DOES_NOT_EXIT, rank=0, step=30, since_unix_ns=100 * S, at_unix_ns=112 * S)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_over", "sentence"),
+    [
+        pytest.param(
+            AT_EXIT, False, "Training is over (30 steps), but the process of rank 0 has not exited for 12 s.", id="now"
+        ),
+        pytest.param(
+            replace(AT_EXIT, step=1, since_unix_ns=None),
+            True,
+            "Training was over (1 step), but the process of rank 0 had not exited.",
+            id="in-the-past",
+        ),
+        pytest.param(
+            replace(AT_EXIT, step=None, detail="an executor of concurrent.futures still has work"),
+            False,
+            "Training is over, but the process of rank 0 has not exited for 12 s: an executor of concurrent.futures "
+            "still has work.",
+            id="with-the-reason",
+        ),
+    ],
+)
+def test_a_process_that_does_not_exit_is_no_step_that_hangs(verdict: Verdict, is_over: bool, sentence: str) -> None:
+    assert verdict_lines(verdict, is_over=is_over)[0] == sentence
+
+
+def test_a_hang_of_the_past_is_told_in_the_past() -> None:
+    first, _, waiting, missing, _ = verdict_lines(HANGING, is_over=True)
+    assert first.startswith("The job hung at step 1,200. ddpprof found then: rank 1 calls a collective")
+    assert waiting.startswith("Ranks 0, 2 had waited for 12 s, since ")
+    assert missing.startswith("They waited for bucket 3 of Net: ")
+
+
+def test_a_detail_of_several_sentences_follows_as_such() -> None:
+    detail = "Its forward in step 60 was not followed by a backward pass. Since then, …"
+    first, *_ = verdict_lines(replace(HANGING, fault=Fault.FEWER_PASSES, detail=detail))
+    assert "that the others take part in. Its forward in step 60 was not" in first

@@ -73,7 +73,7 @@ def test_what_changed() -> None:
 )
 def test_who_failed_for_another(ended: str | None, lost: bool) -> None:
     (end,) = summarise_attempts([attempt(0, of_steps(3, ended=ended, host="a"))])[0].ends
-    assert end == RankEnd(3, "a", ended, lost, pid=7)
+    assert end == RankEnd(3, "a", ended, lost, pid=7, backend="gloo")
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.measures.ranks.skipped_passes import SkippedPass, Unpaired, find_skipped_pass
+from ddpprof.measures.ranks.skipped_passes import Passes, SkippedPass, find_skipped_pass
 
-NONE = Unpaired(0, None, 100)
+WAITS = Passes(120, has_finished=False)
+FINISHED = Passes(120, has_finished=True)
+SKIPPED = Passes(119, has_finished=True, num_unpaired=1, first_unpaired_step=60)
 
 
 @pytest.mark.parametrize(
     ("ranks", "found"),
     [
-        pytest.param([NONE, NONE], None, id="none"),
-        pytest.param([NONE, Unpaired(1, 60, 99)], SkippedPass(1, 60, 1), id="one"),
-        pytest.param([NONE, Unpaired(1, 60, 99), Unpaired(3, 70, 97)], SkippedPass(2, 70, 3), id="most"),
-        pytest.param([Unpaired(1, 60, 100), Unpaired(1, 60, 100)], None, id="all-together"),
-        pytest.param([Unpaired(2, 60, 99), Unpaired(1, 60, 70)], None, id="one-has-not-come-as-far"),
-        pytest.param([Unpaired(1, 60, 61), Unpaired(0, None, 60)], None, id="the-other-is-still-in-that-step"),
-        pytest.param([Unpaired(1, 60, 61)], None, id="one-rank"),
+        pytest.param([FINISHED, FINISHED], None, id="none"),
+        pytest.param([WAITS, SKIPPED], SkippedPass(1, 60, 1), id="one"),
+        pytest.param([WAITS, SKIPPED, Passes(117, True, 3, 70)], SkippedPass(2, 70, 3), id="most"),
+        pytest.param([FINISHED, Passes(120, True, 12, 10)], None, id="a-loss-is-logged-without-a-backward-pass"),
+        pytest.param([FINISHED, Passes(120, True, 1, 60)], None, id="a-forward-failed-and-was-repeated"),
+        pytest.param([WAITS, Passes(119, False, 12, 10)], None, id="it-logs-losses-and-is-only-behind"),
+        pytest.param([Passes(119, True, 1, 70), SKIPPED], None, id="all-skipped-as-many"),
+        pytest.param([WAITS, Passes(119, has_finished=True)], None, id="fewer-batches"),
+        pytest.param([SKIPPED], None, id="one-rank"),
     ],
 )
-def test_which_rank_skipped(ranks: list[Unpaired], found: SkippedPass | None) -> None:
+def test_which_rank_skipped(ranks: list[Passes], found: SkippedPass | None) -> None:
     assert find_skipped_pass(dict(enumerate(ranks))) == found

@@ -196,10 +196,25 @@ def test_no_guess_at_uneven_batches_beside_a_finding_that_tells_more(is_known: b
 
 
 def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
-    first = replace(end(0, None, 31, exit_code=-6), collective="all_reduce", place="a.py:8 in f")
+    first = replace(end(0, None, 31, exit_code=-6), collective="all_reduce", place="a.py:8 in f", backend="gloo")
     lost = replace(end(1, LOST, 31, is_consequence=True), collective="broadcast", place="a.py:9 in f")
     made = report(failure=Failure(first, (lost,), ()))
     died, own, other, why, _ = (line.text for line in failure_lines(made) if isinstance(line, Line))
     assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
     assert why.startswith("Gloo ends a process like this if it receives more data than it expects. Every rank must")
+
+
+@pytest.mark.parametrize(
+    ("collective", "backend"),
+    [
+        pytest.param(None, "gloo", id="in-no-collective"),
+        pytest.param("all_reduce", "nccl", id="with-nccl"),
+        pytest.param("all_reduce", None, id="with-a-backend-that-is-not-known"),
+    ],
+)
+def test_another_abort_is_not_explained_by_gloo(collective: str | None, backend: str | None) -> None:
+    first = replace(end(0, None, 31, exit_code=-6), collective=collective, place="a.py:8 in f", backend=backend)
+    lost = replace(end(1, LOST, 31, is_consequence=True), collective="barrier", place="a.py:9 in f")
+    made = report(failure=Failure(first, (lost,), ()))
+    assert not any("Gloo" in line.text for line in failure_lines(made) if isinstance(line, Line))
