@@ -31,6 +31,7 @@ def test_there_are_studies() -> None:
     assert {"trailing_communication", "overlap", "wrapper_overhead"} <= set(STUDIES)
 
 
+LONGEST = ("gate", "slowdowns")
 MEASURE = """
 import sys
 sys.modules["torch"] = sys.modules["matplotlib"] = None
@@ -42,7 +43,9 @@ print(as_json(analyse.measure(Path(sys.argv[1]) / RECORDINGS)), end="")
 """
 
 
-@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize(
+    "study", [pytest.param(name, marks=[pytest.mark.long] * (name in LONGEST)) for name in STUDIES]
+)
 def test_results_are_those_of_the_recordings(study: str) -> None:
     """To compute them takes neither torch nor matplotlib."""
     folders = [str(ANALYSES / study), str(ANALYSES)]

@@ -59,8 +59,8 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         unpaired_step=state.unpaired_step if state.num_unpaired > 0 else None,
         num_passes=max(state.num_passes, 0),
         nonfinite=nonfinite_steps(state),
-        queued_ns=int(queued.queued_ns[-1] - queued.queued_ns[0]) if len(queued) > 1 else None,
-        sampled_ns=int(queued.at_ns[-1] - queued.at_ns[0]) if len(queued) > 1 else 0,
+        queued_ns=int(queued.queued_ns[-1]) - int(queued.queued_ns[0]) if len(queued) > 1 else None,
+        sampled_ns=int(queued.at_ns[-1]) - int(queued.at_ns[0]) if len(queued) > 1 else 0,
     )
 
 
