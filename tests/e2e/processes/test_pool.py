@@ -10,7 +10,6 @@ from fleets import make_fleet
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
 
-@pytest.mark.filterwarnings("ignore:resource_tracker")  # another test of this process may have ended it
 def test_an_error_in_a_process_is_told_and_leaves_none_behind(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path / "fleet", 4)
     (fleet / "rank-1.facts.json").unlink()
