@@ -35,5 +35,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("--signals-to-handle", "--signals_to_handle"), True),
     (("--shutdown-timeout", "--shutdown_timeout"), True),
     (("--virtual-local-rank", "--virtual_local_rank"), False),
+    (("--log-line-prefix-template", "--log_line_prefix_template"), True),
+    (("--print-completion", "--print_completion"), True),
 )
 """names of each option, and whether it takes a value; ``-m/--module`` is also an option of `ddpprof trace`"""
