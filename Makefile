@@ -117,6 +117,8 @@ $(TEST)/tools: pyproject.toml constraints.txt
 	@mkdir -p $(TEST)/outside
 	@touch $@
 
+.PRECIOUS: .venv-python-%/tools
+
 # $* is VERSION-torch-VERSION. The interpreter is the one on PATH, or pyenv's; without it the recipe says so and goes on.
 .venv-python-%/tools: pyproject.toml constraints.txt
 	@for python in python$(word 1,$(subst -torch-, ,$*)) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(word 1,$(subst -torch-, ,$*)).*/bin/python; do \
