@@ -59,7 +59,10 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
     )
 
 
-_OF_TILES = "Means over the ranks and the profiled steps, as in the tables."
+_OF_TILES = (
+    "step: the median of steps without the profiler, where there are any. All others: means over the ranks and the "
+    "profiled steps, as in the tables."
+)
 
 
 def _head(report: Report, job: Iterable[Section]) -> str:
