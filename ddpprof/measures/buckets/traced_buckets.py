@@ -135,6 +135,7 @@ def _passes_of_step(
     computed = backward_passes(trace, step)
     found: list[TracedPass] = []
     window = step_window(trace, step)
+    is_whole = is_whole_step(trace, step, window)
     part_start, step_end = (window.start_ns[0], window.end_ns[0]) if window else (whole.start_ns, whole.end_ns)
     for first, behind in zip(firsts, [*firsts[1:], len(rows)], strict=True):
         mine, origin = rows[first:behind], int(origins[ended[first] - 1])
@@ -158,7 +159,7 @@ def _passes_of_step(
                 ),
                 spans_forwards=bool(ended[behind - 1] > ended[first]),
                 step_start_ns=int(part_start) - origin,
-                is_whole=is_whole_step(trace, step),
+                is_whole=is_whole,
                 backward_start_ns=backward_start - origin,
                 step_end_ns=part_end - origin,
                 backward_end_ns=None if backward_end is None else backward_end - origin,

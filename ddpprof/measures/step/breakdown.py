@@ -83,7 +83,7 @@ def split_step(trace: Trace, step: int) -> StepSplit | None:
     )
     data = take(marked_spans(trace, Mark.DATA))
     parts = ((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,))
-    return StepSplit(parts, is_whole_step(trace, step))
+    return StepSplit(parts, is_whole_step(trace, step, window))
 
 
 def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
@@ -106,9 +106,9 @@ def step_window(trace: Trace, step: int) -> Spans | None:
     return _span(start, max(end, start + 1))
 
 
-def is_whole_step(trace: Trace, step: int) -> bool:
+def is_whole_step(trace: Trace, step: int, window: Spans | None) -> bool:
     """Return whether the trace has all work of the device in the step's window, as far as the host's launches tell."""
-    window, compute = step_window(trace, step), trace.compute
+    compute = trace.compute
     if trace.device == "cpu" or window is None:
         return True
     if not _is_followed(trace.steps, step):
