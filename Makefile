@@ -29,7 +29,7 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo docs test test-long test-gpu test-python test-versions lint coverage fuzz soak doctor-faults bench pictures studies clean
+.PHONY: demo docs test test-long test-gpu test-python test-versions lint coverage fuzz soak bench pictures studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -46,10 +46,11 @@ test: lint docs $(TEST)/wheel ## lint, docs, unit tests, and the end-to-end test
 test-long: docs $(TEST)/wheel ## all other tests, which take an hour: before a release, and every night
 	$(RUN_TESTS) -m long $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
 	$(RUN_TESTS) -m "not long" --as-on-accelerator $(TWO_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
+	$(RUN_TESTS) --on-cpu $(CHECKOUT)/tests/gpu/test_counts.py $(CHECKOUT)/tests/gpu/test_endings.py $(PYTEST) $(OR_NONE_CHOSEN)
 
-test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch sees a GPU
+test-gpu: $(TEST)/wheel ## the recording tests, `ddpprof doctor`, and what only a GPU can tell, where torch sees one
 	@if ( $(OUTSIDE) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ); then \
-	  ( $(RUN_TESTS) $(RECORDING) $(PYTEST) ) && ( $(OUTSIDE) -m ddpprof doctor ); \
+	  ( $(RUN_TESTS) $(CHECKOUT)/tests/gpu $(RECORDING) $(PYTEST) ) && ( $(OUTSIDE) -m ddpprof doctor ); \
 	else echo 'Skipped: torch.cuda.is_available() is false here.'; fi
 
 # What is promised beside the versions of constraints.txt: the oldest torch that pyproject.toml allows, one between, newer
@@ -71,9 +72,6 @@ coverage: $(TEST)/wheel ## which lines `make test` runs, children included: COVE
 
 soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-long does so 4 times
 	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
-
-doctor-faults: $(TEST)/wheel ## plant every fault that `ddpprof doctor` must find; test-long plants one of eleven
-	export DDPPROF_ALL_FAULTS=1; $(RUN_TESTS) $(CHECKOUT)/tests/e2e/test_doctor.py $(PYTEST)
 
 pictures: $(TEST)/wheel ## the pictures of README and docs, of the sample runs; needs chromium
 	$(OUTSIDE) $(CHECKOUT)/sample_traces/take_pictures.py

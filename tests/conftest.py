@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--as-on-accelerator", action="store_true", help="all training that tests start takes itself for one on a GPU"
     )
+    parser.addoption("--on-cpu", action="store_true", help="tests/gpu trains with gloo on the CPU")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,11 +17,7 @@ from ddpprof.files import local
 if TYPE_CHECKING:
     from ddpprof.doctor.check import CheckResult
 
-_HOW_LONG = {
-    True: "The quick checks take about half a minute, longer if the machine does other work.",
-    False: "All checks take about 4 minutes on CPU, and longer on several GPUs or if the machine does other work. "
-    "--quick takes less than one.",
-}
+_HOW_LONG = "This takes about half a minute, longer with several GPUs or if the machine does other work."
 _WIDTH = 21
 """width of the names, in characters"""
 
@@ -29,7 +25,6 @@ _WIDTH = 21
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=count, metavar="N", help="use N GPUs, and fail if torch sees fewer (default: all it sees)")
-    add("--quick", action="store_true", help="run only the checks that take less than a minute together")
     add("--only", type=_names, default=(), metavar="NAME,…", help="run only these checks")
     add(
         "--out",
@@ -42,7 +37,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    from ddpprof.doctor.catalogue import NAMES
+    from ddpprof.doctor.examination import NAMES
 
     words = tuple(word.strip() for word in text.split(","))
     for word in words:
@@ -54,8 +49,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Run the checks; return 1 if one fails, which one that is unsure does not."""
-    from ddpprof.doctor.catalogue import QUICK
+    """Run the checks; return 1 if one fails."""
     from ddpprof.doctor.check import CheckStatus
     from ddpprof.doctor.examination import document, examine
     from ddpprof.record import launch
@@ -67,10 +61,9 @@ def run_doctor(options: argparse.Namespace) -> int:
         raise DdpprofError(f"cannot write {out}: there is no folder {out.parent}.")
     outcomes: list[CheckResult] = []
     began, setup = time.monotonic(), None
-    only = options.only or (QUICK if options.quick else ())
     if not options.only:
-        say(_HOW_LONG[options.quick], flush=True)
-    for found in examine(out.absolute().parent, options.gpus, only, _show_progress):
+        say(_HOW_LONG, flush=True)
+    for found in examine(out.absolute().parent, options.gpus, options.only, _show_progress):
         _show_progress("")
         for outcome in found:
             if outcome.setup != setup:
@@ -83,8 +76,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         write_json(out, document(outcomes))
     seconds = time.monotonic() - began
     passed, failed, skipped = (counts[status] for status in (CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.SKIP))
-    unsure = f"{counts[CheckStatus.UNSURE]} unsure, " if counts[CheckStatus.UNSURE] else ""
-    say(f"\n{passed} passed, {failed} failed, {unsure}{skipped} skipped, in {seconds:.0f} s.")
+    say(f"\n{passed} passed, {failed} failed, {skipped} skipped, in {seconds:.0f} s.")
     say(f"Wrote {out}." + (" Attach it to a bug report." if counts[CheckStatus.FAIL] else ""))
     return 1 if counts[CheckStatus.FAIL] else 0
 

@@ -11,8 +11,6 @@ from pathlib import Path
 class CheckStatus(StrEnum):
     PASS = "PASS"  # noqa: S105 (no password)
     FAIL = "FAIL"
-    UNSURE = "UNSURE"
-    """a measurement of times failed, but other work on the machine may be the cause"""
     SKIP = "SKIP"
 
 
@@ -85,32 +83,9 @@ class Context:
     setup: Setup = Setup()
 
 
-Run = Callable[[Context], Iterable[CheckResult]]
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """A group of questions that are answered together."""
 
     names: tuple[str, ...]
-    module: str
-    function: str
-    limit_s: float
-    trains: bool = False
-    """True if it runs once for each setup"""
-    least_ranks: int = 1
-    least_gpus: int = 0
-    quick: bool = False
-    """True if it is one of the checks of ``doctor --quick``"""
-    alone: bool = False
-    """True if it measures times that a concurrent training would lengthen"""
-    why_gpus: str = ""
-    """what cannot be checked with fewer GPUs"""
-
-    def lacks(self, setup: Setup) -> str | None:
-        """Return why the setup is unsuitable for this check; ``None`` if it is suitable."""
-        if self.least_ranks > setup.num_ranks:
-            return f"it needs {self.least_ranks} ranks"
-        if self.least_gpus > setup.num_gpus:
-            return f"it needs {self.least_gpus} GPU{'s' if self.least_gpus > 1 else ''}: {self.why_gpus}"
-        return None
+    run: Callable[[Context], Iterable[CheckResult]]

@@ -22,7 +22,6 @@ _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
 """most by which time servers slew a clock"""
-_ROOT = Path("/")
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
@@ -71,25 +70,6 @@ def check_clock(_context: Context) -> Iterator[CheckResult]:
     )
 
 
-def busy_share(root: Path = _ROOT) -> float:
-    """Return the share of the processor time that programs use now, while this one waits; 0 if the system hides it."""
-    first = _jiffies(root)
-    time.sleep(_CLOCK_S)
-    busy, all_of_it = (after - before for after, before in zip(_jiffies(root), first, strict=True))
-    return busy / all_of_it if all_of_it > 0 else 0.0
-
-
-def _jiffies(root: Path) -> tuple[int, int]:
-    """Return the busy processor time since the system began, and all of it."""
-    words = _words(root / "proc/stat")[1:9]
-    times = [int(word) for word in words if word.isdecimal()]
-    return (sum(times) - sum(times[3:5]), sum(times)) if len(times) > _IDLE_AND_WAITING else (0, 0)
-
-
-_IDLE_AND_WAITING = 5
-"""number of columns up to those of idle time and of waiting for disks"""
-
-
 def check_limits(context: Context) -> Iterator[CheckResult]:
     """Check that this process may use enough cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
@@ -113,10 +93,3 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
         "processes.",
     )
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").split()
-    except OSError:
-        return []

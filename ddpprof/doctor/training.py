@@ -1,4 +1,4 @@
-"""Execution of the doctor's training scripts, with and without ddpprof, and reading of what they print."""
+"""Execution of training scripts, with and without ddpprof, and reading of what they print."""
 
 from __future__ import annotations
 

@@ -27,10 +27,6 @@ ALLOWED = {
     "cli/log_directory.py": "moves folders that the helper has made to where links are not followed",
     "cli/tensorboard.py": "in a scratch folder",
     "record/netbench_job.py": "in a scratch folder",
-    "doctor/endings.py": "in a scratch folder",
-    "doctor/one.py": "in a scratch folder",
-    "doctor/processes.py": "in a scratch folder",
-    "doctor/scripts/ending.py": "in a scratch folder of the doctor",
     "record/inject/_ddpprof_needs_rank.py": "in a scratch folder, in a process that imports nothing of ddpprof",
 }
 

@@ -1,7 +1,6 @@
 """Code shared by the training scripts: they start their ranks, or are started by torchrun."""
 
 import argparse
-import itertools
 import json
 import os
 import sys
@@ -10,7 +9,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE = timedelta(seconds=60)
@@ -63,36 +61,7 @@ def wrap(module, device, **settings):
     return DistributedDataParallel(module.to(device), device_ids=ids, **settings)
 
 
-def layers(width, depth):
-    return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())))
-
-
 def tell(rank, **facts):
     """Print one line of JSON on rank 0."""
     if rank == 0:
         print(json.dumps(facts), flush=True)
-
-
-class StepClock:
-    """Times between ends of steps: by the host's clock on a CPU, and otherwise by events on the device."""
-
-    def __init__(self, device):
-        self._device = device
-        self._ends = []
-
-    def step_ends(self):
-        if self._device.type == "cpu":
-            import time
-
-            self._ends.append(time.perf_counter_ns())
-        else:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._ends.append(event)
-
-    def steps_ns(self):
-        pairs = itertools.pairwise(self._ends)
-        if self._device.type == "cpu":
-            return [after - before for before, after in pairs]
-        torch.cuda.synchronize(self._device)
-        return [round(before.elapsed_time(after) * 1e6) for before, after in pairs]

@@ -35,7 +35,7 @@ def test_help_begins_with_a_question_and_an_example(name: str, capsys: pytest.Ca
         ),
         pytest.param(["report", "x", "--section", "bucket"], "Did you mean buckets?", id="value"),
         pytest.param(["netbench", "--collective", "allreduce"], "Did you mean all_reduce?", id="name"),
-        pytest.param(["doctor", "--only", "steptime"], "Did you mean step-time?", id="check"),
+        pytest.param(["doctor", "--only", "sharedmemory"], "Did you mean shared-memory?", id="check"),
         pytest.param(["compare", "a", "b", "--fail-on", "setp>5%"], "Did you mean step?", id="measure"),
         pytest.param(["whatif", "x", "--algorithm", "rng"], "Did you mean ring?", id="algorithm"),
     ],

@@ -1,58 +1,61 @@
-"""What the doctor says of a busy machine, and before it begins."""
+"""Checks that cannot find their answer fail with the reason, and each choice runs what it needs."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ddpprof.cli import main
 from ddpprof.doctor import examination
-from ddpprof.doctor.catalogue import MACHINE, NAMES, QUICK, TRAINING
-from ddpprof.doctor.check import CheckStatus, judge
-from ddpprof.doctor.machine import busy_share
+from ddpprof.doctor.check import CannotCheck, Check, CheckResult, CheckStatus, Context, judge
+from ddpprof.doctor.examination import NAMES, examine
 
 
-def test_a_time_that_is_wrong_on_a_busy_machine_is_no_failure() -> None:
-    slow = judge("netbench", False, "0.52 GB/s", "0.40 GB/s", "The network is slow.")
-    fine = judge("delay", True, "100 ms", "101 ms", "")
-    [of_slow, of_fine] = examination.unsure([slow, fine])
-    assert (of_slow.verdict, of_fine.verdict) == (CheckStatus.UNSURE, CheckStatus.PASS)
-    assert of_slow.reason is not None
-    assert of_slow.reason.endswith(
-        "the machine is busy with other work: stop that and check again with --only netbench."
-    )
+@pytest.fixture
+def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The setups of training; nothing really runs."""
+    seen: list[str] = []
+
+    def see_gpus(_context: Context) -> Iterator[CheckResult]:
+        yield judge("devices", True, "1 GPU", 1, "")
+
+    def train(context: Context) -> Iterator[CheckResult]:
+        seen.append(str(context.setup))
+        raise CannotCheck("plain.py took longer than 90 s")
+        yield
+
+    torch_sees = Check(examination._TORCH.names, see_gpus)
+    monkeypatch.setattr(examination, "kill_descendants", lambda: None)
+    monkeypatch.setattr(examination, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(examination, "_TORCH", torch_sees)
+    monkeypatch.setattr(examination, "_MACHINE", (torch_sees,))
+    monkeypatch.setattr(examination, "_TRAINING", Check(examination._TRAINING.names, train))
+    return seen
 
 
-def test_how_busy_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100 ticks, 60 were idle and 10 waited for disks."""
-    (tmp_path / "proc").mkdir()
-    stat = tmp_path / "proc/stat"
-    stat.write_text("cpu  100 0 50 800 50 0 0 0 0 0\n")
-    monkeypatch.setattr(time, "sleep", lambda _s: stat.write_text("cpu  120 0 60 860 60 0 0 0 0 0\n"))
-    assert busy_share(tmp_path) == 0.3
-    assert busy_share(tmp_path / "nowhere") == 0.0
+def test_a_training_that_takes_too_long_fails_for_all_its_questions(trained_on: list[str], tmp_path: Path) -> None:
+    [machine, *training] = examine(tmp_path, None, (), lambda _text: None)
+    assert [one.name for one in machine] == ["devices"]
+    assert trained_on == ["nccl, 1 rank, 1 GPU", "gloo, 2 ranks, 1 GPU"]
+    assert [one.setup for of_setup in training for one in of_setup[:1]] == trained_on
+    assert {(one.verdict, one.reason) for of_setup in training for one in of_setup} == {
+        (CheckStatus.FAIL, "plain.py took longer than 90 s")
+    }
 
 
-def test_the_quick_checks_are_those_of_the_machine_and_one_training() -> None:
-    assert {name for check in MACHINE for name in check.names} < set(QUICK) < set(NAMES)
-    assert sum(check.quick for check in TRAINING) == 1
+def test_what_was_not_asked_for_is_not_told(trained_on: list[str], tmp_path: Path) -> None:
+    """How many GPUs there are is looked up all the same."""
+    found = [one for outcomes in examine(tmp_path, None, ["parameters"], lambda _text: None) for one in outcomes]
+    assert [one.name for one in found] == ["parameters"] * 2
+    assert not [one for one in examine(tmp_path, None, ["devices"], lambda _text: None) for one in one[1:]]
+    assert len(trained_on) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "says", "only"), [([], "All checks take about", ()), (["--quick"], "half a minute", QUICK)]
-)
-def test_it_says_beforehand_how_long_it_takes(
-    options: list[str],
-    says: str,
-    only: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = []
-    monkeypatch.setattr(examination, "examine", lambda *given: asked.append(given[2]) or ())
-    assert main(["doctor", "--out", str(tmp_path / "doctor.json"), *options]) == 0
-    assert says in capsys.readouterr().out
-    assert asked == [only]
+def test_fewer_gpus_than_there_are(trained_on: list[str], tmp_path: Path) -> None:
+    assert list(examine(tmp_path, 0, (), lambda _text: None))
+    assert trained_on == ["gloo, 2 ranks, CPU"]
+
+
+def test_names_are_unique() -> None:
+    assert len(set(NAMES)) == len(NAMES)

@@ -7,19 +7,20 @@ import shutil
 import socket
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ddpprof.doctor import machine, network
-from ddpprof.doctor.check import CheckResult, CheckStatus, Context, Run
+from ddpprof.doctor.check import CheckResult, CheckStatus, Context
 from ddpprof.linux_files import cpu_quota
 from ddpprof.pipeline.memory import available_bytes
 
 Usage = namedtuple("Usage", "total used free")
 Patch = pytest.MonkeyPatch
+Run = Callable[[Context], Iterable[CheckResult]]
 
 
 def context(gpus: int | None = None) -> Context:

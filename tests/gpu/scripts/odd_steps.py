@@ -1,6 +1,7 @@
 """Training with unusual steps: skipped by a GradScaler, with a closure, or compiled."""
 
 import ranks
+import timing
 import torch
 
 
@@ -35,7 +36,7 @@ def compiled(model, optimizer, inputs, options):
 
 
 def train(rank, device, options):
-    model = ranks.wrap(ranks.layers(64, 2), device)
+    model = ranks.wrap(timing.layers(64, 2), device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     {"amp": amp, "closure": closure, "compiled": compiled}[options.kind](
         model, optimizer, torch.randn(8, 64).to(device), options

@@ -3,14 +3,15 @@
 import time
 
 import ranks
+import timing
 import torch
 
 
 def train(rank, device, options):
-    model = ranks.wrap(ranks.layers(options.width, 4), device)
+    model = ranks.wrap(timing.layers(options.width, 4), device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     inputs = torch.randn(options.batch, options.width).to(device)
-    clock = ranks.StepClock(device)
+    clock = timing.StepClock(device)
     for _ in range(options.steps):
         optimizer.zero_grad()
         if rank == options.slow_rank:
@@ -18,7 +19,8 @@ def train(rank, device, options):
         model(inputs).square().mean().backward()
         optimizer.step()
         clock.step_ends()
-    ranks.tell(rank, steps_ns=clock.steps_ns())
+    gpus = range(torch.cuda.device_count())
+    ranks.tell(rank, steps_ns=clock.steps_ns(), contexts=[gpu for gpu in gpus if torch._C._cuda_hasPrimaryContext(gpu)])
 
 
 if __name__ == "__main__":

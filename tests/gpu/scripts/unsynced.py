@@ -3,14 +3,15 @@
 from contextlib import nullcontext
 
 import ranks
+import timing
 import torch
 
 
 def train(rank, device, options):
-    model = ranks.wrap(ranks.layers(options.width, 6), device)
+    model = ranks.wrap(timing.layers(options.width, 6), device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     inputs = torch.randn(options.batch, options.width).to(device)
-    clock = ranks.StepClock(device)
+    clock = timing.StepClock(device)
     for step in range(options.steps + options.turns):
         without = step >= options.steps and step % 2
         optimizer.zero_grad()

@@ -3,6 +3,7 @@
 import os
 
 import ranks
+import timing
 import torch
 
 
@@ -15,7 +16,7 @@ def train(rank, device, options):
     torch.cuda.set_device(device)
     side = torch.cuda.Stream(device)
     with torch.cuda.stream(side):
-        model = ranks.wrap(ranks.layers(256, 4), device)
+        model = ranks.wrap(timing.layers(256, 4), device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         inputs = torch.randn(64, 256, device=device)
         for _ in range(options.steps):  # DDP needs eleven before a capture

@@ -3,6 +3,7 @@
 import time
 
 import ranks
+import timing
 import torch
 import torch.distributed as dist
 
@@ -44,7 +45,7 @@ class Noted:
 
 
 def train(rank, device, options):
-    model = ranks.wrap(ranks.layers(options.width, 3), device, bucket_cap_mb=options.bucket_cap_mb)
+    model = ranks.wrap(timing.layers(options.width, 3), device, bucket_cap_mb=options.bucket_cap_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     noted = Noted(device)
     model.register_comm_hook(None, noted.reduce)
