@@ -1,4 +1,4 @@
-"""`netbench` and `overhead` agree with other ways to measure the same; under nsys a report says if kernels are missing."""
+"""`netbench` and `overhead` agree with other ways to measure the same, and under nsys a report tells of kernels."""
 
 from __future__ import annotations
 
