@@ -10,7 +10,7 @@ To leave the script unedited, run ``ddpprof trace train.py`` on the command line
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
 
 ``report.tables`` are its numbers as Arrow tables. In a notebook, a report shows itself, and so do the results of
-`ddpprof.compare_reports` and `ddpprof.whatif`; ``%load_ext ddpprof`` adds ``%%ddpprof``, which traces a cell.
+`ddpprof.compare_reports` and `ddpprof.whatif`.
 
 To get less than a report, or to do what the command line does:
 
@@ -63,7 +63,6 @@ _HOME = {
     "give_back_large_arrays": "ddpprof.load.free_memory",
     "hooks": "ddpprof.record.hooks",
     "integrations": "ddpprof.integrations",
-    "load_ipython_extension": "ddpprof.notebook_magic",
     "load_run": "ddpprof.load.run",
     "load_trace": "ddpprof.load.rank",
     "main": "ddpprof.cli",

@@ -2,7 +2,6 @@
 
 The job, from its launch to the wrapped methods of torch:
 launch.py           around the job: starts it with ddpprof injected, and passes on signals and exit code
-group_signals.py    was a signal sent to the whole process group, or to this process alone?
 torchrun.py         torchrun's options, which `ddpprof trace` passes on
 one_rank.py         a trial's only rank, for which ddpprof sets the launcher's variables
 attempts.py         torchrun's restarts: which runs belong to one job
@@ -58,7 +57,6 @@ running_pulse.py    the pulse from beginning to end, with what is done several t
 captures.py         captures: the ranks of a running job agree to profile the same steps
 boards.py           boards on which ranks leave notes for each other, to agree on a capture
 control.py          a socket in the run directory on which this job takes requests of its own user
-live.py             live scalars for TensorBoard: during training, the times of every step that the pulse has
 
 Files, and how a rank ends:
 job.py              the process's rank, and its files in the run directory

@@ -25,7 +25,6 @@ from ddpprof import rundir
 from ddpprof.child_processes import Process, adopt_orphans, descendants, end_descendants, end_with_parent, start
 from ddpprof.errors import CannotRecord, how_to_install
 from ddpprof.record import attempts
-from ddpprof.record.group_signals import Bystander, group_of
 from ddpprof.record.run_directory import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 from ddpprof.scratch import scratch_folder
@@ -39,6 +38,8 @@ _POLL_S = 1.0
 """seconds between two looks whether the job has ended, since a library's thread may have taken SIGCHLD"""
 _GRACE_S = 10.0
 """seconds before SIGKILL for processes that outlive a signal"""
+_SI_KERNEL = 0x80
+"""`si_code` of a signal from the terminal, which sends it to a whole process group"""
 
 
 @dataclass(frozen=True)
@@ -173,22 +174,36 @@ def run_to_its_end(
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
-    bystander: Bystander | None = None
     try:
-        job = start(command, environment, _begin_job, **streams)
-        bystander = Bystander()
+        # Without a terminal, whoever signals this process's group is not to reach the job twice.
+        job = start(command, environment, _begin_job, process_group=None if _has_terminal() else 0, **streams)
         if when_started is not None:
             when_started()
-        returncode, interrupted = _wait(job, bystander)
+        returncode, interrupted = _wait(job)
     except OSError as error:
         raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
     finally:
-        if bystander is not None:
-            bystander.end()
         _unblock()
     if interrupted:
         end_descendants(_GRACE_S)  # ranks that outlived their launcher
     return returncode, interrupted
+
+
+def _has_terminal() -> bool:
+    """Return whether there is a terminal, whose Ctrl-C and Ctrl-Z go to all processes of the group in front."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _group_of(process: int) -> int | None:
+    """Return the number of a process's group; ``None`` if there is no such process."""
+    try:
+        return os.getpgid(process)
+    except ProcessLookupError:
+        return None
 
 
 def _environment(settings: Settings, note: Path | None) -> dict[str, str]:
@@ -238,7 +253,7 @@ def _recording_into(out: Path) -> list[int]:
     return found
 
 
-def _wait(job: Process, bystander: Bystander) -> tuple[int, bool]:
+def _wait(job: Process) -> tuple[int, bool]:
     """Return the job's return code, and whether a signal asked it to end."""
     interrupted = False
     while True:
@@ -248,7 +263,7 @@ def _wait(job: Process, bystander: Bystander) -> tuple[int, bool]:
             return job.returncode, interrupted
         if info is not None and info.si_signo in _PASSED_ON:  # 0 if this process was stopped meanwhile, as by Ctrl-Z
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
-            has_got_it = bystander.got(info) and group_of(job.pid) == os.getpgrp()
+            has_got_it = info.si_code == _SI_KERNEL and _group_of(job.pid) == os.getpgrp()
             if not has_ended and not has_got_it:
                 _pass_on(job.pid, info.si_signo)
 
@@ -261,8 +276,8 @@ def _pass_on(job: int, number: int) -> None:
     """
     processes = [job]
     if number == signal.SIGINT:
-        group = group_of(job)
-        processes += [one for one in descendants(job) if group_of(one) == group]  # before any of them ends
+        group = _group_of(job)
+        processes += [one for one in descendants(job) if _group_of(one) == group]  # before any of them ends
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)

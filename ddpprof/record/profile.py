@@ -6,15 +6,10 @@ import os
 import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
-from ddpprof.record.live import LiveScalars
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
@@ -37,11 +32,8 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
-        pulse: ``False`` does not watch the steps after the recorded ones; `tensorboard` then writes nothing.
+        pulse: ``False`` does not watch the steps after the recorded ones.
         keep_command: ``False`` does not store the process's command line in the run.
-        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step after the recorded ones, during
-            training. Each rank writes its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write
-            none.
 
     At the end of the block, the first rank says on stderr where the run is, and how to see it.
 
@@ -66,9 +58,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         force: bool = Settings.force,
         pulse: bool = Settings.pulse,
         keep_command: bool = True,
-        tensorboard: str | os.PathLike[str] | SummaryWriter | None = None,
     ) -> None:
-        self._live = LiveScalars(tensorboard) if tensorboard is not None else None
         self._settings = Settings(
             out=os.path.abspath(out),
             command=tuple(sys.argv) if keep_command else (),
@@ -97,7 +87,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
 
         try:
             patches.install(distributed)
-            session = Session(self._settings, self._live)
+            session = Session(self._settings)
             session.begin()
         except Exception as error:  # must never endanger the training
             patches.remove()
@@ -134,7 +124,6 @@ def watch(
     *,
     force: bool = Settings.force,
     keep_command: bool = True,
-    tensorboard: str | os.PathLike[str] | SummaryWriter | None = None,
 ) -> profile:
     """Watch the DDP training inside a ``with`` block, without recording any of its steps in detail.
 
@@ -145,8 +134,6 @@ def watch(
         out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
         force: replace an earlier run in `out`.
         keep_command: ``False`` does not store the process's command line in the run.
-        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step except the first few, during
-            training. Otherwise as in `profile`.
 
     Watching never raises: a problem is reported once on stderr, and training goes on.
     """
@@ -160,5 +147,4 @@ def watch(
         profiler=steps.profiler,
         force=force,
         keep_command=keep_command,
-        tensorboard=tensorboard,
     )

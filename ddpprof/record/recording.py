@@ -32,7 +32,6 @@ from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusua
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.launch import is_first_rank
-from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.output import CrashFile
@@ -67,9 +66,8 @@ def harmless(method: Callable[_P, None]) -> Callable[_P, None]:
 class Recording:
     """One recording in one process."""
 
-    def __init__(self, settings: Settings, live: LiveScalars | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._live = live
         self.finder = StepDetector(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
@@ -189,22 +187,17 @@ class Recording:
 
     def _begin_pulse(self) -> None:
         """Begin to note what happens in every step, unless that is switched off or not possible."""
-        job, live = self._job, self._live
+        job = self._job
         assert job.files is not None
         self.pulse = self._window.pulse = NoPulse(job.files.last_step)
-        if self._settings.trial:
-            return
-        if not self._settings.pulse:
-            if live is not None:
-                job.warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
+        if self._settings.trial or not self._settings.pulse:
             return
         first_step, thread = self._window.step, self._training_thread
         try:
-            running = RunningPulse(job, self._settings, self._notes, first_step, thread, live)
+            running = RunningPulse(job, self._settings, self._notes, first_step, thread)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            nor = "" if live is None else ", and writes no live scalars"
-            job.warn_for_all(f"does not note what ranks do after the recorded steps{nor}: {why}. Training goes on.")
+            job.warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
             return
         self._running_pulse, self._captures = running, running.captures
         self.pulse = self._window.pulse = running.writer

@@ -1,4 +1,4 @@
-"""All that lives as long as a rank's pulse: its keeper, the captures that are asked for, and live scalars."""
+"""All that lives as long as a rank's pulse: its keeper, and the captures that are asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record.captures import Captures
 from ddpprof.record.job import JobRank
-from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
@@ -29,19 +28,15 @@ class RunningPulse:
         notes: StepNotes,
         first_step: int,
         training_thread: int,
-        live: LiveScalars | None,
     ) -> None:
         """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
         assert job.files is not None
-        self._job, self._live, self._notes = job, live, notes
+        self._job, self._notes = job, notes
         self._unfrozen: tuple[str, ...] = ()
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
         gather_left()
         with ExitStack() as undo:
-            if live is not None:
-                live.open(job.rank)  # which takes a while, before the first step of the pulse begins
-                undo.callback(live.close)
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
             undo.callback(self.writer.close)
             self._keeper = PulseKeeper(
@@ -51,8 +46,6 @@ class RunningPulse:
             self.captures = Captures(job, settings)
             undo.pop_all()
         self._keeper.each_round = self._round
-        if live is not None:
-            live.read(self.writer, notes.device.is_accelerator)
 
     def _round(self) -> None:
         """Do what is to be done several times a second."""
@@ -77,7 +70,5 @@ class RunningPulse:
             return
         self.captures.close()
         self.writer.ends_as(ended, process_exits)
-        if self._live is not None:
-            self._live.close()
         if self._keeper.close(process_exits):  # otherwise the next job copies it
             self.writer.close()

@@ -9,14 +9,12 @@ from io import StringIO
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from pulses import steps_of
 from reports import light_report, report, slowdown
 from tables import trace
 
 from ddpprof.layout import Bars, Table
 from ddpprof.measures.step.timeline import move_timeline, step_timeline
 from ddpprof.model import Phase
-from ddpprof.record.live import scalars_of as live_scalars
 from ddpprof.render.html.report_charts import bucket_chart, slowdown_chart
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
@@ -146,6 +144,3 @@ def test_scalars_of_launches_have_tags_of_their_own() -> None:
     tags = {one.tag for one in scalars_of(rank, on_accelerator=True)}
     assert any(tag.startswith("ddp_launches/") for tag in tags)
     assert not any(tag.startswith("ddp_step/") for tag in tags)
-    steps = steps_of([{}])
-    assert "ddp_live/forward_ms" in live_scalars(steps)
-    assert "ddp_live_launches/forward_ms" in live_scalars(steps, of_launches=True)
