@@ -11,7 +11,7 @@ DEMO := .venv
 TEST := .venv-test
 DOCS := .venv-docs
 BIN := $(CHECKOUT)/$(TEST)/bin
-EXTRAS := torch,tensorboard,html,plot,tables,metrics,otlp,stacks,cluster,test,frameworks,dev
+EXTRAS := torch,tensorboard,html,tables,metrics,otlp,stacks,cluster,test,frameworks,studies,dev
 SOURCES := $(shell find ddpprof -type f -not -name '*.pyc')
 STUDY ?= $(patsubst analyses/%/analyse.py,%,$(wildcard analyses/*/analyse.py))
 # -P and a working directory outside the checkout: `import ddpprof` finds the installed wheel or nothing.

@@ -43,7 +43,7 @@ def publish(
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        print(f"{study.name}: no new {PICTURE}, which needs matplotlib: pip install '.[plot]'")
+        print(f"{study.name}: no new {PICTURE}, which needs matplotlib: pip install '.[studies]'")
         return
     figure = Figure(figsize=(7.2, 3.8), layout="constrained", facecolor="white")
     draw(results, figure)

@@ -158,15 +158,7 @@ class Definition:
     """label and text of each further entry"""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture in a file beside the report; a terminal shows its path."""
-
-    path: str
-    what: str
-
-
-Section = Line | Bars | Lanes | Table | FindingList | Remarks | Commands | Definition | Picture
+Section = Line | Bars | Lanes | Table | FindingList | Remarks | Commands | Definition
 
 
 def ms(ns: float | None) -> str:

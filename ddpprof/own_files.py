@@ -301,6 +301,11 @@ def make_named_folder(path: Path) -> None:
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
+def make_private_folder(path: Path) -> None:
+    """Create a folder that only this user may enter, if need be. Raises ``OSError``."""
+    path.mkdir(0o700, exist_ok=True)
+
+
 def narrow(path: Path) -> None:
     """Remove the permissions that new files do not have from a file made by other code. Raises ``OSError``."""
     path.chmod(path.stat().st_mode & _mode(0o644))

@@ -8,7 +8,6 @@
     rank-0.pulse           rank 0: what it is doing, and how all its steps went; a fixed size, see ``model/pulse.py``
     rank-0.losses.json     rank 0: the loss of each step, if the run is a trial of ``ddpprof tune``
     exits.jsonl            how ranks, and the job, ended, as seen by the processes that started them
-    summaries/             cached summaries of each rank, which save reports from reading it again; may be deleted
     tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
     slowdowns.json         slow-downs of the whole run so far, as found by whoever watched it
     hang.json              the last verdict of ``ddpprof diagnose`` on a job that hung, or of whoever watched it
@@ -61,13 +60,6 @@ _OF_RUN = (RUN_FILE, EXITS_FILE, CONTROL_SOCKET, HANG_FILE, HANG_STACKS_FILE, SL
 BOARD_DIRECTORY = "board"
 _NOTE = re.compile(r"^(?:request|open|start)-\d+$|^(?:ready|done)-\d+\.\d+$")
 _CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")
-
-CACHE_DIRECTORY = "summaries"
-CACHE_IGNORED_BY_GIT = ".gitignore"
-CACHE_IGNORE_ALL = "*\n"
-_CACHED = re.compile(
-    r"^(?:(?:rank-\d+|trace)\.[0-9a-f]+-[0-9a-f]+\.zip|\.(?:rank-\d+|trace)\..*\.zip\.[0-9a-f-]+\.part)$"
-)
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 TENSORBOARD_OF_RUN = "run"
@@ -237,9 +229,7 @@ def remove_run(directory: Path) -> None:
             remove_run(part)
             with suppress(OSError):  # other files are in it
                 part.rmdir()
-    cache = directory / CACHE_DIRECTORY
     _remove_files(directory / BOARD_DIRECTORY, _NOTE.match)
-    _remove_files(cache, lambda name: is_cached(name) or (name == CACHE_IGNORED_BY_GIT and _ignores_all(cache / name)))
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
     for name in os.listdir(directory):
         if _is_of_run(name) or _is_of_run(own_files.name_of_part(name) or ""):
@@ -260,17 +250,6 @@ def _remove_files(directory: Path, is_own: Callable[[str], object]) -> None:
 
 def _is_of_run(name: str) -> bool:
     return name in _OF_RUN or _RANK_FILE.match(name) is not None
-
-
-def is_cached(name: str) -> bool:
-    """Return whether the name is that of a cache entry or part; the folder may hold other files."""
-    return _CACHED.match(name) is not None
-
-
-def _ignores_all(path: Path) -> bool:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size != len(CACHE_IGNORE_ALL):
-        return False
-    return path.read_text(encoding="utf-8", errors="replace") == CACHE_IGNORE_ALL
 
 
 def remove_tensorboard(directory: Path) -> None:

@@ -1,7 +1,4 @@
-"""Recognition of this user's own files: a seal on bytes, made with a key that nobody else has.
-
-Whoever hands over a run can put files into it that look like ddpprof's own, but cannot seal them.
-"""
+"""The cache folder of this user, and a key in it that nobody else has: what it seals comes from this user."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from ddpprof import own_files
 SEAL_BYTES = 32
 _KEY_BYTES = 32
 _KEY_FILE = "key"
-_CHUNK_BYTES = 1 << 20
 
 
 def user_folder() -> Path | None:
@@ -68,30 +64,3 @@ def seal_of(content: bytes, key: bytes) -> str:
 def is_seal_of(seal: str, content: bytes, key: bytes) -> bool:
     """Return whether `seal` was made from `content` with `key`."""
     return hmac.compare_digest(seal.encode(), seal_of(content, key).encode())
-
-
-def seal_file(path: Path, key: bytes) -> None:
-    """Append the seal of the file's content. Raises ``OSError``."""
-    with path.open("r+b") as file:
-        digest = hashlib.blake2b(key=key, digest_size=SEAL_BYTES)
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-        file.write(digest.digest())
-
-
-def is_sealed_file(path: Path, key: bytes, most_bytes: int) -> bool:
-    """Return whether it is this user's file, sealed by `seal_file` with `key` and not changed since."""
-    try:
-        descriptor = own_files.open_regular(path)
-    except OSError:
-        return False
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        left = found.st_size - SEAL_BYTES
-        if not is_of_this_user(found) or not 0 <= left <= most_bytes:
-            return False
-        digest = hashlib.blake2b(key=key, digest_size=SEAL_BYTES)
-        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-            digest.update(chunk)
-            left -= len(chunk)
-        return hmac.compare_digest(file.read(SEAL_BYTES), digest.digest())

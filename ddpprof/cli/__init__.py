@@ -1,38 +1,4 @@
-"""The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed.
-
-after_trace.py         what `ddpprof trace` prints and writes when the job has ended
-arguments.py           parsers for option values
-capture.py             `ddpprof capture`: let a running job profile the next steps on all ranks
-commands.py            every command with its purpose and options; help, shell completion and parsers are made of it
-compare.py             `ddpprof compare`: compare two jobs, and check the second against limits
-completion.py          `ddpprof completion`: print a script that lets a shell complete commands, options and file names
-demo.py                `ddpprof demo`: trace the example trainings that come with ddpprof
-diagnose.py            `ddpprof diagnose`: say which rank holds a job up, or has ended it, and where
-doctor.py              `ddpprof doctor`: run the checks, print the results, and write them to a file for a bug report
-experiment_plan.py     from the words of `ddpprof overhead`, `scale` and `sweep` to the plan of an experiment
-experiments.py         `ddpprof overhead`, `scale` and `sweep`: their options, their trials, and what they print
-explain.py             `ddpprof explain`: explain a term of the reports
-job.py                 a job that a command starts with recording on: its words, its launch, its end
-log_directory.py       a run as a TensorBoard log directory
-metrics_out.py         ``--metrics``: where the metrics of a running job go
-netbench.py            `ddpprof netbench`: start the ranks, or be one of them, and print their measurements
-output.py              where a command writes its result, and in which format
-reading.py             reading a run: which parts, by how many processes, and with what progress bar
-report.py              `ddpprof report`: read a run, measure it and print the report
-saying.py              the one place that prints sentences, whose names and texts may come from foreign files
-schema.py              `ddpprof schema`: print the JSON Schema of the output of ``--format json``
-tables.py              `ddpprof report RUN --out FOLDER/`: write the report's tables as Parquet files
-tensorboard.py         `ddpprof tensorboard`: write the runs for TensorBoard, and serve them on this machine only
-tensorboard_app.py     TensorBoard itself, which answers requests for this machine only
-tensorboard_server.py  TensorBoard as a child process, on loopback only, that ends with this process
-this_machine.py        requests that a server on loopback answers: those that were made for this machine
-timeline.py            `ddpprof timeline`: export a run as one file for Perfetto
-top.py                 `ddpprof top`: look at a running job, rank by rank
-trace.py               `ddpprof trace`: run the job with recording switched on, then report on it
-tune.py                `ddpprof tune`: profile the job, predict, try the most promising settings in turn, and report
-watch.py               `ddpprof watch`: run the job and note in every step what its ranks do
-whatif.py              `ddpprof whatif`: read a run, replay its step with other settings, and print the predictions
-"""
+"""The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed."""
 
 from __future__ import annotations
 

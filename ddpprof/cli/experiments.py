@@ -317,19 +317,13 @@ def _wipe() -> None:
 
 def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
     from ddpprof.experiments.results import read_experiment
-    from ddpprof.layout import Picture
     from ddpprof.layout import count as number_of
-    from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.terminal import render_terminal
 
     report = read_experiment(directory)
-    shown = list(experiment_sections(report))
-    if can_plot(report):
-        plot(report, directory / "plot.png")
-        shown.append(Picture(str(directory / "plot.png"), "step times"))
     say()
-    render_terminal(shown, sys.stdout)
+    render_terminal(list(experiment_sections(report)), sys.stdout)
     if not interrupted:
         written = f"{directory} ({number_of(experiment.num_trials, 'trial')})"
         say(f"\nWrote {written}. See it again with: ddpprof report {directory}")

@@ -194,15 +194,8 @@ def _page(report: Report, analysis: Analysis | None) -> str:
 
 def _report_on_experiment(options: argparse.Namespace) -> int:
     from ddpprof.experiments.results import read_experiment
-    from ddpprof.layout import Picture
-    from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
 
     report = read_experiment(options.path)
-    shown = list(experiment_sections(report))
-    if options.out is not None and chosen_form(options) in _OF_SECTIONS and can_plot(report):
-        picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own file
-        plot(report, picture)
-        shown.append(Picture(picture.name, "step times"))
-    deliver(options, options.path.name, report, shown)
+    deliver(options, options.path.name, report, experiment_sections(report))
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
-from ddpprof.cli.output import add_output_options, check_output, deliver, refuse_unwritable
+from ddpprof.cli.output import add_output_options, check_output, deliver
 from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network, refuse_missing
 from ddpprof.files import location
 
@@ -66,7 +66,6 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add("--world-size", type=positive, metavar="N", help="number of ranks")
     add("--algorithm", choices=["ring", "tree", "gather"], default="ring", help="all-reduce algorithm (%(default)s)")
     add_output_options(parser)
-    parser.add_argument("--plot", type=location, metavar="FILE.png", help="plot the step time over the bucket size")
     add_reading_options(parser)
     parser.set_defaults(run=run_whatif)
 
@@ -81,16 +80,11 @@ def _hook(text: str) -> tuple[str, int]:
 def run_whatif(options: argparse.Namespace) -> int:
     refuse_missing(options.path)
     check_output(options)
-    refuse_unwritable(options.plot)
     from ddpprof.render.sections.whatif import whatif_sections
     from ddpprof.report.whatif import build_whatif
 
     profiled, job, step_ns = _profile(options)
     answer = build_whatif(job, profiled, _asked(options), step_ns)
-    if options.plot is not None:
-        from ddpprof.render.plot import plot_whatif
-
-        plot_whatif(answer, options.plot)
     deliver(options, job.name, answer, whatif_sections(answer))
     return 0
 

@@ -1,11 +1,4 @@
-"""Paths of files on this machine, or wherever fsspec reaches, made from the user's text.
-
-explain.py    one-line explanations, without passwords, of drivers' errors, which are not always ``OSError``
-redirects.py  Where may a web server redirect us?
-remote.py     a file or folder that fsspec reaches, with pathlib's methods
-small.py      reading of files that are small if ddpprof wrote them, but may be anything if somebody else did
-stream.py     a remote file, read forward once in few requests, with the next one under way while a block is used
-"""
+"""Paths of files on this machine, or wherever fsspec reaches, made from the user's text."""
 
 from __future__ import annotations
 

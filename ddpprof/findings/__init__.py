@@ -3,23 +3,6 @@
 A rule is a function of `Observed`; it yields findings, or nothing if it does not apply or the measures that it
 needs are absent. `RULES` lists all rules. A gain is what one change alone recovers: predicted if the recorded steps
 can be replayed, otherwise an upper bound. Gains of two findings that explain the same milliseconds do not add up.
-
-accumulation.py     rules about gradient accumulation
-bucket_layout.py    Which buckets would DDP make under other caps?
-buckets.py          rules about gradient buckets and exposed communication
-collectives.py      rules about collectives that the script calls itself, outside DDP
-data.py             rules about the training script around DDP: data loading, random numbers and checkpoints
-device.py           rules about computation slowed by communication, and an accelerator that waits for its host
-finding.py          the input and the output of a rule
-framework_words.py  Where does the user set each option?
-hangs.py            rules about what will make the job hang one day
-losses.py           a rule about losses that are NaN or infinite
-memory.py           rules about a place that holds more memory than the others, and processes on foreign devices
-noise.py            When may chance have made a finding?
-predictions.py      predicted effects, by replay of the recorded steps, of the changes that rules advise
-ranks.py            rules about single ranks that all others wait for
-replicas.py         rules about the ranks' copies of a model, which DDP should keep equal
-wrapper.py          rules about DDP's work besides gradient communication: unused parameters, buffers and copies
 """
 
 from __future__ import annotations

@@ -4,10 +4,6 @@
     Trainer(callbacks=[ddpprof.integrations.TransformersCallback("runs/a")])  # Hugging Face
 
 They take the arguments of `ddpprof.profile`. ``ddpprof trace`` needs no callback, and overrides them.
-
-lightning.py     a callback for Lightning's Trainer
-recording.py     a recording that begins and ends with calls of a framework
-transformers.py  a callback for the Trainer of Hugging Face's transformers
 """
 
 from __future__ import annotations

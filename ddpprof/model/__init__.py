@@ -1,31 +1,4 @@
-"""Read-only data of a run: ``Run > Rank > Trace and Record``.
-
-A run and its ranks:
-run_file.py            the layout of ``run.json``
-record.py              data that ddpprof recorded of a rank, and their layout in files
-ddp_module.py          of these: a DDP module with its parameters and buckets
-recorded_step.py       of these: a step with its forwards, gradients, buckets and optimizers
-int64.py               of these: integers that fit into a column
-comm_hooks.py          torch's comm hooks and what they send
-step_mode.py           what the recorder does in a step
-light_step.py          the parts of a step from light recording, for runs without a trace, and during training
-tables.py              a trace as numpy columns
-interruptible_enum.py  enumerations that NumPy compares with columns, without losing a Ctrl-C
-bucket_assignment.py   into which buckets DDP puts the gradients
-backends.py            names and kinds of backends
-netbench.py            a network as measured by `ddpprof netbench`
-plugin.py              data of one rank that TensorBoard's profiler plugin shows, equal to the report's
-
-A job while it runs, and its end:
-pulse.py               what a rank is doing, and how all its steps went
-pulse_layout.py        the layout of the file with a pulse
-whole_run.py           a whole training in few numbers
-slowdown.py            slow-downs of a job, as they are written into a file
-capture.py             what ``ddpprof capture`` asks a running job for, and its answers
-hang.py                the verdict on a job that hangs or has failed
-stack.py               where a thread stands: its stack, and the user's own lines in it
-process_exit.py        a process has ended, as its parent saw it
-"""
+"""Read-only data of a run: ``Run > Rank > Trace and Record``."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
     files = find_parts([path, *choice.further_parts], choice.limits)
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
-    with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:
+    with cache_of(path, modules, choice.steps, keep=choice.use_cache) as cache:
         with _interruption_told(selection.ranks, cache):
             summary, failed = _map(selection.ranks, modules, choice, cache, watch)
         ranks = tuple(one for one in selection.ranks if one.rank not in failed)

@@ -1,8 +1,7 @@
-"""Storage of entries: in the run directory, in the user's cache folder, or only for one command.
+"""Storage of entries: in the user's cache folder, or only for one command.
 
-An entry only counts if this user wrote it; one that came with a run, or was changed, is made again. Entries are
-invalidated by size and modification time of their files, and then by checksum, so they survive a copy or a checkout.
-Entries for other code, modules or steps have other names.
+An entry counts as long as its files have the same size and modification time. Entries of other code, modules or steps
+have other names.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,41 +20,21 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, spelled
 from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
-from ddpprof.pipeline.entry import (
-    About,
-    BadEntryError,
-    content_of,
-    copy_entry,
-    encode,
-    paths_of,
-    read_about,
-    seen_files,
-)
+from ddpprof.pipeline.entry import BadEntryError, encode, read_about, stamps_of
 from ddpprof.report.side_streets import SIDE_STREETS
-from ddpprof.rundir import (
-    CACHE_DIRECTORY,
-    CACHE_IGNORE_ALL,
-    CACHE_IGNORED_BY_GIT,
-    is_cached,
-)
 from ddpprof.scratch import scratch_folder
-from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_file, user_folder, user_key
+from ddpprof.user_key import is_of_this_user, user_folder
 
+_FOLDER = "summaries"
 _UNUSED_S = 30 * 24 * 3600
-"""seconds after which unused folders of the user's cache are removed"""
-
-_LARGEST_ENTRY_BYTES = 4 << 30
+"""seconds after which the entries of a path that nobody reads are removed"""
 
 
 class Cache:
     """Entries of one run in one folder."""
 
-    def __init__(
-        self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, key: bytes, *, is_kept: bool
-    ) -> None:
-        """Open a cache. `key`: the key that seals its entries."""
+    def __init__(self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, is_kept: bool) -> None:
         self.folder = folder
-        self._key = key
         self.is_kept = is_kept
         """True if the next command can use it"""
         chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
@@ -76,43 +54,17 @@ class Cache:
 
     def holds(self, files: RankFiles) -> bool:
         """Return whether there is an entry for the rank's files as they are now."""
-        path = self.path(files)
-        if not is_sealed_file(path, self._key, _LARGEST_ENTRY_BYTES):
-            return False
         try:
-            about = read_about(path)
+            about = read_about(self.path(files))
         except BadEntryError:
             return False
-        now = seen_files(files, with_content=False)
-        if not about.is_whole or now.keys() != about.files.keys():
-            return False
-        paths = paths_of(files)
-        moved = [name for name, seen in now.items() if seen.stamp != about.files[name].stamp]
-        if not all(_has_content(paths[name], about.files[name].content) for name in moved):
-            return False
-        if moved:
-            kept = {name: replace(seen, stamp=now[name].stamp) for name, seen in about.files.items()}
-            self._keep_stamps(files, replace(about, files=kept))
-        return True
-
-    def _keep_stamps(self, files: RankFiles, about: About) -> None:
-        """Update the stamps, so that the next command need not compare the content again."""
-
-        def make(part: Path) -> None:
-            with part.open("wb") as out:
-                copy_entry(self.path(files), out, about)
-
-        with suppress(DdpprofError):
-            self.write(files, make)
+        return about.is_whole and about.files == stamps_of(files)
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
         """Replace the rank's entry by what `make` writes to a temporary file. Raises `DdpprofError`."""
         try:
-            if own_files.is_folder(path := self.path(files)):
-                own_files.remove_folder(path)  # not ours, since no folder of ours has the name of an entry
-            with own_files.whole_file(path) as part:
+            with own_files.whole_file(self.path(files)) as part:
                 make(part)
-                seal_file(part, self._key)
         except OSError as error:
             why = error.strerror or error
             raise DdpprofError(
@@ -123,68 +75,42 @@ class Cache:
         """Delete entries of other code, and unfinished ones of dead processes."""
         own_files.remove_left_parts(self.folder)
         with suppress(OSError):
-            for path in [path for path in self.folder.iterdir() if is_cached(path.name)]:
-                if own_files.name_of_part(path.name) is None and f".{code_version()}-" not in path.name:
+            for path in self.folder.glob("*.zip"):
+                if f".{code_version()}-" not in path.name:
                     own_files.remove_file(path)
 
 
 @contextmanager
 def cache_of(
-    path: Location,
-    ranks: Sequence[RankFiles],
-    modules: Sequence[DdpModule],
-    steps: Container[int] | None,
-    *,
-    keep: bool,
+    path: Location, modules: Sequence[DdpModule], steps: Container[int] | None, *, keep: bool
 ) -> Iterator[Cache]:
-    """Open the run's cache. Without `keep`, open a temporary one that is empty and removed at the end."""
-    recorded_in = ranks[0].directory if ranks else None
-    key = user_key() if keep and ranks else None
-    folder = _folder(path, recorded_in) if key is not None else None
-    if key is not None and folder is not None:
-        yield Cache(folder, modules, steps, key, is_kept=True)
+    """Open the cache of a path. Without `keep`, open a temporary one that is empty and removed at the end."""
+    folder = _folder_of(path) if keep else None
+    if folder is not None:
+        yield Cache(folder, modules, steps, is_kept=True)
         return
     with scratch_folder() as scratch:
-        yield Cache(scratch, modules, steps, os.urandom(SEAL_BYTES), is_kept=False)
+        yield Cache(scratch, modules, steps, is_kept=False)
 
 
-def _folder(path: Location, recorded_in: Location | None) -> Path | None:
-    """Return the folder for entries; ``None`` if none can be written."""
-    candidates = [recorded_in / CACHE_DIRECTORY] if isinstance(recorded_in, Path) else []
-    if (users := _users_folder()) is not None:
-        candidates.append(users / hashlib.blake2b(os.fsencode(_absolute(path)), digest_size=12).hexdigest())
-    for folder in candidates:
-        try:
-            own_files.make_folder(folder)
-            if not is_of_this_user(folder.stat()):
-                continue
-            _mark_as_used(folder / CACHE_IGNORED_BY_GIT)
-        except OSError:
-            continue
-        return folder
-    return None
-
-
-def _mark_as_used(mark: Path) -> None:
-    """Mark a folder as used. Raises ``OSError`` if nothing can be written."""
-    if not mark.is_symlink() and mark.is_file():
-        os.utime(mark, follow_symlinks=False)
-    else:
-        own_files.write_whole(mark, CACHE_IGNORE_ALL.encode())
-
-
-def _absolute(path: Location) -> str:
-    return spelled(path if isinstance(path, RemotePath) else path.absolute())
-
-
-def _users_folder() -> Path | None:
-    """Return the user's cache folder, without long unused entries; ``None`` if there is no place for it."""
-    folder = user_folder()
-    if folder is not None:
-        with suppress(OSError):
-            for mark in folder.glob(f"*/{CACHE_IGNORED_BY_GIT}"):
-                if mark.stat().st_mtime < time.time() - _UNUSED_S:
-                    own_files.remove_folder(mark.parent)
+def _folder_of(path: Location) -> Path | None:
+    """Return the folder for entries of a path, which counts as used now; ``None`` if none can be written."""
+    users = user_folder()
+    if users is None:
+        return None
+    try:
+        name = spelled(path if isinstance(path, RemotePath) else path.absolute())
+        folder = users / _FOLDER / hashlib.blake2b(os.fsencode(name), digest_size=12).hexdigest()
+        own_files.make_private_folder(folder.parent)
+        own_files.make_private_folder(folder)
+        os.utime(folder)
+        if not is_of_this_user(folder.stat()) or not os.access(folder, os.W_OK):
+            return None
+        for other in folder.parent.iterdir():
+            if other.stat().st_mtime < time.time() - _UNUSED_S:
+                own_files.remove_folder(other)
+    except OSError:
+        return None
     return folder
 
 
@@ -203,7 +129,3 @@ _DEPENDS_ON = (
     "intervals.py", "words.py", "load", "measures", "model", "pipeline", "report",
     *(street.folder for street in SIDE_STREETS),
 )  # fmt: skip
-
-
-def _has_content(path: Location, content: str | None) -> bool:
-    return content is not None and isinstance(path, Path) and content_of(path) == content

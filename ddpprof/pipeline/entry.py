@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.errors import DdpprofError
-from ddpprof.files import Location, identity
-from ddpprof.files.small import open_file
+from ddpprof.files import identity
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
 from ddpprof.load.step_selection import only_steps
@@ -45,8 +44,6 @@ _LEVEL = 1
 """compression level; higher ones take longer than reading the trace"""
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
 """time stamp of every member, so that equal entries are equal bytes"""
-_CHUNK_BYTES = 1 << 20
-_MOST_LOOKED_AT_BYTES = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +61,13 @@ def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
 
     Raises `BadTrace` if the rank is one bad trace that the user named.
     """
-    seen = seen_files(task.files)  # taken before reading: later writes must not count as known
+    stamps = stamps_of(task.files)  # taken before reading: later writes must not count as known
     loaded = load_rank(task.files, task.limits, num_processes)
     steps = _step_numbers(loaded.rank) if loaded.rank is not None else ()
     if loaded.rank is not None and task.steps is not None:
         loaded = replace(loaded, rank=only_steps(loaded.rank, task.steps))
     drawing = drawing_of(loaded.rank) if loaded.rank is not None else None
-    write_entry(out, About(seen, loaded.is_whole, steps), _summary(loaded, task), drawing)
+    write_entry(out, About(stamps, loaded.is_whole, steps), _summary(loaded, task), drawing)
 
 
 def _step_numbers(rank: Rank) -> tuple[int, ...]:
@@ -87,19 +84,9 @@ def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenFile:
-    """A file at the time when it was read."""
-
-    stamp: str
-    """size and modification time of a local file, or what a remote one's server says; if it changes, look again"""
-    content: str | None
-    """size and checksum; ``None`` for a remote file, for which the stamp must do"""
-
-
-@dataclass(frozen=True, slots=True)
 class About:
-    files: Mapping[str, SeenFile]
-    """files by name"""
+    files: Mapping[str, str]
+    """file's name → its size and modification time; of a remote one, what its server says instead"""
     is_whole: bool
     """``False`` if some file could not be read, which may work next time"""
     steps: tuple[int, ...] = ()
@@ -118,13 +105,6 @@ def write_entry(out: BinaryIO, about: About, summary: RunSummary, drawing: Drawi
             _add(file, "drawing", encode(drawing.about))
             for index in drawing.about.measured:
                 _add(file, f"step-{index}", encode(drawing.draw(index)))
-
-
-def copy_entry(source: Path, out: BinaryIO, about: About) -> None:
-    """Copy an entry for files with other stamps. Raises `BadEntryError`."""
-    with _opened(source) as old, zipfile.ZipFile(out, "w") as new:
-        for name in old.namelist():
-            _add(new, name, encode(about) if name == "about" else old.read(name))
 
 
 def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -202,36 +182,15 @@ def _decoded(kind: Any, value: Any) -> Any:
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
 
 
-def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:
-    """Return the existing files, by name."""
-    found = {}
-    for name, path in paths_of(files).items():
-        stamp = identity(path)
-        if stamp is not None:
-            content = content_of(path) if with_content and isinstance(path, Path) else None
-            found[name] = SeenFile(stamp, content)
-    return found
-
-
-def paths_of(files: RankFiles) -> dict[str, Location]:
+def stamps_of(files: RankFiles) -> dict[str, str]:
+    """Return the stamps of the existing files, by name."""
     recorded = (
         []
         if files.directory is None or files.rank is None
         else [files.directory / name(files.rank) for name in (facts_file, steps_file, last_step_file)]
     )
-    # A name need not be UTF-8.
-    return {os.fsencode(path.name).decode("utf-8", "backslashreplace"): path for path in (*files.traces, *recorded)}
-
-
-def content_of(path: Path) -> str | None:
-    """Return the file's checksum; ``None`` if it is unreadable, or so large that reading the rank may be as fast."""
-    num_bytes, checksum = 0, 0
-    try:
-        with os.fdopen(open_file(path), "rb") as file:
-            if os.fstat(file.fileno()).st_size > _MOST_LOOKED_AT_BYTES:
-                return None
-            while chunk := file.read(_CHUNK_BYTES):
-                num_bytes, checksum = num_bytes + len(chunk), zlib.crc32(chunk, checksum)
-    except OSError:
-        return None
-    return f"{num_bytes}-{checksum:08x}"
+    found = {}
+    for path in (*files.traces, *recorded):
+        if (stamp := identity(path)) is not None:
+            found[os.fsencode(path.name).decode("utf-8", "backslashreplace")] = stamp  # a name need not be UTF-8
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.layout import Bars, Commands, Definition, FindingList, Lanes, Line, Picture, Remarks, Section, Table, clean
+from ddpprof.layout import Bars, Commands, Definition, FindingList, Lanes, Line, Remarks, Section, Table, clean
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 
@@ -29,8 +29,6 @@ def _block(section: Section) -> str:
         return ""  # drawings made of characters need a terminal
     if isinstance(section, Table):
         return _table(section)
-    if isinstance(section, Picture):
-        return f"![{_escape(section.what)}](<{section.path}>)"
     if isinstance(section, Remarks | Commands):
         return ""  # parts of the first screen; a document has all of it
     if isinstance(section, Definition):

@@ -23,7 +23,6 @@ from ddpprof.layout import (
     Lane,
     Lanes,
     Line,
-    Picture,
     Remarks,
     Section,
     Table,
@@ -215,12 +214,6 @@ def _definition(console: Console, section: Section) -> None:
         console.print(Padding(Text(f"{what}: {text}", style="dim"), (0, 0, 0, 3)))
 
 
-def _picture(console: Console, section: Section) -> None:
-    assert isinstance(section, Picture)
-    console.print()
-    console.print(Text(f"Plot of {section.what}: {section.path}"))
-
-
 _SECTION = {
     Line: _line,
     Bars: _bars,
@@ -230,5 +223,4 @@ _SECTION = {
     Remarks: _remarks,
     Commands: _commands,
     Definition: _definition,
-    Picture: _picture,
 }

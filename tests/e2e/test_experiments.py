@@ -102,11 +102,9 @@ def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
     report = as_json(ddpprof, "w")
     assert [(p["nproc"], p["size"]) for p in report["points"]] == [(1, 1), (2, 2), (1, 2), (2, 4), (1, 4), (2, 8)]
     assert [curve["model"] is not None for curve in report["curves"]] == [True, True]
-    assert (tmp_path / "w" / "plot.png").read_bytes().startswith(b"\x89PNG")
     shown = ddpprof("report", "w", "--out", "w.md")
     assert shown.returncode == 0, shown.stderr
-    assert "![step times](<w.plot.png>)" in (tmp_path / "w.md").read_text()
-    assert (tmp_path / "w.plot.png").exists()
+    assert "Step time" in (tmp_path / "w.md").read_text()
 
 
 @pytest.mark.long

@@ -22,13 +22,19 @@ NUM_RANKS = 48
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Path:
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return make_fleet(tmp_path / "fleet", NUM_RANKS)
+
+
+def kept_in(tmp_path: Path) -> list[Path]:
+    """Entries of ranks that were read."""
+    return list((tmp_path / "cache").rglob("*.zip"))
 
 
 def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: Path, tmp_path: Path) -> None:
     def entries() -> dict[str, int]:
-        return {path.name: path.stat().st_mtime_ns for path in (fleet / "summaries").glob("*.zip")}
+        return {path.name: path.stat().st_mtime_ns for path in kept_in(tmp_path)}
 
     with started(*DDPPROF, "report", fleet, "--jobs", "2", cwd=tmp_path) as process:
         wait_until(lambda: len(entries()) >= 2, "two ranks were read")
@@ -40,7 +46,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
     assert (process.returncode, out, err) == (130, "", f"ddpprof: interrupted. {said}\n")
     wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
     assert 2 <= len(kept) < NUM_RANKS
-    assert not list((fleet / "summaries").glob(".*.part"))
+    assert not list((tmp_path / "cache").rglob(".*.part"))
     assert ddpprof("report", fleet, "--format", "json").returncode == 0
     assert kept.items() <= entries().items(), "what was done is not done again"
 
@@ -48,7 +54,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
 @pytest.mark.long
 def test_a_rank_whose_process_is_killed_is_read_again(ddpprof: Run, fleet: Path, tmp_path: Path) -> None:
     with started(*DDPPROF, "report", fleet, "--jobs", "2", "--format", "json", cwd=tmp_path) as process:
-        wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
+        wait_until(lambda: bool(kept_in(tmp_path)), "a rank was read")
         wait_until(lambda: bool(readers(process.pid)), "a process reads")
         os.kill(readers(process.pid)[0], signal.SIGKILL)
         out, err = process.communicate(timeout=600)
@@ -109,16 +115,15 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_report(
     ddpprof: Run, fleet: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     expected = ddpprof("report", fleet, "--format", "json", "--no-cache").stdout
-    summaries = fleet / "summaries"
     command = ["report", fleet.name, "--format", "json", "--scheduler", cluster.address]
     with started(*DDPPROF, *command, cwd=tmp_path) as process:
-        wait_until(lambda: len(list(summaries.glob("*.zip"))) >= 8, "a sixth was read")
+        wait_until(lambda: len(kept_in(tmp_path)) >= 8, "a sixth was read")
         cluster.workers[0].kill()
-        assert len(list(summaries.glob("*.zip"))) < NUM_RANKS, "it was killed too late"
+        assert len(kept_in(tmp_path)) < NUM_RANKS, "it was killed too late"
         out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
     assert out == expected
-    assert len(list(summaries.glob("*.zip"))) == NUM_RANKS
+    assert len(kept_in(tmp_path)) == NUM_RANKS
     assert ddpprof(*command).stdout == expected, "what a cluster read is kept, too"
 
 
@@ -169,7 +174,7 @@ def test_many_ranks_on_one_machine_and_on_a_cluster_that_loses_a_worker(
     assert [rank["rank"] for rank in ranks] == list(range(num_ranks))
     with started(*DDPPROF, "report", many, "--format", "json", "--scheduler", cluster.address, cwd=tmp_path) as one:
         cache = Path(os.environ["XDG_CACHE_HOME"], "ddpprof")
-        wait_until(lambda: len(list(cache.glob("*/rank-*.zip"))) >= num_ranks // 2, "half were read", 300)
+        wait_until(lambda: len(list(cache.rglob("rank-*.zip"))) >= num_ranks // 2, "half were read", 300)
         cluster.workers[0].kill()
         out, err = one.communicate(timeout=600)
     assert (one.returncode, err) == (0, "")
@@ -179,7 +184,7 @@ def test_many_ranks_on_one_machine_and_on_a_cluster_that_loses_a_worker(
 @pytest.mark.long
 def test_a_scheduler_that_dies_is_one_line(fleet: Path, cluster: Cluster, tmp_path: Path) -> None:
     with started(*DDPPROF, "report", fleet, "--scheduler", cluster.address, cwd=tmp_path) as process:
-        wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
+        wait_until(lambda: bool(kept_in(tmp_path)), "a rank was read")
         cluster.scheduler.kill()
         out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (2, "")
@@ -190,7 +195,7 @@ def test_a_scheduler_that_dies_is_one_line(fleet: Path, cluster: Cluster, tmp_pa
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_readers_end_with_whoever_waits_for_them(fleet: Path, tmp_path: Path, number: signal.Signals) -> None:
     with started(*DDPPROF, "report", fleet, "--jobs", "2", cwd=tmp_path) as process:
-        wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
+        wait_until(lambda: bool(kept_in(tmp_path)), "a rank was read")
         pool = readers(process.pid)
         process.send_signal(number)
         assert process.wait(600) == (143 if number == signal.SIGTERM else -9)

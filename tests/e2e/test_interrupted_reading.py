@@ -16,7 +16,7 @@ from remotes import CONVNET
 
 @pytest.mark.long
 def test_ctrl_c_at_any_moment_of_a_report(tmp_path: Path) -> None:
-    run = shutil.copytree(CONVNET, tmp_path / "run", ignore=shutil.ignore_patterns("summaries"))
+    run = shutil.copytree(CONVNET, tmp_path / "run")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     ended_by_it, start_s = 0, seconds_to_start()

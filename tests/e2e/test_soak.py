@@ -151,7 +151,7 @@ class Victim(ABC):
 class Report(Victim):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        shutil.copytree(CONVNET, place.work / "run", ignore=shutil.ignore_patterns("summaries"))
+        shutil.copytree(CONVNET, place.work / "run")
 
     def words(self) -> list[str]:
         return ["report", "run", "--jobs", self.chance.choice("12"), "--out", self.chance.choice(["a.json", "a.html"])]
@@ -165,7 +165,7 @@ class Report(Victim):
 
     def begin_anew(self) -> None:
         if self.chance.random() < 0.7:
-            shutil.rmtree(self.place.work / "run" / "summaries", ignore_errors=True)
+            shutil.rmtree(self.place.home / "cache", ignore_errors=True)
         for page in self.place.work.glob("a.*"):
             page.unlink()
 

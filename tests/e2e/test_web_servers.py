@@ -61,7 +61,7 @@ def test_of_several_attempts_on_a_web_server_the_last_is_shown(
     ddpprof: Run, alone: dict[str, str], tmp_path: Path
 ) -> None:
     """Its listing does not say how large files are."""
-    shutil.copytree(CONVNET, tmp_path / "convnet", ignore=shutil.ignore_patterns("summaries"))
+    shutil.copytree(CONVNET, tmp_path / "convnet")
     shutil.copytree(tmp_path / "convnet", tmp_path / "again")
     (tmp_path / "again").rename(tmp_path / "convnet" / "attempt-1")
     with web_server(tmp_path, None) as address:

@@ -200,7 +200,7 @@ class Bench:
     def __init__(self, folder: Path, recorded: Path) -> None:
         self.folder = folder
         self.run = folder / "run"
-        shutil.copytree(recorded, self.run, ignore=shutil.ignore_patterns("summaries"))
+        shutil.copytree(recorded, self.run)
         for number in range(2):
             (self.run / f"rank-{number}.trace.json.gz").write_bytes(gzip.compress(host_trace()))
         names = ("run.json", "rank-0.facts.json", "rank-0.steps.jsonl", "rank-1.facts.json", "rank-1.steps.jsonl")

@@ -83,7 +83,7 @@ def _network() -> dict[str, Any]:
 
 
 def _run(folder: Path) -> Path:
-    shutil.copytree(SAMPLE, folder, ignore=shutil.ignore_patterns("summaries"))
+    shutil.copytree(SAMPLE, folder)
     return folder
 
 
@@ -136,7 +136,7 @@ def _dumped(number: int) -> dict[str, Any]:
 
 def make_files(folder: Path) -> list[Kept]:
     run, tuning, overhead = _run(folder / "run"), _tuning(folder / "tuning"), folder / "overhead"
-    shutil.copytree(OVERHEAD, overhead, ignore=shutil.ignore_patterns("summaries", "*.trace.json.gz"))
+    shutil.copytree(OVERHEAD, overhead, ignore=shutil.ignore_patterns("*.trace.json.gz"))
     timeline, network, table = folder / "timeline.json", folder / "network.json", folder / "times.csv"
     timeline.write_text(horovod_timeline())
     network.write_text(json.dumps(_network()))

@@ -27,7 +27,7 @@ RUN = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 def run(tmp_path: Path) -> Path:
     """A run that the test may spoil."""
     copy = tmp_path / "run"
-    shutil.copytree(RUN, copy, ignore=shutil.ignore_patterns("summaries", "tensorboard"))
+    shutil.copytree(RUN, copy, ignore=shutil.ignore_patterns("tensorboard"))
     return copy
 
 
@@ -53,10 +53,8 @@ def _show_in_tensorboard(run: Path) -> None:
     [
         pytest.param("attempt-1", _replace, id="a-further-attempt-when-the-run-is-replaced"),
         pytest.param("tensorboard", _replace, id="tensorboard-when-the-run-is-replaced"),
-        pytest.param("summaries", _replace, id="summaries-when-the-run-is-replaced"),
         pytest.param("run.json", _replace, id="run-file-when-the-run-is-replaced"),
         pytest.param("attempt-1", _report, id="a-further-attempt-when-the-run-is-read"),
-        pytest.param("summaries", _report, id="summaries-when-the-run-is-read"),
         pytest.param("tensorboard", _show_in_tensorboard, id="tensorboard-when-it-is-shown-there"),
         pytest.param("exits.jsonl", _append_exit, id="exits-when-a-rank-ends"),
     ],
@@ -64,25 +62,12 @@ def _show_in_tensorboard(run: Path) -> None:
 def test_what_stands_behind_a_link_in_a_run_stays_as_it_is(run: Path, link: str, use: Callable[[Path], None]) -> None:
     elsewhere = run.with_name("elsewhere")
     shutil.copytree(run, elsewhere)
-    (elsewhere / rundir.CACHE_IGNORED_BY_GIT).write_text(rundir.CACHE_IGNORE_ALL)
-    (elsewhere / "rank-0.0-0.zip").write_text("as an entry is named")
     is_file = (elsewhere / link).is_file()
     (run / link).unlink(missing_ok=True)
     (run / link).symlink_to(elsewhere / link if is_file else elsewhere)
     before = _content(elsewhere)
     use(run)
     assert _content(elsewhere) == before
-
-
-@pytest.mark.parametrize("is_dangling", [False, True])
-def test_a_link_in_the_place_of_the_mark_of_a_cache_is_not_followed(run: Path, is_dangling: bool) -> None:
-    elsewhere = run.with_name("elsewhere")
-    if not is_dangling:
-        elsewhere.write_text("precious")
-    (run / "summaries").mkdir()
-    (run / "summaries" / ".gitignore").symlink_to(elsewhere)
-    _report(run)
-    assert (elsewhere.read_text() == "precious") if not is_dangling else not elsewhere.exists()
 
 
 def _content(folder: Path) -> dict[str, bytes]:

@@ -102,7 +102,7 @@ def test_missing_packages_are_named_as_the_extras_name_them() -> None:
 
 
 def test_what_the_readme_shows_works_with_all_extras() -> None:
-    """It serves metrics, draws pages, plots and tables, and starts TensorBoard."""
+    """It serves metrics, draws pages and tables, and starts TensorBoard."""
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     [included] = [re.findall(r"[a-z]+", one.partition("[")[2]) for one in extras["all"]]
-    assert set(included) >= {"html", "tensorboard", "plot", "tables", "metrics"}
+    assert set(included) >= {"html", "tensorboard", "tables", "metrics"}

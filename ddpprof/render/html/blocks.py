@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ddpprof.layout import Bars, Column, Definition, FindingList, FindingText, Line, Picture, Section, Table
+from ddpprof.layout import Bars, Column, Definition, FindingList, FindingText, Line, Section, Table
 from ddpprof.render.glossary import find_term
 from ddpprof.render.html.chart import Chart, bars_chart, chart_html
 from ddpprof.render.html.definitions import term_id
@@ -32,7 +32,7 @@ def _block(block: Block, name: str, level: int) -> str:
         return _findings(block, level)
     if isinstance(block, Definition):
         return f"<p><strong>{escape(block.term)}</strong>: {escape(block.text)}</p>"
-    return f"<p>Plot of {escape(block.what)}: {escape(block.path)}</p>" if isinstance(block, Picture) else ""
+    return ""
 
 
 def _line(line: Line) -> str:

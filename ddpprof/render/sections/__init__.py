@@ -1,34 +1,4 @@
-"""The content, order and words of a report. Terminal, Markdown and pages draw these sections.
-
-attempts.py          attempts of a job that torchrun restarted, and what changed between them
-bound.py             what bounds a step with exposed communication, and what would help besides the findings
-buckets.py           gradient buckets: when each was ready, sent and finished, and what is in it
-collectives.py       collectives by size, with the link's rate
-comparison.py        two jobs compared: how they differ, what became slower, and whether that is noise
-cost.py              the cost of DDP itself, and of ddpprof
-devices.py           one process with several accelerators: how much each works
-experiments.py       the content, order and words of an experiment's report
-failure.py           how the job failed; this comes before anything else
-first_screen.py      the first screen: what ran, the verdict, one typical step, what to change, and where to read on
-findings.py          findings in their order, and then those that may be noise
-job.py               what ran, and what the report lacks
-lanes.py             one step in the order of events: what each rank does, and which bucket is in transit
-memory.py            memory per rank and device
-netbench.py          speed of collectives by size, like the table of nccl-tests; times in µs as there
-outside.py           collectives that the script calls itself, outside DDP
-overhead.py          the measured overhead of DDP, and what explains it, in words
-overlap_slowdown.py  how much communication slows concurrent computation, kernel by kernel
-ranks.py             ranks compared: who is late, who waits for whom, and what their clocks show
-repeated.py          runs of one job compared: their steps, and how many of them have each finding
-scaling.py           weak and strong scaling, and where the lost time goes, in words
-spread.py            how far many ranks differ in one step; there are too many bars to look at
-steps.py             where the time of a step goes, how much communication is hidden, and which step and ranks are shown
-sweep.py             step times over the varied quantity, models and crossovers, in words
-tuning.py            the results of tuning, in words
-verdict.py           the whole report in a sentence and a few numbers
-whole_run.py         the whole run: steps over time, the longest steps, and how each rank stands
-whatif.py            predictions of the step under other settings, in words
-"""
+"""The content, order and words of a report. Terminal, Markdown and pages draw these sections."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_tasks_that_the_client_gave_up_are_not_ranks_that_cannot_be_read(client:
     leaf = client.submit(len, "abc", pure=False)
     leaf.result()
     client.cancel([leaf], force=True)
-    cache = Cache(tmp_path, (), None, b"key", is_kept=False)
+    cache = Cache(tmp_path, (), None, is_kept=False)
     with pytest.raises(CancelledError):
         cluster._keep(client, {leaf: 0}, tasks, cache, lambda _step: None)
 

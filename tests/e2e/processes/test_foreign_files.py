@@ -20,7 +20,7 @@ COMMAND = str(Path(sys.executable).with_name("ddpprof"))
 def run(tmp_path: Path) -> Path:
     """A run that the test may spoil."""
     copy = tmp_path / "run"
-    shutil.copytree(RUN, copy, ignore=shutil.ignore_patterns("summaries", "tensorboard"))
+    shutil.copytree(RUN, copy, ignore=shutil.ignore_patterns("tensorboard"))
     return copy
 
 

@@ -30,7 +30,6 @@ Capsys = pytest.CaptureFixture[str]
         (["scale", "--nproc_per_node", "1,x", "train.py"], "x is not a whole number"),
         (["report", SAMPLE, "--out", "/nowhere/x.html"], "cannot write /nowhere/x.html: there is no folder /nowhere."),
         (["whatif", SAMPLE, "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: there is no folder"),
-        (["whatif", SAMPLE, "--plot", "/nowhere/x.png"], "cannot write /nowhere/x.png: there is no folder"),
         (["timeline", SAMPLE, "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: there is no folder"),
         (["compare", SAMPLE, SAMPLE, "--out", "/nowhere/x.md"], "cannot write /nowhere/x.md: there is no folder"),
         (["report", "nowhere"], "nowhere does not exist. Record one with: ddpprof trace --out nowhere train.py"),

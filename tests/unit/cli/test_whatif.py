@@ -66,8 +66,6 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.param(["--batch-scale", "0"], "'0' is not a factor above 0", id="scale"),
         pytest.param(["--network", "no.json"], "no.json cannot be read", id="network"),
         pytest.param(["--run-network", "no.json"], "no.json cannot be read", id="network-of-the-run"),
-        pytest.param(["--plot", "a.pdf"], "a.pdf: a plot is a PNG, so give it a name that ends in .png", id="suffix"),
-        pytest.param(["--plot", "a.png", "--bucket-cap-mb", "5"], "there is nothing to plot", id="plot"),
     ],
 )
 def test_mistakes_are_said_in_one_line(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

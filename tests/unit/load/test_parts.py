@@ -19,7 +19,7 @@ def parts(tmp_path: Path) -> tuple[Path, Path]:
     """What two hosts have kept: each its rank, and the second a ``run.json`` of its own making."""
     first, second = tmp_path / "first", tmp_path / "second"
     for folder, others in ((first, "rank-1.*"), (second, "rank-0.*")):
-        shutil.copytree(CONVNET, folder, ignore=shutil.ignore_patterns("summaries", "tensorboard", others))
+        shutil.copytree(CONVNET, folder, ignore=shutil.ignore_patterns("tensorboard", others))
     about = json.loads((second / "run.json").read_text())
     kept = {name: about[name] for name in ("format", "run_id", "world_size")}
     (second / "run.json").write_text(json.dumps({**kept, "command": ["elsewhere"], "is_part": True}))
@@ -36,7 +36,7 @@ def report(capsys: Out, *words: object) -> dict[str, object]:
 def test_parts_are_read_as_one_run(
     order: tuple[int, int], parts: tuple[Path, Path], capsys: Out, tmp_path: Path
 ) -> None:
-    shutil.copytree(CONVNET, tmp_path / "whole" / "first", ignore=shutil.ignore_patterns("summaries", "tensorboard"))
+    shutil.copytree(CONVNET, tmp_path / "whole" / "first", ignore=shutil.ignore_patterns("tensorboard"))
     whole = report(capsys, tmp_path / "whole" / "first")
     assert report(capsys, *(parts[place] for place in order)) == whole
     assert whole["missing"] == []

@@ -1,8 +1,6 @@
 """From a path to a report: by summaries, in one process or several, read or kept, it is always the same."""
 
 import gzip
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed
 from ddpprof.pipeline.progress import ReadProgress
 from ddpprof.render.json import render_json
 from ddpprof.report import build_report
-from ddpprof.rundir import remove_run
 
 
 @pytest.fixture
@@ -60,56 +57,19 @@ def test_one_more_rank_reads_one_file(fleet: Path) -> None:
     assert report_of(fleet) == in_memory(fleet)
 
 
-def test_a_changed_file_is_read_again_a_touched_one_is_not(fleet: Path) -> None:
+def test_a_changed_file_is_read_again(fleet: Path) -> None:
     report_of(fleet)
-    os.utime(fleet / "rank-1.trace.json.gz", ns=(1, 1))
-    assert read_by(fleet) == []
     steps = fleet / "rank-3.steps.jsonl"
     steps.write_bytes(steps.read_bytes().split(b"\n", 1)[1])
     assert read_by(fleet) == ["rank-3.trace.json.gz"]
     assert report_of(fleet) == in_memory(fleet)
 
 
-def test_of_a_copied_run_the_content_is_looked_at_once(
-    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = report_of(fleet)
-    copied = tmp_path / "copied" / "fleet"
-    shutil.copytree(fleet, copied, copy_function=shutil.copyfile)
-    assert read_by(copied) == []
-    for module in ("cache", "entry"):
-        name = f"ddpprof.pipeline.{module}.content_of"
-        monkeypatch.setattr(name, lambda path: pytest.fail(f"{path} is read again"))
-    assert report_of(copied) == before
-
-
-def test_what_others_keep_in_a_folder_of_that_name_stays(fleet: Path) -> None:
-    folder = fleet / "summaries"
-    folder.mkdir()
-    theirs = {"metrics.zip": "1", "rank-0.zip": "2", ".step.part": "3", ".gitignore": "metrics.zip"}
-    for name, content in theirs.items():
-        (folder / name).write_text(content)
-        os.utime(folder / name, (0, 0))
-    ours = folder / f"rank-0.{'0' * 12}-{'0' * 8}.zip"
-    ours.write_text("of other code")
-    report_of(fleet)
-    assert not ours.exists()
-    remove_run(fleet)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == theirs
-
-
-def test_without_the_cache_nothing_is_kept_and_nothing_used(fleet: Path) -> None:
+def test_without_the_cache_nothing_is_kept_and_nothing_used(fleet: Path, cache_home: Path) -> None:
     report_of(fleet, AnalysisOptions(use_cache=False))
-    assert not (fleet / "summaries").exists()
+    assert not cache_home.exists()
     report_of(fleet)
     assert len(read_by(fleet, AnalysisOptions(use_cache=False))) == 5
-
-
-def test_a_run_that_cannot_be_written_uses_the_users_cache(fleet: Path, cache_home: Path) -> None:
-    (fleet / "summaries").write_text("in the way, also of root")
-    report_of(fleet)
-    assert len(list(cache_home.rglob("rank-*.zip"))) == 5
-    assert read_by(fleet) == []
 
 
 def test_traces_without_a_run_use_the_users_cache(tmp_path: Path, cache_home: Path) -> None:
@@ -122,17 +82,6 @@ def test_traces_without_a_run_use_the_users_cache(tmp_path: Path, cache_home: Pa
     one = traces / "rank-2.json.gz"
     assert report_of(one) == in_memory(one)
     assert read_by(one) == []
-
-
-def test_damaged_and_foreign_entries_are_made_anew(fleet: Path) -> None:
-    expected = report_of(fleet)
-    entries = sorted((fleet / "summaries").glob("*.zip"))
-    entries[0].write_bytes(entries[0].read_bytes()[:100])
-    entries[1].write_bytes(b"")
-    old = entries[2].rename(entries[2].with_name("rank-2.000000000000-00000000.zip"))
-    assert read_by(fleet) == [f"rank-{rank}.trace.json.gz" for rank in range(3)]
-    assert not old.exists(), "of other code"
-    assert report_of(fleet) == expected
 
 
 def test_a_trace_that_cannot_be_read_is_named_and_tried_again(fleet: Path) -> None:

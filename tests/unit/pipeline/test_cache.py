@@ -1,108 +1,85 @@
-"""Entries of the cache count only if this user wrote them, and as they were written."""
+"""Entries are of this user alone, and count as long as their files have the same size and time."""
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import zipfile
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import pytest
 
-from ddpprof.load.run import find_ranks
 from ddpprof.pipeline.analysis import analysed
-from ddpprof.pipeline.cache import cache_of
-from ddpprof.pipeline.entry import About, seen_files, write_entry
-from ddpprof.report.rank_summary import RunSummary
+from ddpprof.pipeline.cache import code_version
 
 RUN = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that this user has read once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-    copy = tmp_path / "run"
-    shutil.copytree(RUN, copy, ignore=shutil.ignore_patterns("summaries", "tensorboard"))
-    _num_steps(copy)
-    return copy
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return shutil.copytree(RUN, tmp_path / "run", ignore=shutil.ignore_patterns("tensorboard"))
 
 
-def _num_steps(run: Path) -> list[int]:
-    with analysed(run) as analysis:
-        return [len(rank.steps) for rank in analysis.report.ranks]
+def read(run: Path) -> list[str]:
+    """Read a run; return the names of the traces that were read for it."""
+    seen: list[str] = []
+    with analysed(run, watch=lambda step: seen.append(step.path.name)):
+        return sorted(set(seen))
 
 
-def test_an_entry_that_another_user_wrote_for_the_same_files_is_not_believed(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = _num_steps(run)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
-    with analysed(run) as analysis:
-        modules = analysis.modules
-    ranks = find_ranks(run).ranks
-    with cache_of(run, ranks, modules, None, keep=True) as cache:
-        forged = io.BytesIO()
-        write_entry(forged, About(seen_files(ranks[0]), is_whole=True), RunSummary(), None)
-        cache.write(ranks[0], lambda part: _fill(part, forged.getvalue()))
-        assert cache.holds(ranks[0])
-    assert _num_steps(run) == expected[1:], "else it is no forgery"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-    assert _num_steps(run) == expected
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "ddpprof" / "summaries").glob("*/*.zip"))
 
 
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def test_nobody_else_may_enter_their_folder_and_nothing_is_written_into_the_run(run: Path, tmp_path: Path) -> None:
+    before = sorted(run.iterdir())
+    assert len(read(run)) == 2
+    assert read(run) == []
+    assert sorted(run.iterdir()) == before
+    (folder,) = {entry.parent for entry in entries(tmp_path)}
+    assert [one.stat().st_mode & 0o777 for one in (folder, folder.parent)] == [0o700, 0o700]
 
 
-def _one_byte_changed(entry: Path) -> None:
-    content = bytearray(entry.read_bytes())
-    content[len(content) // 2] ^= 1
-    entry.write_bytes(content)
+def test_a_changed_file_is_read_again(run: Path) -> None:
+    read(run)
+    os.utime(run / "rank-1.trace.json.gz", ns=(1, 1))
+    assert read(run) == ["rank-1.trace.json.gz"]
+    steps = run / "rank-0.steps.jsonl"
+    steps.write_bytes(steps.read_bytes() + b"\n")
+    assert read(run) == ["rank-0.trace.json.gz"]
 
 
-def _a_pipe(entry: Path) -> None:
-    entry.unlink()
-    os.mkfifo(entry)
+def test_a_copied_run_has_entries_of_its_own(run: Path, tmp_path: Path) -> None:
+    read(run)
+    assert len(read(shutil.copytree(run, tmp_path / "copy"))) == 2
+    assert len(entries(tmp_path)) == 4
 
 
-def _a_folder(entry: Path) -> None:
-    entry.unlink()
-    entry.mkdir()
+def test_damaged_entries_and_those_of_other_code_are_made_anew(run: Path, tmp_path: Path) -> None:
+    read(run)
+    first, second = entries(tmp_path)
+    first.write_bytes(first.read_bytes()[:100])
+    old = second.rename(second.with_name("rank-1.000000000000-00000000.zip"))
+    assert len(read(run)) == 2
+    assert not old.exists()
+    assert entries(tmp_path) == [first, second]
+    assert all(code_version() in entry.name for entry in entries(tmp_path))
 
 
-def _a_link_to_endless_zeros(entry: Path) -> None:
-    entry.unlink()
-    entry.symlink_to("/dev/zero")
+def test_where_others_may_write_among_the_entries_none_is_kept(run: Path, tmp_path: Path) -> None:
+    read(run)
+    entries(tmp_path)[0].parent.chmod(0o777)
+    assert len(read(run)) == 2
 
 
-def _a_huge_file(entry: Path) -> None:
-    os.truncate(entry, 1 << 40)
-
-
-def _a_bomb(entry: Path) -> None:
-    with zipfile.ZipFile(entry, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("about", bytes(1 << 28))
-
-
-@pytest.mark.parametrize(
-    "spoil", [_one_byte_changed, _a_pipe, _a_folder, _a_link_to_endless_zeros, _a_huge_file, _a_bomb]
-)
-def test_a_damaged_entry_is_not_opened_and_made_anew(run: Path, spoil: Callable[[Path], None]) -> None:
-    expected = _num_steps(run)
-    entry = min((run / "summaries").glob("rank-0.*.zip"))
-    whole = entry.read_bytes()
-    spoil(entry)
-    assert _num_steps(run) == expected
-    assert entry.read_bytes() == whole
-
-
-def test_where_others_may_write_among_the_entries_they_go_to_the_users_own_folder(run: Path, tmp_path: Path) -> None:
-    (run / "summaries").chmod(0o777)
-    for entry in (run / "summaries").glob("*.zip"):
-        entry.unlink()
-    _num_steps(run)
-    assert not list((run / "summaries").glob("*.zip"))
-    assert len(list((tmp_path / "mine").rglob("rank-*.zip"))) == 2
+def test_what_nobody_has_read_for_a_month_is_removed(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "cache" / "ddpprof" / "summaries" / "other"
+    read(run)
+    other.mkdir()
+    read(run)
+    assert other.exists()
+    a_month_ago = time.time() - 31 * 24 * 3600
+    os.utime(other, (a_month_ago, a_month_ago))
+    read(run)
+    assert not other.exists()
