@@ -6,7 +6,7 @@ light-recorded steps if one of the runs has no others. Every run is one observat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, mean, median
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from ddpprof import __version__
 from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.run_set import RunSet, differing_facts, facts_of
+from ddpprof.engine.numbers import metrics_of
 from ddpprof.errors import DdpprofError
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.statistics.shift import Shift, shift_between
@@ -179,38 +180,19 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 FASTEST_STEP = "fastest step"
 """a robust measure: other work on the machine disturbs some steps but not all, so runs differ least in their fastest"""
 
-_OF_PROFILED: Mapping[str, Callable[[StepReport], int | None]] = {
-    "step": lambda s: s.duration_ns,
-    FASTEST_STEP: lambda s: s.duration_ns,
-    "compute": lambda s: s.compute_ns,
-    "comm": lambda s: s.comm_ns,
-    "overlap": lambda s: s.overlap_ns,
-    "exposed": lambda s: s.exposed_ns,
-    "trailing": lambda s: s.trailing_ns,
-    "forward": lambda s: s.parts.forward_ns if s.parts else None,
-    "backward": lambda s: s.parts.backward_ns if s.parts else None,
-    "optimizer": lambda s: s.parts.optimizer_ns if s.parts else None,
-    "data": lambda s: s.parts.data_ns if s.parts else None,
-    "other": lambda s: s.parts.other_ns if s.parts else None,
-    "idle": lambda s: s.parts.idle_ns if s.parts else None,
-}
-
-_OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
-    "step": lambda s: s.duration_ns,
-    FASTEST_STEP: lambda s: s.duration_ns,
-    "forward": lambda s: s.parts.forward_ns if s.parts else None,
-    "backward and comm": lambda s: s.parts.backward_and_comm_ns if s.parts else None,
-    "optimizer": lambda s: s.parts.optimizer_ns if s.parts else None,
-    "data": lambda s: s.parts.data_ns if s.parts else None,
-    "other": lambda s: s.parts.other_ns if s.parts else None,
-}
+_OF_PROFILED, _OF_LIGHT = (
+    {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)
+)
+METRICS = tuple(dict.fromkeys(("step", FASTEST_STEP, *_OF_PROFILED, "wrapper", *_OF_LIGHT)))
+"""names of all measures by which runs are compared"""
 
 
 def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
-    measures: Mapping[str, Callable[[Any], int | None]] = _OF_LIGHT
+    measures: dict[str, Callable[[Any], int | None]] = dict(_OF_LIGHT)
     steps_of: Callable[[Report], Sequence[Any]] = _light
     if all(map(_profiled, (*a, *b))):
         measures, steps_of = {**_OF_PROFILED, "wrapper": _wrapper((*a, *b))}, _profiled
+    measures = {"step": measures["step"], FASTEST_STEP: measures["step"], **measures}
     sides = [
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError, did_you_mean
 
-METRICS = (
-    "step",
-    "fastest step",
-    "compute",
-    "comm",
-    "overlap",
-    "exposed",
-    "trailing",
-    "forward",
-    "backward",
-    "optimizer",
-    "data",
-    "other",
-    "idle",
-    "wrapper",
-    "backward and comm",
-)
-"""names of the compared measures; a test compares them with those of `comparison.compare`"""
 _CONDITION = re.compile(r"\s*([a-z][a-z ]*?)\s*>\s*(\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s)\s*")
 NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
@@ -41,18 +24,20 @@ class Condition:
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
     """Parse the conditions. Raises `DdpprofError`."""
-    return tuple(_parse(part) for part in text.split(","))
+    from ddpprof.comparison.compare import METRICS
+
+    return tuple(_parse(part, METRICS) for part in text.split(","))
 
 
-def _parse(text: str) -> Condition:
+def _parse(text: str, metrics: Sequence[str]) -> Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise DdpprofError(f"--fail-on: {text.strip()!r} is not a condition. Write: --fail-on 'step>5%,exposed>2ms'")
     metric, number, unit = match.groups()
-    if metric not in METRICS:
+    if metric not in metrics:
         raise DdpprofError(
-            f"--fail-on: {metric!r} is not a compared measure.{did_you_mean(metric, METRICS)} "
-            f"Choose from: {', '.join(METRICS)}"
+            f"--fail-on: {metric!r} is not a compared measure.{did_you_mean(metric, metrics)} "
+            f"Choose from: {', '.join(metrics)}"
         )
     is_fraction = unit == "%"
     return Condition(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from ddpprof.engine.numbers import Number, Part
 from ddpprof.findings.predictions import Predicted, Predictions
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
@@ -43,20 +45,18 @@ _REPLAYED = (
 class Finding:
     """A finding: one thing to change."""
 
-    rule: str
-    title: str
-    evidence: str
-    advice: str
-    gain_ns: int | None
+    rule: Annotated[str, Number("name of the rule that made it")]
+    title: Annotated[str, Number("what was found")]
+    evidence: Annotated[str, Number("numbers that show it")]
+    advice: Annotated[str, Number("what to change")]
+    gain_ns: Annotated[int | None, Number("most time to gain per step")]
     """most ns per step to gain; ``None`` if the finding is about correctness, or this run cannot tell"""
-    is_correctness: bool = False
-    """True if training does something other than it seems to, regardless of time"""
-    predicted: Predicted | None = None
+    is_correctness: Annotated[bool, Number("whether training does something other than it seems to")] = False
+    predicted: Annotated[Predicted | None, Part("predicted_")] = None
     """predicted gain, if the recorded steps can be replayed with just this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
     """time per step that the finding names, of which no change can give back more; `find` sees to that"""
-    is_noise: bool = False
-    """True if it may be chance, or if the change may cost time: an observation, not advice"""
+    is_noise: Annotated[bool, Number("whether it may be chance, so that it is no advice")] = False
 
     may_be_meant: bool = False
     """True if training may do on purpose what the finding says"""

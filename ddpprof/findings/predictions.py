@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from ddpprof.engine.numbers import Number
 
 DEFAULT_CAP = "bucket_cap_mb=None"
 ACCUMULATED = 4
@@ -16,10 +19,9 @@ ACCUMULATED = 4
 class Predicted:
     """Predicted gain of one change alone, ns per step; negative if it costs time."""
 
-    gain_ns: int
-    low_ns: int
-    high_ns: int
-    """ends of a 95 % interval"""
+    gain_ns: Annotated[int, Number("predicted gain per step", column="ns")]
+    low_ns: Annotated[int, Number("lower end of its 95 % interval")]
+    high_ns: Annotated[int, Number("upper end of its 95 % interval")]
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:

@@ -26,3 +26,7 @@ def refusal_of_shared_gpu(error: str) -> str | None:
     """Return NCCL's words, which depend on its version, if it refused two ranks on one GPU."""
     found = _SHARED_GPU.search(error)
     return None if found is None else found[0]
+
+
+def is_accelerator(device: str | None) -> bool:
+    return device not in (None, "cpu")

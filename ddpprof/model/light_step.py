@@ -10,7 +10,9 @@ they do not lie elsewhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from ddpprof.engine.numbers import Number
 from ddpprof.model.recorded_step import RecordedStep
 
 
@@ -18,11 +20,13 @@ from ddpprof.model.recorded_step import RecordedStep
 class RecordedBreakdown:
     """Parts of one step by the host's clock, ns. They add up to the step."""
 
-    forward_ns: int
-    backward_and_comm_ns: int
-    optimizer_ns: int
-    data_ns: int
-    other_ns: int
+    forward_ns: Annotated[int, Number("the forward; null if only the length of the step is known", metric="forward")]
+    backward_and_comm_ns: Annotated[
+        int, Number("from the forward to the optimizer, with exposed communication", metric="backward and comm")
+    ]
+    optimizer_ns: Annotated[int, Number("the optimizer", metric="optimizer")]
+    data_ns: Annotated[int, Number("waiting for data", metric="data")]
+    other_ns: Annotated[int, Number("the rest of the step", metric="other")]
 
 
 def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddpprof import __version__
+from ddpprof.engine.numbers import clocks_of
 from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.buckets.bucket_steps import BucketStep
@@ -18,6 +19,7 @@ from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
 from ddpprof.measures.step.usual_steps import usual_steps
 from ddpprof.model import DdpModule, RecordedStep, Run
+from ddpprof.model.backends import is_accelerator
 from ddpprof.report.across_ranks import RecordedSteps, across_ranks, slowdown_report
 from ddpprof.report.bound import find_bound
 from ddpprof.report.other_file import report_of_file
@@ -26,7 +28,6 @@ from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import combine_beside, observe_beside
-from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 from ddpprof.words import ranks_in_words, utf8_text
 
@@ -98,7 +99,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts) for record in records], run.exits),
-        times=times_of(job.device),
+        times=clocks_of(Report) if is_accelerator(job.device) else {},
         whole_run=run.whole_run,
         **beside,
     )

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ddpprof.data_parallel.own_reduction import OwnReduction
 from ddpprof.data_parallel.transfers import DataParallelReport
+from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
 from ddpprof.horovod.reductions import HorovodSummary
@@ -119,20 +120,21 @@ class Job:
 class StepReport:
     """One profiled step of one rank."""
 
-    step: int
-    duration_ns: int
-    """on an accelerator the period of its work, as in `parts`"""
-    compute_ns: int
-    comm_ns: int
-    overlap_ns: int
-    exposed_ns: int
-    trailing_ns: int | None
-    copy_ns: int
-    num_comm_kernels: int
-    parts: Breakdown | None
-    wrapper: WrapperCost
-    torch_times: TorchTimes | None
-    idle: Idle | None = None
+    step: Annotated[int, Number("number of the step since training began")]
+    duration_ns: Annotated[int, Number("length of the step", DEVICE, metric="step")]
+    compute_ns: Annotated[int, Number("time with computation", DEVICE, metric="compute")]
+    comm_ns: Annotated[int, Number("time with communication", DEVICE, metric="comm")]
+    overlap_ns: Annotated[int, Number("time with both at once", DEVICE, metric="overlap")]
+    exposed_ns: Annotated[int, Number("time with communication but no computation", DEVICE, metric="exposed")]
+    trailing_ns: Annotated[
+        int | None, Number("gradient communication after the backward pass", DEVICE, metric="trailing")
+    ]
+    copy_ns: Annotated[int, Number("time with copies between host and device", DEVICE)]
+    num_comm_kernels: Annotated[int, Number("number of collectives")]
+    parts: Annotated[Breakdown | None, Part("part_", clock=DEVICE)]
+    wrapper: Annotated[WrapperCost, Part("wrapper_", clock=HOST)]
+    torch_times: Annotated[TorchTimes | None, DEVICE]
+    idle: Annotated[Idle | None, Part("idle_", clock=DEVICE)] = None
     """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
     is_whole: bool = True
     """False on an accelerator if an edge of the trace cuts off a part of the step, which no mean then includes"""
@@ -142,11 +144,10 @@ class StepReport:
 class LightStepReport:
     """One step that only the light recorder saw."""
 
-    step: int
-    mode: str
-    """recorder's mode, or ``"timeline"``"""
-    duration_ns: int
-    parts: RecordedBreakdown | None
+    step: Annotated[int, Number("number of the step since training began")]
+    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a file of Horovod")]
+    duration_ns: Annotated[int, Number("length of the step", HOST, metric="step")]
+    parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +155,12 @@ class RankReport:
     rank: int
     host: str | None
     ended: str | None
-    whole: Overlap | None
+    whole: Annotated[Overlap | None, DEVICE]
     """whole trace, including the time between steps"""
     steps: tuple[StepReport, ...]
     light_steps: tuple[LightStepReport, ...]
-    recording_cost: RecordingCost | None
-    devices: tuple[DeviceLoad, ...] = ()
+    recording_cost: Annotated[RecordingCost | None, HOST]
+    devices: Annotated[tuple[DeviceLoad, ...], DEVICE] = ()
     """medians over steps of each device, if there are several"""
 
     @property
@@ -173,14 +174,12 @@ class SlowedKernel:
     """One kernel under communication compared with itself alone."""
 
     kernel: Kernel
-    ratio: float | None
-    """median of its duration under communication relative to that of the same work alone"""
+    ratio: Annotated[float | None, Number("its length during communication over that without; null if unknown")]
     num_covered: int
     num_alone: int
     covered_ns: int
     """per step and rank"""
-    lost_ns: int
-    """per step and rank; negative if it was faster"""
+    lost_ns: Annotated[int, Number("time lost by it to communication, per step and rank")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +220,11 @@ class AcrossRanks:
     num_matched: int
     """number of collectives that were recognised on at least two ranks"""
     clock: CommonClock | None
-    waiting: tuple[RankWaiting, ...]
-    collectives: tuple[CollectiveSummary, ...]
+    waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
+    collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
     stragglers: Stragglers | None
     """``None`` if there are too few ranks or steps to tell"""
-    late_gradients: tuple[LateGradients, ...]
+    late_gradients: Annotated[tuple[LateGradients, ...], HOST]
 
 
 class BoundBy(StrEnum):
@@ -262,10 +261,10 @@ class Bound:
     """What bounds a step with much exposed communication. Times are means, ns per step."""
 
     by: BoundBy
-    step_ns: int
-    exposed_ns: int
-    comm_ns: int
-    waiting_ns: int | None
+    step_ns: Annotated[int, DEVICE]
+    exposed_ns: Annotated[int, DEVICE]
+    comm_ns: Annotated[int, DEVICE]
+    waiting_ns: Annotated[int | None, DEVICE]
     """part of the communication that waits for late ranks; ``None`` if collectives were not matched between ranks"""
     gradient_bytes: int | None
     num_collectives: int
@@ -283,15 +282,15 @@ class Report(ShownInNotebooks):
     buckets: tuple[BucketRow, ...]
     """buckets from the recorder, or as far as traces alone tell"""
     findings: tuple[Finding, ...]
-    kernels: tuple[KernelSummary, ...] = ()
+    kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
     """kernels that take most of the time of the first rank with a trace"""
-    overlap_slowdown: OverlapSlowdownReport | None = None
+    overlap_slowdown: Annotated[OverlapSlowdownReport | None, DEVICE] = None
     across: AcrossRanks | None = None
-    outside: tuple[OutsideCalls, ...] | None = None
+    outside: Annotated[tuple[OutsideCalls, ...] | None, DEVICE] = None
     """collectives outside DDP, per step: medians, of the rank with the least exposed time"""
-    data_parallel: DataParallelReport | None = None
+    data_parallel: Annotated[DataParallelReport | None, DEVICE] = None
     memory: tuple[RankMemory, ...] = ()
-    rpc: tuple[RankRpc, ...] = ()
+    rpc: Annotated[tuple[RankRpc, ...], HOST] = ()
     """calls of ranks through ``torch.distributed.rpc``"""
     horovod: HorovodSummary | None = None
     """summary of a Horovod timeline, which has no other data"""
@@ -303,11 +302,11 @@ class Report(ShownInNotebooks):
     """numbers of the profiled steps that tables average over; see `measures.step.usual_steps`"""
     failure: Failure | None = None
     """how the job failed; ``None`` if it did not, as far as is known"""
-    own_reduction: OwnReduction | None = None
+    own_reduction: Annotated[OwnReduction | None, DEVICE] = None
     """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
-    whole_run: WholeRun | None = None
+    whole_run: Annotated[WholeRun | None, HOST] = None
     """how the whole training went; ``None`` if no rank left a pulse"""
 
     @property

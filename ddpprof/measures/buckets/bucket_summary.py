@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+from ddpprof.engine.numbers import DEVICE, HOST, Number
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import DdpModule
@@ -23,27 +24,24 @@ from ddpprof.model import DdpModule
 class BucketRow:
     """One bucket as the report shows it; what this run cannot tell is ``None``."""
 
-    module: int
-    index: int
-    num_bytes: int | None
-    num_parameters: int | None
-    first_parameter: str | None
-    last_parameter: str | None
-    first_ready_ns: int | None
-    """time at which its first gradient was accumulated"""
-    ready_ns: int | None
-    launched_ns: int | None
-    started_ns: int | None
-    finished_ns: int | None
-    transfer_ns: int | None
-    slowest_parameter: str | None
-    """parameter whose gradient came last in most steps"""
-    slowest_parameter_delay_ns: int | None
-    """delay after the bucket's last but one gradient"""
-    late_rank: int | None
+    module: Annotated[int, Number("index of the DDP module")]
+    index: Annotated[int, Number("index of the bucket, in the order of launch", column="bucket")]
+    num_bytes: Annotated[int | None, Number("size of the bucket", column="size_bytes")]
+    num_parameters: Annotated[int | None, Number("number of parameter tensors in it")]
+    first_parameter: Annotated[str | None, Number("its first parameter")]
+    last_parameter: Annotated[str | None, Number("its last parameter")]
+    first_ready_ns: Annotated[int | None, Number("when its first gradient was there", HOST)]
+    ready_ns: Annotated[int | None, Number("when its last gradient was there", HOST)]
+    launched_ns: Annotated[int | None, Number("when DDP launched its all-reduce", HOST)]
+    started_ns: Annotated[int | None, Number("when the all-reduce started", DEVICE)]
+    finished_ns: Annotated[int | None, Number("when the all-reduce finished", DEVICE)]
+    transfer_ns: Annotated[int | None, Number("length of the all-reduce without waiting", DEVICE)]
+    slowest_parameter: Annotated[str | None, Number("parameter that came last in most steps")]
+    slowest_parameter_delay_ns: Annotated[int | None, Number("how long it came after the last but one", HOST)]
+    late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
     """rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
-    late_by_ns: int | None
-    num_passes: int = 1
+    late_by_ns: Annotated[int | None, Number("how long it launched after the first rank", HOST)]
+    num_passes: Annotated[int, Number("number of times that a step sends it")] = 1
     """median number of synchronised backward passes through the module in a step; each sends every bucket"""
 
 

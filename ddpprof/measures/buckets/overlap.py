@@ -6,9 +6,11 @@ overlap = |comm AND compute|      exposed = |comm \ compute|      hidden fractio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans, intersect, union_of
 from ddpprof.model import Collectives, Mark, Trace, Work
 
@@ -17,10 +19,10 @@ from ddpprof.model import Collectives, Mark, Trace, Work
 class Overlap:
     """Device work of one step or a whole trace. Times are lengths of unions, ns."""
 
-    compute_ns: int
-    comm_ns: int
-    overlap_ns: int
-    exposed_ns: int
+    compute_ns: Annotated[int, Number("computation")]
+    comm_ns: Annotated[int, Number("communication")]
+    overlap_ns: Annotated[int, Number("both at once")]
+    exposed_ns: Annotated[int, Number("communication without computation")]
     copy_ns: int
     num_comm_kernels: int
 

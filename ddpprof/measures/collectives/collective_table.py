@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.numbers import Number
 from ddpprof.measures.collectives.match_candidates import RankCollectives, common_groups
 from ddpprof.measures.collectives.matching import MatchedCollectives
 from ddpprof.measures.collectives.time_alone import shared_durations_ns
@@ -36,31 +38,22 @@ _ALL_BUT_OWN = (
 class CollectiveSummary:
     """The collectives of one kind, process group and size class, over all steps."""
 
-    kind: str
-    """`CollectiveKind`, in lower case"""
-    group: str | None
+    kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
+    group: Annotated[str | None, Number("name of the process group")]
     """name of the process group; ``None`` if the trace does not tell"""
-    num_ranks: int | None
+    num_ranks: Annotated[int | None, Number("number of ranks in the group")]
     """size of the group, or of the whole job if the trace does not tell the group"""
-    at_least_bytes: int | None
-    """``None`` if the size is unknown"""
-    below_bytes: int | None
-    num_calls: int
-    """calls of the rank with most of them"""
-    num_bytes: int | None
-    """bytes of all its calls"""
-    num_ranks_read: int
-    """number of ranks compared for the shortest duration; if 1, nothing was matched, and durations include waiting"""
-    transfer_ns: int
+    at_least_bytes: Annotated[int | None, Number("least size in the class")]
+    below_bytes: Annotated[int | None, Number("size at which the next class begins")]
+    num_calls: Annotated[int, Number("number of calls of the rank with most of them")]
+    num_bytes: Annotated[int | None, Number("bytes of all these calls", column="total_bytes")]
+    num_ranks_read: Annotated[int, Number("number of ranks that were compared; if 1, transfers include waiting")]
+    transfer_ns: Annotated[int, Number("shortest duration over the ranks, median")]
     """median; an upper bound if not all ranks were read"""
-    shared_transfer_ns: int
-    """median transfer without the time taken by concurrent collectives"""
-    waiting_ns: int | None
-    """waiting of the rank that waits longest, median over collectives"""
-    algbw_bytes_per_s: float | None
-    """median of bytes / shared transfer; ``None`` if either is unknown"""
-    busbw_bytes_per_s: float | None
-    """bandwidth of the links; ``None`` if unknown, or if nccl-tests defines none"""
+    shared_transfer_ns: Annotated[int, Number("likewise, without the time taken by concurrent collectives")]
+    waiting_ns: Annotated[int | None, Number("waiting of the rank that waits longest, median")]
+    algbw_bytes_per_s: Annotated[float | None, Number("size over transfer, as nccl-tests")]
+    busbw_bytes_per_s: Annotated[float | None, Number("rate of the links, as nccl-tests")]
 
 
 def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:

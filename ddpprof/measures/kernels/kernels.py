@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.numbers import Number
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Phase, Trace
 
 _BATCH_RUNS = 400_000
@@ -25,14 +27,12 @@ class KernelSummary:
     """All runs of one kernel in some steps of one rank."""
 
     kernel: Kernel
-    phase: str
-    """`Phase` in which it spends most of its time, in lower case"""
-    num_steps: int
-    """number of steps examined, including those in which it did not run"""
-    num_runs: int
-    total_ns: int
-    median_ns: int
-    spread: float | None
+    phase: Annotated[str, Number("phase of the step in which it spends most time")]
+    num_steps: Annotated[int, Number("number of steps that were examined, with or without it")]
+    num_runs: Annotated[int, Number("number of its runs in them")]
+    total_ns: Annotated[int, Number("length of all its runs")]
+    median_ns: Annotated[int, Number("length of its median run")]
+    spread: Annotated[float | None, Number("distance of the quartiles over the median", column="spread_ratio")]
     """``None`` for a single run, or if the median is 0"""
 
     @property

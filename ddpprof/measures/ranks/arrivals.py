@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans, intersect, union
 from ddpprof.measures.collectives.match_candidates import RankCollectives
 from ddpprof.measures.collectives.matching import MatchedCollectives
@@ -40,16 +42,15 @@ class RankWaiting:
     """One rank over all collectives and steps."""
 
     rank: int
-    num_collectives: int
-    num_last: int | None
+    num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
+    num_last: Annotated[int | None, Number("number of them to which it came last")]
     """number of collectives to which it came last; ``None`` without a common clock"""
     median_waiting_ns: int
     """waiting in one collective"""
-    waiting_per_step_ns: int | None
+    waiting_per_step_ns: Annotated[int | None, Number("waiting for other ranks in a step, median")]
     """waiting in a step, median over steps, with concurrent collectives counted once; ``None`` without steps"""
     total_waiting_ns: int
-    exposed_waiting_ns: int | None = None
-    """waiting in a step during which it computes nothing, mean over steps; ``None`` if unknown"""
+    exposed_waiting_ns: Annotated[int | None, Number("waiting in a step while it computes nothing, mean")] = None
 
 
 def measure_arrivals(

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Annotated
 
+from ddpprof.engine.numbers import HOST
 from ddpprof.measures.ranks.failure import RankEnd, rank_end, with_exits
 from ddpprof.measures.statistics.shift import Shift, shift_between
 from ddpprof.model import Attempt, DdpModule, ProcessExit, StepMode
@@ -39,7 +41,7 @@ class AttemptSummary:
     hosts: tuple[str, ...]
     num_steps: int
     """number of recorded steps, including those with recording off"""
-    step_ns: int | None
+    step_ns: Annotated[int | None, HOST]
     """median length of steps of `step_mode`"""
     step_mode: StepMode | None
     ends: tuple[RankEnd, ...]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from ddpprof.engine.numbers import Number
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import DeviceMemory, Memory, Record, StepMode
 
@@ -22,11 +24,11 @@ class DeviceUse:
     index: int
     is_own: bool
     """True if the rank trains on it"""
-    steady_bytes: int | None
+    steady_bytes: Annotated[int | None, Number("tensors on its accelerator at the ends of steps, median")]
     """bytes in tensors; ``None`` if not sampled, as on devices that are not its own"""
-    peak_bytes: int
-    reserved_bytes: int
-    total_bytes: int | None
+    peak_bytes: Annotated[int, Number("most tensors on it")]
+    reserved_bytes: Annotated[int, Number("most memory reserved on it")]
+    total_bytes: Annotated[int | None, Number("memory that it has")]
     uuid: str | None = None
 
 
@@ -36,8 +38,8 @@ class RankMemory:
 
     rank: int
     host: str
-    steady_rss_bytes: int | None
-    peak_rss_bytes: int | None
+    steady_rss_bytes: Annotated[int | None, Number("host memory at the ends of steps, median")]
+    peak_rss_bytes: Annotated[int | None, Number("most host memory")]
     devices: tuple[DeviceUse, ...] = ()
 
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.numbers import DEVICE, HOST
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.statistics.p_values import binomial_tail, mean_above, mean_above_zero
 from ddpprof.model import Int64Column
@@ -74,10 +76,10 @@ class Straggler:
 @dataclass(frozen=True, slots=True)
 class Stragglers:
     num_steps: int
-    step_ns: int
+    step_ns: Annotated[int, HOST]
     """median"""
-    ranks: tuple[RankLateness, ...]
-    stragglers: tuple[Straggler, ...]
+    ranks: Annotated[tuple[RankLateness, ...], DEVICE]
+    stragglers: Annotated[tuple[Straggler, ...], DEVICE]
     """stragglers, the latest first"""
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans, intersect, merge, subtract, union_of
 from ddpprof.measures.buckets.overlap import marked_spans, spans_of
 from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
@@ -28,13 +30,17 @@ _BUSY_BEFORE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    forward_ns: int
-    backward_ns: int
-    exposed_comm_ns: int
-    optimizer_ns: int
-    data_ns: int
-    other_ns: int
-    idle_ns: int
+    """The parts of one step, ns. They add up to it."""
+
+    forward_ns: Annotated[
+        int, Number("computation of the forward; the seven parts add up to the step", metric="forward")
+    ]
+    backward_ns: Annotated[int, Number("computation of the backward pass", metric="backward")]
+    exposed_comm_ns: Annotated[int, Number("communication while nothing is computed")]
+    optimizer_ns: Annotated[int, Number("computation of the optimizer", metric="optimizer")]
+    data_ns: Annotated[int, Number("waiting for data", metric="data")]
+    other_ns: Annotated[int, Number("copies and computation of no phase", metric="other")]
+    idle_ns: Annotated[int, Number("time in which the device has nothing to do", metric="idle")]
 
     @property
     def step_ns(self) -> int:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans
 from ddpprof.measures.step.blocks import Block, blocks_of
 from ddpprof.model import UNKNOWN, Int64Column, Trace
@@ -30,9 +32,9 @@ _COMM = 2
 class Idle:
     """Idle time of one step, ns."""
 
-    launch_bound_ns: int
-    comm_wait_ns: int
-    other_ns: int
+    launch_bound_ns: Annotated[int, Number("idle time because the host launched the next work too late; null on CPU")]
+    comm_wait_ns: Annotated[int, Number("idle time around communication; null on CPU")]
+    other_ns: Annotated[int, Number("idle time of another or unknown cause; null on CPU")]
 
     @property
     def idle_ns(self) -> int:

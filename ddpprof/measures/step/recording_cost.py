@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 from statistics import median
+from typing import Annotated
 
+from ddpprof.engine.numbers import Number
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import RecordedStep, StepMode
 
@@ -22,10 +24,10 @@ from ddpprof.model import RecordedStep, StepMode
 class RecordingCost:
     """Recording cost of one rank. Medians of step times, ns; ``None`` if there were no such steps."""
 
-    off_ns: int | None
-    light_ns: int | None
-    profiled_ns: int | None
-    light_ratio: float | None
+    off_ns: Annotated[int | None, Number("median step with recording off")]
+    light_ns: Annotated[int | None, Number("median step with light recording")]
+    profiled_ns: Annotated[int | None, Number("median step under the profiler")]
+    light_ratio: Annotated[float | None, Number("light step over the unrecorded one beside it, median of pairs")]
     num_pairs: int
     spread: float | None
     """spread of the off steps: (largest - smallest) / median"""

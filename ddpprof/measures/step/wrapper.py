@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 
+from ddpprof.engine.numbers import Number
 from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
 from ddpprof.measures.buckets.backward_passes import BackwardCompute, backward_passes
 from ddpprof.measures.buckets.overlap import marked_spans, spans_of
@@ -28,12 +30,12 @@ from ddpprof.model import UNKNOWN, Int64Column, Mark, RecordedStep, Trace
 class WrapperCost:
     """Time of the training thread in one step, ns; ``None`` if not observed."""
 
-    pre_forward_ns: int | None
-    unused_search_ns: int
-    copy_in_ns: int
-    launch_ns: int
-    copy_out_ns: int
-    finalise_ns: int | None
+    pre_forward_ns: Annotated[int | None, Number("DDP's own work before the forward")]
+    unused_search_ns: Annotated[int, Number("DDP's search for unused parameters")]
+    copy_in_ns: Annotated[int, Number("copying gradients into buckets")]
+    launch_ns: Annotated[int, Number("passing buckets to the backend")]
+    copy_out_ns: Annotated[int, Number("copying buckets back into gradients")]
+    finalise_ns: Annotated[int | None, Number("DDP's own work after the backward pass")]
 
     @property
     def total_ns(self) -> int:

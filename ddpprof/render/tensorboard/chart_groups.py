@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpprof.render.tensorboard.event_file import EventFile, summary, text_tensor
-from ddpprof.render.tensorboard.scalars import EXPOSED, LAUNCHES, OVERLAP, PART, STEP
+from ddpprof.render.tensorboard.scalars import EXPOSED, LAUNCHES, OVERLAP, OWN_WORK, PART, STEP
 
 CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ddp": {
         "step": (STEP,),
-        "communication": ("ddp/comm_ms", EXPOSED, "ddp/trailing_comm_ms"),
+        "communication": ("ddp/comm_ms", EXPOSED, "ddp/trailing_ms"),
         "overlap": (OVERLAP,),
-        "cost of DDP": ("ddp/own_work_ms", EXPOSED),
+        "cost of DDP": (OWN_WORK, EXPOSED),
     },
     "parts of a step": {"all": (f"{PART}.*", f"{LAUNCHES}.*")},
 }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from ddpprof.engine.numbers import metrics_of
 from ddpprof.render.tensorboard.event_file import EventFile, summary
 from ddpprof.report import LightStepReport, RankReport, StepReport
 
 NS_PER_MS = 1e6
 
-STEP = "ddp/step_ms"
+_TAG = "ddp/{}_ms"
+STEP, EXPOSED = _TAG.format("step"), _TAG.format("exposed")
 OVERLAP = "ddp/overlap_share"
-EXPOSED = "ddp/exposed_comm_ms"
+OWN_WORK = "ddp/own_work_ms"
 PART = "ddp_step/"
 """prefix of the parts that add up to a step: ``ddp_step/forward_ms``, …"""
 LAUNCHES = "ddp_launches/"
@@ -26,26 +28,15 @@ class Scalar:
     value: float
 
 
+_OF_STEP = {_TAG.format(name): one for name, one in metrics_of(StepReport).items() if len(one.path) == 1}
+"""tag → number of the step itself, without its parts"""
 DESCRIPTIONS = {
-    STEP: "length of the step, by the host's clock",
-    "ddp/compute_ms": "computation, as a union over streams and threads",
-    "ddp/comm_ms": "communication, as a union over streams and threads",
-    EXPOSED: "communication during which nothing is computed",
-    "ddp/trailing_comm_ms": "gradients still in transit between the last backward op and the optimizer",
+    **{tag: one.meaning for tag, one in _OF_STEP.items()},
     OVERLAP: "share of the communication that overlaps with computation: 0 to 1",
-    "ddp/own_work_ms": "time that the training thread spends in DDP's own work, by the host's clock",
+    OWN_WORK: "time that the training thread spends in DDP's own work, by the host's clock",
 }
 
 _OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator does later"
-
-_OF_STEP: Mapping[str, Callable[[StepReport], int | None]] = {
-    STEP: lambda step: step.duration_ns,
-    "ddp/compute_ms": lambda step: step.compute_ns,
-    "ddp/comm_ms": lambda step: step.comm_ns,
-    EXPOSED: lambda step: step.exposed_ns,
-    "ddp/trailing_comm_ms": lambda step: step.trailing_ns,
-    "ddp/own_work_ms": lambda step: step.wrapper.total_ns,
-}
 
 
 def write_scalars(file: EventFile, rank: RankReport, on_accelerator: bool) -> None:
@@ -78,7 +69,8 @@ def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
 
 
 def _of_profiled(step: StepReport) -> dict[str, float | None]:
-    values = {tag: _ms(value(step)) for tag, value in _OF_STEP.items()}
+    values = {tag: _ms(one.value(step)) for tag, one in _OF_STEP.items()}
+    values[OWN_WORK] = _ms(step.wrapper.total_ns)
     values[OVERLAP] = step.overlap_ns / step.comm_ns if step.comm_ns else None
     return values | _parts(step.parts, PART)
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from reports import bucket, compare_runs, light_report, rank, report, step
 
-from ddpprof.comparison import compare as compared
 from ddpprof.comparison.between_runs import MOST_RUNS, Difference
 from ddpprof.comparison.compare import Comparison, compare, compare_reports
-from ddpprof.comparison.conditions import METRICS, parse_conditions
+from ddpprof.comparison.conditions import parse_conditions
 from ddpprof.comparison.gate import GateResult, judge, overall
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
@@ -315,11 +314,6 @@ def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
     with pytest.raises(DdpprofError, match="give one or more of each"):
         compare_reports(*sides)
-
-
-def test_limits_may_be_set_on_every_compared_measure() -> None:
-    """They are listed once more where limits are parsed, so that a misspelt one needs no report."""
-    assert set(METRICS) == {*compared._OF_PROFILED, "wrapper", *compared._OF_LIGHT}
 
 
 def test_the_step_is_the_one_that_each_report_tells() -> None:

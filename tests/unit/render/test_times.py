@@ -12,6 +12,7 @@ import pytest
 from reports import light_report, report, slowdown
 from tables import trace
 
+from ddpprof.engine.numbers import clocks_of
 from ddpprof.layout import Bars, Table
 from ddpprof.measures.step.timeline import move_timeline, step_timeline
 from ddpprof.model import Phase
@@ -24,14 +25,13 @@ from ddpprof.render.tensorboard.scalars import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.report.timeline import RankTimeline, Timeline
-from ddpprof.report.times import times_of
 
 SCHEMA = schema(Report)
 
 
 def on(device: str) -> Report:
     shown = report()
-    return replace(shown, job=replace(shown.job, device=device), times=times_of(device))
+    return replace(shown, job=replace(shown.job, device=device), times=clocks_of(Report) if device == "cuda" else {})
 
 
 NOBODYS = (
@@ -64,7 +64,7 @@ def test_every_time_in_the_json_report_is_somebodys() -> None:
 
     paths = set(fields_in_ns(Report))
     assert {"buckets[].ready_ns", "across.collectives[].transfer_ns", "bound.step_ns"} <= paths
-    assert [path for path in sorted(paths) if not says(times_of("cuda"), path) and not says(NOBODYS, path)] == []
+    assert [path for path in sorted(paths) if not says(clocks_of(Report), path) and not says(NOBODYS, path)] == []
 
 
 def titled(shown: Report, words: str) -> list[Table]:
@@ -87,7 +87,7 @@ def test_no_row_of_buckets_has_times_of_both() -> None:
 
 @pytest.mark.parametrize(("device", "says_so"), [("cuda", True), ("cpu", False)])
 def test_a_step_of_the_light_record_is_one_of_launches(device: str, says_so: bool) -> None:
-    shown = replace(light_report(), times=times_of(device))
+    shown = replace(light_report(), times=clocks_of(Report) if device == "cuda" else {})
     (bars,) = [one for one in sections(shown) if isinstance(one, Bars)]
     assert ("what the host launches" in bars.title) is says_so
 

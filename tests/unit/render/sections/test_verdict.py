@@ -9,6 +9,7 @@ import pytest
 from large_runs import thousand_ranks
 from reports import light_report, report
 
+from ddpprof.engine.numbers import clocks_of
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
 from ddpprof.layout import Line, Table
@@ -18,8 +19,7 @@ from ddpprof.render.sections.findings import change_sentence
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.verdict import Number, verdict
-from ddpprof.report.times import times_of
-from ddpprof.report.tree import LightStepReport
+from ddpprof.report.tree import LightStepReport, Report
 
 
 def test_means_over_ranks_and_steps() -> None:
@@ -45,7 +45,7 @@ def test_the_step_is_that_without_the_profiler_and_shares_are_of_profiled_ones()
     )
     assert came.numbers[0] == Number("step", "50.00 ms")
     on_accelerator = verdict(
-        replace(made, ranks=ranks, times=times_of("cuda"))
+        replace(made, ranks=ranks, times=clocks_of(Report))
     )  # whose host may be ahead by any number of steps
     assert on_accelerator.text == "A step takes 65.20 ms. Exposed communication is 7.45 ms of it, 11%."
 

@@ -61,10 +61,11 @@ def test_each_step_of_each_rank_is_a_point_of_the_same_lines(read: Read) -> None
                 "ddp/step_ms": ms(want.duration_ns),
                 "ddp/compute_ms": ms(want.compute_ns),
                 "ddp/comm_ms": ms(want.comm_ns),
-                "ddp/exposed_comm_ms": ms(want.exposed_ns),
+                "ddp/exposed_ms": ms(want.exposed_ns),
+                "ddp/overlap_ms": ms(want.overlap_ns),
                 "ddp/overlap_share": float(np.float32(want.overlap_ns / want.comm_ns)),
                 "ddp/own_work_ms": ms(want.wrapper.total_ns),
-                **({} if want.trailing_ns is None else {"ddp/trailing_comm_ms": ms(want.trailing_ns)}),
+                **({} if want.trailing_ns is None else {"ddp/trailing_ms": ms(want.trailing_ns)}),
                 **{
                     f"ddp_step/{part.name.removesuffix('_ns')}_ms": ms(getattr(want.parts, part.name))
                     for part in fields(want.parts)
@@ -75,7 +76,7 @@ def test_each_step_of_each_rank_is_a_point_of_the_same_lines(read: Read) -> None
 def test_what_a_step_cannot_tell_has_no_point(read: Read) -> None:
     alone = replace(step(12, 48_000, 0, 0, None, 0), parts=None)
     found = lines(read(report(ranks=(rank(0, alone),)), "rank-0"))
-    assert set(found) == {f"ddp/{name}_ms" for name in ("step", "compute", "comm", "exposed_comm", "own_work")}
+    assert set(found) == {f"ddp/{name}_ms" for name in ("step", "compute", "comm", "overlap", "exposed", "own_work")}
 
 
 def test_lightly_recorded_steps_are_points_too(read: Read) -> None:

@@ -14,7 +14,7 @@ from reports import HOSTILE, across, gpu_report, hostile_report, light_report, r
 from ddpprof.errors import DdpprofError
 from ddpprof.load.run import load_run
 from ddpprof.report import Report, build_report
-from ddpprof.report.tables import TABLES, parquet_bytes
+from ddpprof.report.tables import TABLES, arrow_type, parquet_bytes
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'ddpprof[tables]'")
 
@@ -93,7 +93,7 @@ def test_every_table_is_as_declared(made: Report) -> None:
     for declared in TABLES:
         table = tables[declared.name]
         assert [(f.name, str(f.type), f.metadata) for f in table.schema] == [
-            (c.name, c.kind.value, {b"description": c.description.encode()}) for c in declared.columns
+            (c.column, arrow_type(c), {b"description": c.meaning.encode()}) for c in declared.columns
         ]
         assert table.schema.metadata[b"description"] == declared.description.encode()
         assert table.validate(full=True) is None

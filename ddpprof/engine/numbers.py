@@ -1,0 +1,138 @@
+"""A number is declared once, where its dataclass has it; columns, metrics and clocks are made from the declaration.
+
+    @dataclass(frozen=True, slots=True)
+    class Overlap:
+        exposed_ns: Annotated[int, Number("communication while nothing is computed", metric="exposed")]
+
+Arrow tables take every number of a row as a column, runs are compared by the numbers with a metric, TensorBoard draws
+these, and the JSON report says whose time the fields with a clock are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+
+class Clock(StrEnum):
+    """Whose time is it? On an accelerator the host launches work that the device does later."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+HOST, DEVICE = Clock.HOST, Clock.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The meaning of a field that holds a number, a name or a flag."""
+
+    meaning: str
+    clock: Clock | None = None
+    metric: str = ""
+    """name under which runs are compared by it; empty if they are not"""
+    column: str = ""
+    """name in tables, if that is not the field's"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A field that holds another dataclass, whose numbers count as its own."""
+
+    prefix: str = ""
+    """beginning of the names of their columns"""
+    of: str = ""
+    """words after their meanings, such as ``"in the whole trace"``"""
+    clock: Clock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A number, where it is found from a row, and the column that it makes."""
+
+    number: Number
+    path: tuple[str, ...]
+    kind: type
+    """int, float, str or bool; every number may also be ``None``, which means that the run cannot tell"""
+    column: str
+    meaning: str
+
+    def value(self, row: Any) -> Any:
+        """Return the number of a row; ``None`` if any dataclass on the way is absent."""
+        for name in self.path:
+            if row is None:
+                return None
+            row = getattr(row, name)
+        return row
+
+
+@cache
+def declared_in(row: type) -> tuple[Declared, ...]:
+    """Return the numbers of a dataclass and of its parts, in order."""
+    return tuple(_declared(row, (), Part()))
+
+
+def _declared(row: type, path: tuple[str, ...], part: Part) -> Iterator[Declared]:
+    for name, hint, marks in _fields(row):
+        for mark in marks:
+            if isinstance(mark, Number):
+                meaning = f"{mark.meaning} {part.of}".rstrip()
+                yield Declared(mark, (*path, name), hint, part.prefix + (mark.column or name), meaning)
+            elif isinstance(mark, Part):
+                yield from _declared(hint, (*path, name), mark)
+
+
+def metrics_of(row: type) -> dict[str, Declared]:
+    """Return the numbers by which runs are compared, by the name of the metric."""
+    return {one.number.metric: one for one in declared_in(row) if one.number.metric}
+
+
+@cache
+def clocks_of(row: type) -> dict[str, Clock]:
+    """Return whose time each field is, with all that is below it: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
+    return dict(_clocks(row, ""))
+
+
+def _clocks(row: type, before: str) -> Iterator[tuple[str, Clock]]:
+    for name, hint, marks in _fields(row):
+        clock = next((found for mark in marks if (found := _clock_of(mark)) is not None), None)
+        is_many = _is_tuple(get_type_hints(row, include_extras=True)[name])
+        path = f"{before}{name}{'[]' if is_many else ''}"
+        if clock is not None:
+            yield path.removesuffix("[]"), clock
+        elif is_dataclass(hint):
+            yield from _clocks(hint, f"{path}.")
+
+
+def _clock_of(mark: object) -> Clock | None:
+    return mark if isinstance(mark, Clock) else mark.clock if isinstance(mark, Number | Part) else None
+
+
+def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
+    """Yield name, type and marks of each field; the type is that of the elements of a tuple, and without ``None``."""
+    for name, hint in get_type_hints(row, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        yield name, _bare(hint), marks
+
+
+def _bare(hint: Any) -> Any:
+    """Return the type without its marks, ``None`` and the tuple around it."""
+    if hasattr(hint, "__metadata__"):
+        return _bare(hint.__origin__)
+    if _is_tuple(hint):
+        return _bare(get_args(hint)[0])
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return _bare(kinds[0]) if NoneType in get_args(hint) and len(kinds) == 1 else hint
+
+
+def _is_tuple(hint: Any) -> bool:
+    if hasattr(hint, "__metadata__"):
+        return _is_tuple(hint.__origin__)
+    return (get_origin(hint) is tuple and bool(get_args(hint))) or any(
+        get_origin(kind) is tuple for kind in get_args(hint) if NoneType in get_args(hint)
+    )

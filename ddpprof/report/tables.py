@@ -1,0 +1,252 @@
+"""The report as Arrow tables, for data frames and SQL: `Report.tables`.
+
+A table has a column for every number of its row, with the name and meaning that `engine.numbers` declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ddpprof.engine.numbers import Declared, Number, Part, declared_in
+from ddpprof.errors import DdpprofError, how_to_install
+from ddpprof.findings import Finding
+from ddpprof.measures.buckets.bucket_summary import BucketRow
+from ddpprof.measures.buckets.overlap import Overlap
+from ddpprof.measures.collectives.collective_table import CollectiveSummary
+from ddpprof.measures.kernels.kernels import KernelSummary
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
+from ddpprof.measures.step.recording_cost import RecordingCost
+from ddpprof.report.tree import LightStepReport, RankReport, Report, SlowedKernel, StepReport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
+"""endings of the names of columns that have a unit; numbers of things begin with ``num_``"""
+_ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    name: str
+    """name of the attribute of `Tables`, and of the Parquet file"""
+    description: str
+    row: type
+    rows: Callable[[Report], Iterable[Any]]
+
+    @property
+    def columns(self) -> tuple[Declared, ...]:
+        return declared_in(self.row)
+
+
+def arrow_type(column: Declared) -> str:
+    """Return the type of a column by Arrow's name. Every column may hold nulls, if the run cannot tell."""
+    return _ARROW[column.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    rank: Annotated[int, Number("rank in the job")]
+    host: Annotated[str | None, Number("name of the rank's host")]
+    is_usual: Annotated[bool, Number("whether the report's means include the step")]
+    step: Annotated[StepReport, Part()]
+
+
+@dataclass(frozen=True, slots=True)
+class _LightStep:
+    rank: Annotated[int, Number("rank in the job")]
+    host: Annotated[str | None, Number("name of the rank's host")]
+    step: Annotated[LightStepReport, Part()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    rank: Annotated[int, Number("rank in the job")]
+    host: Annotated[str | None, Number("name of its host")]
+    ended: Annotated[str | None, Number("how its training ended")]
+    num_steps: Annotated[int, Number("number of profiled steps")]
+    num_light_steps: Annotated[int, Number("number of steps without the profiler")]
+    whole: Annotated[Overlap | None, Part("whole_", "in the whole trace, with the time between steps")]
+    cost: Annotated[RecordingCost | None, Part("step_")]
+    waiting: Annotated[RankWaiting | None, Part()]
+    memory: Annotated[RankMemory | None, Part()]
+    device: Annotated[DeviceUse | None, Part("device_")]
+    """the device on which the rank trains; ``None`` if it is not known to be exactly one"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    name: Annotated[str, Number("name of the kernel or op")]
+    launch_shape: Annotated[str | None, Number("grid and block; null on CPU")]
+    input_shapes: Annotated[str | None, Number("shapes of its op's inputs")]
+    position: Annotated[int | None, Number("on CPU: place among the ops of that name")]
+    summary: Annotated[KernelSummary, Part()]
+    slowed: Annotated[SlowedKernel | None, Part("slowdown_")]
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberedFinding:
+    number: Annotated[int, Number("number of the finding in the report")]
+    finding: Annotated[Finding, Part()]
+
+
+def _steps(report: Report) -> Iterator[_Step]:
+    for rank in report.ranks:
+        averaged = {step.step for step in report.averaged(rank)}
+        for step in rank.steps:
+            yield _Step(rank.rank, rank.host, step.step in averaged, step)
+
+
+def _light_steps(report: Report) -> Iterator[_LightStep]:
+    return (_LightStep(rank.rank, rank.host, step) for rank in report.ranks for step in rank.light_steps)
+
+
+def _ranks(report: Report) -> Iterator[_Rank]:
+    waiting = {one.rank: one for one in report.across.waiting} if report.across is not None else {}
+    memory = {one.rank: one for one in report.memory}
+    for one in report.ranks:
+        yield _rank(one, waiting.get(one.rank), memory.get(one.rank))
+
+
+def _rank(one: RankReport, waiting: RankWaiting | None, memory: RankMemory | None) -> _Rank:
+    own = [device for device in memory.devices if device.is_own] if memory is not None else []
+    return _Rank(
+        rank=one.rank,
+        host=one.host,
+        ended=one.ended,
+        num_steps=len(one.steps),
+        num_light_steps=len(one.light_steps),
+        whole=one.whole,
+        cost=one.recording_cost,
+        waiting=waiting,
+        memory=memory,
+        device=own[0] if len(own) == 1 else None,
+    )
+
+
+def _kernels(report: Report) -> Iterator[_Kernel]:
+    slowed = {one.kernel: one for one in report.overlap_slowdown.kernels} if report.overlap_slowdown is not None else {}
+    for summary in report.kernels:
+        one = summary.kernel
+        yield _Kernel(one.name, one.launch_shape, one.input_shapes, one.position, summary, slowed.get(one))
+
+
+TABLES = (
+    TableSchema(
+        "steps",
+        "One row per rank and profiled step. On an accelerator the `wrapper_` columns are times of the host, which "
+        "launches the work; all other times are of the device, which does it.",
+        _Step,
+        _steps,
+    ),
+    TableSchema(
+        "light_steps",
+        "One row per rank and step that ran without the profiler. All times are of the host. Compare the modes `off` "
+        "and `light` to see what recording costs.",
+        _LightStep,
+        _light_steps,
+    ),
+    TableSchema("ranks", "One row per rank.", _Rank, _ranks),
+    TableSchema(
+        "buckets",
+        "One row per gradient bucket of each DDP module. Times are medians over ranks and steps since the end of the "
+        "forward, unless they are lengths. On an accelerator, times up to `launched_ns` are of the host.",
+        BucketRow,
+        lambda report: report.buckets,
+    ),
+    TableSchema(
+        "collectives",
+        "One row per kind of collective, process group and class of size, over all profiled steps. A class reaches "
+        "from one power of two to the next.",
+        CollectiveSummary,
+        lambda report: report.across.collectives if report.across is not None else (),
+    ),
+    TableSchema(
+        "kernels",
+        "One row for each of the kernels (on CPU: ops) that take most of the time of the first rank with a trace.",
+        _Kernel,
+        _kernels,
+    ),
+    TableSchema(
+        "findings",
+        "One row per finding, in the order of the report: a broken training, gains, others, and last what may be "
+        "noise.",
+        _NumberedFinding,
+        lambda report: map(_NumberedFinding, range(1, len(report.findings) + 1), report.findings),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tables:
+    """The tables of one report. Pandas, polars, DuckDB and others read Arrow tables without a copy.
+
+    Columns have their unit in their name, and their description in the metadata of their field.
+    """
+
+    steps: pa.Table
+    light_steps: pa.Table
+    ranks: pa.Table
+    buckets: pa.Table
+    collectives: pa.Table
+    kernels: pa.Table
+    findings: pa.Table
+
+    def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield names and tables, so that ``dict(tables)`` has all of them."""
+        return ((one.name, getattr(self, one.name)) for one in fields(self))
+
+    def __repr__(self) -> str:
+        return f"Tables({', '.join(f'{name}: {table.num_rows} rows' for name, table in self)})"
+
+
+def make_tables(report: Report) -> Tables:
+    """Make the tables of a report. Raises `DdpprofError` if pyarrow is not installed."""
+    arrow = require_arrow()
+    return Tables(**{table.name: _table(arrow, table, report) for table in TABLES})
+
+
+def _table(arrow: Any, table: TableSchema, report: Report) -> pa.Table:
+    rows = list(table.rows(report))
+    columns, declared = [], []
+    for one in table.columns:
+        try:
+            columns.append(arrow.array([one.value(row) for row in rows], arrow_type(one)))
+        except (OverflowError, arrow.ArrowInvalid) as error:  # a report in JSON may hold any number
+            raise DdpprofError(f"{report.job.name}: {table.name}.{one.column} does not fit: {error}.") from error
+        declared.append(arrow.field(one.column, arrow_type(one), metadata={"description": one.meaning}))
+    about = {"description": table.description, "run": report.job.name, "ddpprof": report.ddpprof}
+    return arrow.Table.from_arrays(columns, schema=arrow.schema(declared, metadata=about))
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """Return the content of a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+def require_arrow() -> Any:
+    """Return the module pyarrow. Raises `DdpprofError` if it is not installed."""
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        raise DdpprofError(f"tables need pyarrow. {how_to_install('pyarrow')}") from None
+    return pa
+
+
+def schema_as_markdown(tables: Iterable[TableSchema]) -> str:
+    """Return a section for each table that describes its columns, in Markdown."""
+    return "\n".join(map(_section, tables))
+
+
+def _section(table: TableSchema) -> str:
+    head = [f"## {table.name}", "", table.description, "", "| column | type | meaning |", "| --- | --- | --- |"]
+    rows = [f"| `{one.column}` | {arrow_type(one)} | {one.meaning} |" for one in table.columns]
+    return "\n".join([*head, *rows, ""])
