@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DdpModule
-from ddpprof.model.comm_hooks import Compression
+from ddpprof.model.backends import backend_of
 from ddpprof.predict.candidates import Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.network import Network
 from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
@@ -52,7 +52,7 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
     return Knobs(
         view=not settings.get("gradient_as_bucket_view"),
         static_graph=searches and module.graph_is_static is True and job.num_micro_steps == 1,
-        compression=Compression.by_half(job.backend) if allow_lossy and module.comm_hook is None else None,
+        compression=backend_of(job.backend).halving if allow_lossy and module.comm_hook is None else None,
         accepted=job.accepted_caps,
         drops_list=bool(settings.get("has_bucket_cap_mb_list")),
     )

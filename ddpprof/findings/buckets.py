@@ -13,6 +13,7 @@ from ddpprof.findings.framework_words import accumulation, compression
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule
+from ddpprof.model.backends import backend_of
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, is_rebuilt
 from ddpprof.model.comm_hooks import Compression
 
@@ -143,7 +144,7 @@ def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]
     can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
     if not can_halve or compress is None or (predicted is not None and not o.worth(None, predicted)):
         return f"Send fewer bytes: {accumulate}.", None
-    is_fp16 = Compression.by_half(o.backend) is Compression.FP16
+    is_fp16 = backend_of(o.backend).halving is Compression.FP16
     limit = " (in fp16, values above 65504 overflow, as they may under a GradScaler)" if is_fp16 else ""
     advice = f"Send fewer bytes: halve 32-bit gradients with {compress}, which rounds them{limit}. Or {accumulate}."
     return advice, predicted

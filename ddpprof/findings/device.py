@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ddpprof.findings.finding import Finding, Observed, in_ms
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
+from ddpprof.model.backends import backend_of
 
 _MUCH = 0.1
 """of the step: less is not worth moving work for"""
@@ -33,19 +34,11 @@ def overlap_slowdown(o: Observed) -> Iterator[Finding]:
 
 
 def _advice(o: Observed) -> str:
-    threads, cores = o.num_threads, o.cores_per_rank
-    if o.backend == "gloo" and (threads is None or cores is None or threads == 1 or threads < cores):
-        return _ADVICE[""]  # its threads have a core left, or this would not give them one
-    return _ADVICE.get(o.backend or "", _ADVICE[""])
-
-
-_ADVICE = {
-    "nccl": "Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower communication costs "
-    "nothing as long as it stays hidden.",
-    "gloo": "Leave a core to gloo's threads: set OMP_NUM_THREADS or torch.set_num_threads below the number of cores "
-    "per rank.",
-    "": "Give communication fewer of the device's resources, as long as it stays hidden.",
-}
+    threads, cores, backend = o.num_threads, o.cores_per_rank, backend_of(o.backend)
+    has_a_core_left = threads is None or cores is None or threads == 1 or threads < cores
+    if backend.runs_on_host and has_a_core_left:  # or its threads would not give it one
+        return backend_of(None).on_slow_computation
+    return backend.on_slow_computation
 
 
 def threads_exceed_cores(o: Observed) -> Iterator[Finding]:

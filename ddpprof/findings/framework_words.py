@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpprof.model import Loader
-from ddpprof.model.comm_hooks import Compression
+from ddpprof.model.backends import backend_of
 
 _ACCELERATE = frozenset(
     (
@@ -115,14 +115,14 @@ def compression(framework: str | None, backend: str | None, *arguments: str) -> 
 
     `arguments`: others that DDP's constructor gets with it.
     """
-    halving = Compression.by_half(backend)
+    halving = backend_of(backend).halving
     hook, where = f"default_hooks.{halving.hook}", ", from torch.distributed.algorithms.ddp_comm_hooks"
     if framework is None:
         made = f"ddp = {ddp_argument(None, *arguments)}; " if arguments else ""
         return f"{made}ddp.register_comm_hook(ddp.process_group, {hook}){where}"
     if framework == "accelerate":
         return ddp_argument(framework, *arguments, f"comm_hook=DDPCommunicationHookType.{halving.name}")
-    if framework == "lightning" and backend == "nccl":  # Lightning registers hooks on CUDA only
+    if framework == "lightning" and backend_of(backend).kernels:  # Lightning registers hooks on accelerators only
         return f"{ddp_argument(framework, *arguments, f'ddp_comm_hook={hook}')}{where}"
     return None
 

@@ -123,7 +123,7 @@ _MARKS_BY_PREFIX = (
 # ncclKernel_…, ncclDevKernel_…, ncclSymk…, rccl…, msccl… (RCCL's), oneccl…, Hccl…, also mangled; then torch's own:
 # symmetric memory, and before it `oneShotAllReduceKernel`, `hybridCubeMeshAllReduceKernel`.
 _COMMUNICATION_KERNEL = re.compile(
-    r"(?:\b|^_Z\d+)(?:nccl|rccl|msccl|oneccl|hccl|hcom_)"
+    rf"(?:\b|^_Z\d+)(?:{'|'.join(backends.KERNELS)})"
     r"|\b(?:multimem_\w*|(?:one|two)_?shot_?|hybridCubeMesh)(?:all_?reduce|all_?gather|reduce_?scatter)",
     re.IGNORECASE,
 )

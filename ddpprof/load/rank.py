@@ -16,11 +16,10 @@ from ddpprof.load.tables.build import build_trace
 from ddpprof.load.tables.cycles import join_cycles
 from ddpprof.load.tables.trace_rows import TraceRows
 from ddpprof.model import Rank, Record, StepMode, Trace
+from ddpprof.model.backends import WITH_KERNELS
 from ddpprof.model.record import error_in
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
 
-_WITH_KERNELS = ("cuda", "xpu")
-"""devices whose kernels torch.profiler shows"""
 _NO_KERNELS = (
     "its trace shows no kernel, although the rank trains on {device}, and is left out: host times say nothing of "
     "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
@@ -137,7 +136,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
             is_whole = False
     elif files.expects_trace and (record is None or record.profiles):
         missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
-    if trace is not None and record is not None and record.device in _WITH_KERNELS and trace.device == "cpu":
+    if trace is not None and record is not None and record.device in WITH_KERNELS and trace.device == "cpu":
         missing.append(f"rank {rank}: {_NO_KERNELS.format(device=record.device)}")
         trace = None
     if trace is not None and record is not None and record.no_trace is not None:

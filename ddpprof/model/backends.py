@@ -1,25 +1,115 @@
-"""Backends of torch's process groups, by name, and the kinds of them."""
+"""All that ddpprof knows of single backends and devices, as one table each: a further one is one row.
+
+Elsewhere code asks for a property, such as `runs_on_host`, and compares no names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-_OF_NCCL = ("nccl2", "nccl-lazy")
-"""other names of torch's for NCCL"""
-KNOWN = ("gloo", "nccl", "mpi", "ucc", "xccl", *_OF_NCCL)
-"""backends whose communication is told from other work by the names of spans: ``nccl:all_reduce``"""
-ON_HOST = ("gloo", "mpi", "ucc")
-"""backends whose threads of the host communicate"""
-FOR_CPU_TENSORS = ("gloo", "mpi")
-"""backends that are measured with tensors in the host's memory; DDP refuses to send bf16 over them"""
+from ddpprof.model.comm_hooks import Compression
 
+TCP_PAYLOAD = 1448 / 1514
+"""share of a link that TCP leaves for data, in frames of 1500 bytes"""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A backend of torch's process groups."""
+
+    name: str
+    """torch's name, which also begins its spans in a trace: ``nccl:all_reduce``"""
+    other_names: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    """beginnings of the names of its kernels, in lower case"""
+    runs_on_host: bool = False
+    """whether threads of the host communicate"""
+    takes_cpu_tensors: bool = False
+    """whether it is measured with tensors in the host's memory"""
+    num_at_once: int = 1
+    """number of all-reduces that it does at once: gloo has two threads, NCCL one stream"""
+    halving: Compression = Compression.FP16
+    """comm hook that halves gradients; DDP refuses to send bf16 over most backends"""
+    aborts: bool = False
+    """whether it aborts the process when ranks call different collectives"""
+    payload: float = 1.0
+    """share of the link's rate that is left for gradients"""
+    on_slow_computation: str = "Give communication fewer of the device's resources, as long as it stays hidden."
+    """what to change if communication slows computation"""
+
+
+BACKENDS = (
+    Backend(
+        "gloo",
+        runs_on_host=True,
+        takes_cpu_tensors=True,
+        num_at_once=2,
+        aborts=True,
+        payload=TCP_PAYLOAD,
+        on_slow_computation="Leave a core to gloo's threads: set OMP_NUM_THREADS or torch.set_num_threads below the "
+        "number of cores per rank.",
+    ),
+    Backend(
+        "nccl",
+        other_names=("nccl2", "nccl-lazy"),
+        kernels=("nccl", "rccl", "msccl"),  # those of AMD's RCCL, too
+        halving=Compression.BF16,
+        on_slow_computation="Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower "
+        "communication costs nothing as long as it stays hidden.",
+    ),
+    Backend("mpi", runs_on_host=True, takes_cpu_tensors=True),
+    Backend("ucc", runs_on_host=True),
+    Backend("xccl", kernels=("oneccl",)),
+    Backend("hccl", kernels=("hccl", "hcom_")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A kind of device on which a rank may train."""
+
+    name: str
+    """torch's name"""
+    has_kernels: bool = False
+    """whether traces show its kernels; without them, a trace says nothing of its work"""
+    activity: str | None = None
+    """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler records it"""
+    counts_memory: bool = False
+    """whether its allocator is asked as CUDA's is"""
+
+
+DEVICES = (
+    Device("cpu"),
+    Device("cuda", has_kernels=True, activity="CUDA", counts_memory=True),
+    Device("xpu", has_kernels=True, activity="XPU", counts_memory=True),
+    Device("npu", has_kernels=True),  # torch_npu has a profiler of its own
+    Device("mps"),
+)
+
+_BY_NAME: Mapping[str, Backend] = {name: one for one in BACKENDS for name in (one.name, *one.other_names)}
+_OTHER = Backend("")
+KNOWN = tuple(_BY_NAME)
+"""names of all backends in the table"""
+ON_HOST = tuple(one.name for one in BACKENDS if one.runs_on_host)
+KERNELS = tuple(name for one in BACKENDS for name in one.kernels)
+WITH_KERNELS = tuple(one.name for one in DEVICES if one.has_kernels)
+ACTIVITIES: Mapping[str, str] = {one.name: one.activity for one in DEVICES if one.activity is not None}
+"""device → its activity in torch.profiler"""
+WITH_MEMORY = tuple(one.name for one in DEVICES if one.counts_memory)
 
 _SHARED_GPU = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU(?:/Partition)?", re.IGNORECASE)
 
 
+def backend_of(name: str | None) -> Backend:
+    """Return what is known of a backend; for an unknown one, what holds for most."""
+    return _BY_NAME.get(name or "", _OTHER)
+
+
 def standard_name(backend: str) -> str:
     """Return the name by which rules and predictions know a backend: several of torch's names are NCCL."""
-    return "nccl" if backend in _OF_NCCL else backend
+    return backend_of(backend).name or backend
 
 
 def refusal_of_shared_gpu(error: str) -> str | None:

@@ -12,11 +12,6 @@ class Compression(StrEnum):
     BF16 = "bf16"
     POWERSGD = "powersgd"
 
-    @classmethod
-    def by_half(cls, backend: str | None) -> Compression:
-        """Return the hook that halves gradients: bf16 with NCCL, as DDP refuses it for most other backends."""
-        return cls.BF16 if backend == "nccl" else cls.FP16
-
     @property
     def hook(self) -> str:
         """Name of the function in torch."""

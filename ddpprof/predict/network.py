@@ -15,6 +15,7 @@ from statistics import median
 
 from ddpprof.measures.statistics.medians import first_quartile
 from ddpprof.measures.statistics.size_model import SizeModel, fit_size_model
+from ddpprof.model.backends import backend_of
 from ddpprof.model.netbench import NetBench
 from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link
@@ -42,11 +43,6 @@ class Network:
     """True if measured by `ddpprof netbench`, not by a run's buckets"""
 
 
-def workers(backend: str) -> int:
-    """Return how many all-reduces a backend does at once: gloo has two threads, NCCL one stream."""
-    return 2 if backend == "gloo" else 1
-
-
 def network_of_bench(bench: NetBench) -> Network | None:
     """Fit the first quartile of each size, since longer times were disturbed; ``None`` for fewer than three sizes."""
     sizes = [one.num_bytes for one in bench.sizes]
@@ -58,7 +54,7 @@ def network_of_bench(bench: NetBench) -> Network | None:
         alone=_cost(model),
         busy=_robust_cost(beside, [first_quartile(one.lasted_ns) for one in bench.beside]),
         taken=_robust_cost(beside, [first_quartile(one.taken_ns) for one in bench.beside]),
-        at_once=workers(bench.backend),
+        at_once=backend_of(bench.backend).num_at_once,
     )
     return Network(link, bench.world_size, sizes[0], sizes[-1], len(sizes), model.relative_error, is_benched=True)
 
@@ -89,7 +85,7 @@ def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Netwo
 def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | None:
     """Fit buckets sent in sequence; ``None`` if they share the link, or do not separate latency from rate."""
     sizes = training.bucket_bytes
-    if workers(training.backend) > 1 or any(len(step.finished_ns) < len(sizes) for step in steps):
+    if backend_of(training.backend).num_at_once > 1 or any(len(step.finished_ns) < len(sizes) for step in steps):
         return None
     took: list[list[float]] = [[] for _ in sizes]
     for step in steps:
@@ -105,7 +101,7 @@ def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | 
 
 
 def _of_shared_link(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    sizes, at_once = training.bucket_bytes, workers(training.backend)
+    sizes, at_once = training.bucket_bytes, backend_of(training.backend).num_at_once
     telling = {index for index, size in enumerate(sizes) if size * _LEAST_OF_LARGEST >= max(sizes)}
     sent_in = [training.sent_when(step.ready_ns) for step in steps]
     if not any(telling & step.finished_ns.keys() for step in steps):
@@ -130,7 +126,7 @@ def _of_shared_link(steps: Sequence[ObservedStep], training: Training) -> Networ
 def _network(training: Training, alone: Cost, relative_error: float) -> Network:
     sizes = training.bucket_bytes
     return Network(
-        link=Link(alone, at_once=workers(training.backend)),
+        link=Link(alone, at_once=backend_of(training.backend).num_at_once),
         world_size=training.world_size,
         least_bytes=min(sizes),
         most_bytes=max(sizes),

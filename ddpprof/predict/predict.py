@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
+from ddpprof.model.backends import backend_of
 from ddpprof.model.bucket_assignment import same_buckets
 from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.network import Network
@@ -24,9 +25,6 @@ from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed
 from ddpprof.predict.setting import Algorithm, Setting, sent_share
 from ddpprof.predict.training import Computed, Training
 from ddpprof.predict.uncertainty import doubts_about
-
-TCP_PAYLOAD = 1448 / 1514
-"""share of an Ethernet frame (1500 bytes and header) left for the data of TCP with timestamps"""
 
 _BATCH_ERROR = 0.1
 """error of the computation per doubling of the batch, since it need not grow in proportion"""
@@ -256,7 +254,7 @@ def _link(network: Network, setting: Setting, backend: str) -> Link:
         busy = replace(link.busy, constant_ns=max(0.0, link.busy.constant_ns + more_ns), floor_ns=0.0)
         link = replace(link, alone=Cost(latency_ns, link.alone.ns_per_byte), busy=busy)
     if setting.bytes_per_s is not None:
-        payload = TCP_PAYLOAD if backend == "gloo" else 1.0
+        payload = backend_of(backend).payload
         wire_ns_per_byte = carried * 1e9 / (setting.bytes_per_s * payload)
         taken = link.taken_at(wire_ns_per_byte)
         link = replace(

@@ -15,16 +15,13 @@ from typing import Any
 import torch
 
 from ddpprof.model import DeviceMemory, Memory
+from ddpprof.model.backends import WITH_MEMORY
 
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
 """errors of a failing device, or of an allocator without statistics; the rest of the record is still useful"""
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-
-
-_COUNTED = ("cuda", "xpu")
-"""accelerators whose allocators torch queries in the same way"""
 
 
 class MemoryNotes:
@@ -36,7 +33,7 @@ class MemoryNotes:
     def owns(self, devices: Iterable[torch.device]) -> None:
         """Note devices on which the process trains."""
         for device in devices:
-            if device.type in _COUNTED and device.index is not None:
+            if device.type in WITH_MEMORY and device.index is not None:
                 self._own.add(device.index)
                 self._torch = getattr(torch, device.type)
 

@@ -104,7 +104,7 @@ def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
     if not dist.is_available() or not dist.is_backend_available(backend):
         known = [name for name in backends.KNOWN if dist.is_backend_available(name)]
         raise CannotRecord(f"this torch has no backend {backend}; it has {', '.join(known)}.")
-    if device is None or backend in backends.FOR_CPU_TENSORS:
+    if device is None or backends.backend_of(backend).takes_cpu_tensors:
         return torch.device("cpu"), backend
     device = torch.device(device.type, _place(os.environ).local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from ddpprof.model.backends import ACTIVITIES
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.hang_signals import GRACE_S, signals_end_a_hang
 from ddpprof.record.settings import Settings
@@ -29,7 +30,7 @@ _TOGGLES_S = 0.5
 """seconds to wait for the device before its collection is switched; later it is tried again"""
 _LETS_GO_S = 0.02
 """seconds for gloo's threads to end their spans after their collectives, before the profiler's memory is freed"""
-_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+_ACTIVITIES = {device: getattr(ProfilerActivity, name) for device, name in ACTIVITIES.items()}
 _GPU_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 """of drivers of NVIDIA, in Windows' subsystem for Linux, and of AMD"""
 _TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}

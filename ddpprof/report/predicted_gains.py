@@ -11,7 +11,7 @@ from ddpprof.findings.predictions import ACCUMULATED, NewBuckets, Predicted, Pre
 from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 from ddpprof.measures.statistics.medians import error_of_median
 from ddpprof.model import StepMode
-from ddpprof.model.comm_hooks import Compression
+from ddpprof.model.backends import backend_of
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.search import choose_caps
@@ -133,7 +133,7 @@ class _Changes:
     def _compression(self) -> Predicted | None:
         """Return the effect of compression; ``None`` unless gradients are known to become smaller."""
         training = self.profile.training
-        hook = Compression.by_half(training.backend)
+        hook = backend_of(training.backend).halving
         halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
         return self._of(Setting(compression=hook)) if halves and self.profile.comm_hook is None else None
 

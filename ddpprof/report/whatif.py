@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
-from ddpprof.model.backends import FOR_CPU_TENSORS
+from ddpprof.model.backends import backend_of
 from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.network import Network
@@ -157,7 +157,7 @@ def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
             "a step has backward passes through different DDP modules, so --accumulation does not say which of them to "
             "repeat."
         )
-    if world.compression is Compression.BF16 and training.backend in FOR_CPU_TENSORS:
+    if world.compression is Compression.BF16 and backend_of(training.backend).takes_cpu_tensors:
         raise DdpprofError(f"DDP refuses bf16_compress_hook on {training.backend}: fp16 sends as much.")
     if world.bytes_per_s is not None:
         for one in profile.passes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from ddpprof.findings.hangs import SAME_COLLECTIVES
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
+from ddpprof.model.backends import backend_of
 from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report
@@ -79,7 +80,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
 
 def _may_be_of_gloo(end: RankEnd) -> bool:
     """Return whether gloo may have aborted the process: SIGABRT ended it in a collective."""
-    return end.exit_code == -signal.SIGABRT and end.backend == "gloo" and end.collective is not None
+    return end.exit_code == -signal.SIGABRT and backend_of(end.backend).aborts and end.collective is not None
 
 
 _UNEVEN = " If ranks have different numbers of batches, those with more wait for the others: divide the data evenly."

@@ -10,7 +10,7 @@ from predictions import MIB, UNIT, observed_step, training
 
 from ddpprof.load.netbench import parse_netbench
 from ddpprof.model.bucket_assignment import Gradient
-from ddpprof.predict.network import network_of_bench, network_of_steps, workers
+from ddpprof.predict.network import network_of_bench, network_of_steps
 from ddpprof.predict.replay import NOTHING
 
 SIZES = (MIB, 2 * MIB, 4 * MIB)
@@ -57,10 +57,6 @@ def test_gloo_s_buckets_share_the_link() -> None:
 
 def test_no_end_of_a_bucket_tells_nothing() -> None:
     assert network_of_steps([observed_step((20, 30, 40), {})], training(**THREE)) is None
-
-
-def test_workers() -> None:
-    assert [workers(backend) for backend in ("gloo", "nccl", "mpi")] == [2, 1, 1]
 
 
 def bench(beside: tuple[tuple[int, int, int], ...] = (), **changes: Any) -> Any:

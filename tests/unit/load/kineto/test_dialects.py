@@ -26,6 +26,17 @@ def test_kernels_of_a_graph_belong_where_the_graph_was_launched(launch: str, tra
     assert (loaded.collectives.step.tolist(), loaded.collectives.launched_ns.tolist()) == ([0], [50])
 
 
+def test_an_ascend_npu_is_an_accelerator_whose_collectives_are_hccl_s(trace: Any) -> None:
+    """Its row in `model.backends` is all that is known of it."""
+    trace.step(1, 0, 100).add("privateuse1_runtime", "aclrtLaunchKernel", 10, 12, correlation=1)
+    trace.add("privateuse1_runtime", "aclrtLaunchKernel", 20, 22, correlation=2)
+    trace.kernel("MatMulV2", 30, 60, 1, stream=3)
+    loaded = trace.kernel("hcom_allReduce__523_0_1", 50, 90, 2, stream=8).load()
+    assert loaded.device != "cpu"
+    assert loaded.compute.step.tolist() == [0]
+    assert (loaded.collectives.kind.tolist(), loaded.collectives.launched_ns.tolist()) == ([K.ALL_REDUCE], [20])
+
+
 def test_a_rank_of_one_step_has_it(trace: Any) -> None:
     loaded = trace.step(7, 0, 100).launch(1, 50).kernel("gemm", 500, 600, 1).load()
     assert ([step.number for step in loaded.steps], loaded.compute.step.tolist()) == ([7], [0])
