@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpprof.findings.bucket_layout import advised_buckets, bucket_sizes_under, bytes_of, call_for, cap_mb
+from ddpprof.findings.change import Change, ChangeKind, bucket_change
 from ddpprof.findings.finding import Finding, Observed, at_most, in_ms, size
 from ddpprof.findings.framework_words import accumulation, compression
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
@@ -64,6 +65,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             if _total_bytes(buckets) < len(buckets) * MIB:
                 continue  # latency, not bandwidth: `buckets_too_small` reports it
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
+            change = _halving(o, module)
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
         elif is_cut and late is not last:
             continue  # `buckets_too_large` reports it
@@ -72,7 +74,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
             smaller = "" if new.predicted is None else f" to {size(left * bytes_of(last))}"
             advice = f"Shrink the last bucket{smaller}: {call_for(o.framework, new)}."
-            gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
+            gain, predicted, change = round(o.trailing_ns * (1 - left)), new.predicted, bucket_change(o.framework, new)
         elif not is_cut and bytes_of(late) >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
@@ -80,13 +82,22 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             evidence += f"; it alone takes {in_ms(transfer)}"
             if not o.is_compiled:
                 evidence += f", and {_leaves(new, left, late)}"
+            change = _halving(o, module)
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
             continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
         if o.worth(gain, predicted):
             gain_ns = at_most(gain, predicted)
             yield Finding(
-                "trailing-communication", title, evidence, advice, gain_ns, predicted=predicted, cause_ns=o.trailing_ns
+                "trailing-communication",
+                title,
+                evidence,
+                advice,
+                gain_ns,
+                predicted=predicted,
+                cause_ns=o.trailing_ns,
+                subject={"bucket": late.index},
+                change=change,
             )
 
 
@@ -133,21 +144,28 @@ def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
     return large if (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2 else last
 
 
+def _halving(o: Observed, module: DdpModule) -> Change | None:
+    """Return the hook that halves gradients, if one can be registered and is worth it."""
+    predicted, compress = o.predictions.compression, compression(o.framework, o.backend)
+    can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
+    if not can_halve or compress is None or (predicted is not None and not o.worth(None, predicted)):
+        return None
+    return Change(ChangeKind.COMM_HOOK, {backend_of(o.backend).halving.hook: True}, compress, is_lossy=True)
+
+
 def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]:
     """Return advice on sending fewer bytes, and its predicted gain, if known."""
-    predicted = o.predictions.compression
+    halving = _halving(o, module)
     if o.num_micro_steps > 1:
         accumulate = f"accumulate more than the present {o.num_micro_steps} batches per step"
     else:
         accumulate = accumulation(o.framework, bool(module.settings.get("static_graph")))
-    compress = compression(o.framework, o.backend)
-    can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
-    if not can_halve or compress is None or (predicted is not None and not o.worth(None, predicted)):
+    if halving is None:
         return f"Send fewer bytes: {accumulate}.", None
     is_fp16 = backend_of(o.backend).halving is Compression.FP16
     limit = " (in fp16, values above 65504 overflow, as they may under a GradScaler)" if is_fp16 else ""
-    advice = f"Send fewer bytes: halve 32-bit gradients with {compress}, which rounds them{limit}. Or {accumulate}."
-    return advice, predicted
+    advice = f"Send fewer bytes: halve 32-bit gradients with {halving.code}, which rounds them{limit}. Or {accumulate}."
+    return advice, o.predictions.compression
 
 
 _HALVED = ("float32", "float64", None)
@@ -181,6 +199,7 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
                 cause_ns=o.exposed_ns,
+                change=bucket_change(o.framework, new),
             )
 
 
@@ -206,6 +225,7 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
                 cause_ns=o.exposed_ns,
+                change=bucket_change(o.framework, new),
             )
 
 
@@ -249,6 +269,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
                 cause_ns=o.exposed_ns,
+                change=bucket_change(o.framework, new),
             )
 
 
@@ -283,6 +304,7 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
         best.predicted.high_ns,
         predicted=best.predicted,
         cause_ns=o.exposed_ns,
+        change=bucket_change(o.framework, best),
     )
 
 
@@ -314,6 +336,7 @@ def late_parameter(o: Observed) -> Iterator[Finding]:
                     f"ready, but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
                     _reorder(module, bucket.slowest_parameter),
                     gain,
+                    subject={"parameter": bucket.slowest_parameter, "bucket": bucket.index},
                 )
 
 

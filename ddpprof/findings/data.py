@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpprof.findings.change import Change, loader_change
 from ddpprof.findings.finding import Finding, Observed, in_ms
-from ddpprof.findings.framework_words import divide_data, load_with, reshuffle, seed_ranks
+from ddpprof.findings.framework_words import divide_data, reshuffle, seed_ranks
 from ddpprof.model import Loader
 from ddpprof.words import ranks_in_words
 
@@ -134,28 +135,33 @@ def idle_for_data(o: Observed) -> Iterator[Finding]:
         return
     slowest = max((one for _, one in _training_loaders(o)), key=lambda one: one.waited_ns or 0, default=None)
     workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
+    advice, change = (_CHEAPER, None) if slowest is None else _more_workers(o, slowest)
     yield Finding(
         "idle-for-data",
         "Training waits for its DataLoader",
         f"{in_ms(o.data_ns)} per step, {o.data_ns / o.step_ns:.0%} of the step{workers}",
-        _CHEAPER if slowest is None else _more_workers(o, slowest),
+        advice,
         o.data_ns,
+        change=change,
     )
 
 
 _CHEAPER = "Make loading cheaper: use fewer transforms, or store the data in the form that training reads."
 
 
-def _more_workers(o: Observed, loader: Loader) -> str:
-    """Return advice on adding workers, as far as the host has cores for them."""
+def _more_workers(o: Observed, loader: Loader) -> tuple[str, Change | None]:
+    """Return advice on adding workers, as far as the host has cores for them, and the change."""
     wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
+    more = loader_change(o.framework, wanted, again)
     if o.cores_per_rank is None:
-        return f"{load_with(o.framework, wanted, again)}, if the host has cores for them, or use cheaper transforms."
+        return f"{more.code}, if the host has cores for them, or use cheaper transforms.", more
     possible = min(wanted, int(o.cores_per_rank) - 1)  # one core trains
     if possible > loader.num_workers:
-        return f"{load_with(o.framework, possible, again)}, or use cheaper transforms."
+        more = loader_change(o.framework, possible, again)
+        return f"{more.code}, or use cheaper transforms.", more
     cores = f"{o.cores_per_rank:.3g} core{'' if o.cores_per_rank == 1 else 's'} for each rank"
     if loader.num_workers == 0:
-        one = load_with(o.framework, 1, again)
-        return f"{_CHEAPER} {one} helps if loading waits for storage; for computation, the host has only {cores}."
-    return f"{_CHEAPER} The host has {cores}, and none left for more workers."
+        one = loader_change(o.framework, 1, again)
+        helps = f"{one.code} helps if loading waits for storage; for computation, the host has only {cores}."
+        return f"{_CHEAPER} {helps}", one
+    return f"{_CHEAPER} The host has {cores}, and none left for more workers.", None

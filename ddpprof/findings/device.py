@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpprof.findings.change import environment_change
 from ddpprof.findings.finding import Finding, Observed, in_ms
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
@@ -30,6 +31,7 @@ def overlap_slowdown(o: Observed) -> Iterator[Finding]:
         _advice(o),
         o.slowdown_lost_ns,
         is_noise=may_be_other_work,
+        change=environment_change(**backend_of(o.backend).to_slow_it) if backend_of(o.backend).to_slow_it else None,
     )
 
 
@@ -58,6 +60,8 @@ def threads_exceed_cores(o: Observed) -> Iterator[Finding]:
         "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself, other ways to "
         "start ranks do not.",
         None,
+        subject={"host": host.host},
+        change=environment_change(OMP_NUM_THREADS=str(fit)),
     )
 
 
@@ -100,4 +104,5 @@ def device_imbalance(o: Observed) -> Iterator[Finding]:
         "computation per step: " + ", ".join(f"device {load.device} {in_ms(load.compute_ns)}" for load in loads[:8]),
         f"Move layers, or parts of the batch, from device {loads[0].device} to device {loads[-1].device}.",
         surplus,
+        subject={"device": loads[0].device},
     )

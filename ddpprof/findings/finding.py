@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ddpprof.engine.numbers import Number, Part
+from ddpprof.findings.change import Change
 from ddpprof.findings.predictions import Predicted, Predictions
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
@@ -60,6 +61,10 @@ class Finding:
 
     may_be_meant: bool = False
     """True if training may do on purpose what the finding says"""
+    subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
+    """what it is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
+    change: Change | None = None
+    """what to change, for a tool to apply; ``None`` if only the script's author can, or the best value is unknown"""
 
     @property
     def is_guess(self) -> bool:

@@ -60,6 +60,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
         predicted=predicted,
         is_noise=may_be_other_work,
         cause_ns=late_ns,
+        subject={"rank": slowest.rank},
     )
 
 
@@ -79,6 +80,7 @@ def slow_rank(o: Observed) -> Iterator[Finding]:
             f"step more by itself than {others}",
             _advice(o, None),
             late_ns,
+            subject={"rank": slowest},
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddpprof.findings.change import ddp_change
 from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, in_ms, size
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
 from ddpprof.model import DdpModule
@@ -35,6 +36,8 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 gain_ns,
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(o),
+                subject={"module": module.name},
+                change=ddp_change(o.framework, find_unused_parameters=False),
             )
         elif module.unused:
             unused = set(module.unused)
@@ -53,6 +56,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 f"If no other batch uses {them}, freeze {them} before wrapping (parameter.requires_grad_(False)) or "
                 f"remove {them}.{static}",
                 None,
+                subject={"module": module.name, "parameter": module.unused[0]},
             )
 
 
@@ -93,6 +97,8 @@ def static_graph(o: Observed) -> Iterator[Finding]:
                 at_most(o.unused_search_ns, predicted),
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(o),
+                subject={"module": module.name},
+                change=ddp_change(o.framework, static_graph=True, find_unused_parameters=False),
             )
 
 
@@ -119,6 +125,7 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
         "waits for rank 0",
         f"{_without_broadcast(o.framework)}. " + _if_they_may_differ(others, number),
         o.buffer_sync_ns,
+        change=ddp_change(o.framework, broadcast_buffers=False),
     )
 
 
@@ -172,4 +179,5 @@ def gradient_copies(o: Observed) -> Iterator[Finding]:
         at_most(o.copy_out_ns, predicted),
         predicted=predicted,
         cause_ns=o.copy_out_ns,
+        change=ddp_change(o.framework, gradient_as_bucket_view=True),
     )

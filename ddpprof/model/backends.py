@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddpprof.model.comm_hooks import Compression
 
@@ -38,6 +38,8 @@ class Backend:
     """share of the link's rate that is left for gradients"""
     on_slow_computation: str = "Give communication fewer of the device's resources, as long as it stays hidden."
     """what to change if communication slows computation"""
+    to_slow_it: Mapping[str, str] = field(default_factory=dict)
+    """environment variables that make it take fewer of the device's resources"""
 
 
 BACKENDS = (
@@ -58,6 +60,7 @@ BACKENDS = (
         halving=Compression.BF16,
         on_slow_computation="Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower "
         "communication costs nothing as long as it stays hidden.",
+        to_slow_it={"NCCL_MAX_CTAS": "8"},
     ),
     Backend("mpi", runs_on_host=True, takes_cpu_tensors=True),
     Backend("ucc", runs_on_host=True),
