@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     wrapper.static_graph,
     wrapper.buffers_broadcast,
     wrapper.gradient_copies,
-    lambda o: iter(o.beside),  # of side streets
+    lambda o: iter(o.beside),  # of topics
     device.device_imbalance,
     memory.memory_of_others,
     memory.memory_imbalance,

@@ -172,9 +172,9 @@ class Observed:
     """number of its steps"""
     predictions: Predictions = field(default_factory=Predictions)
     beside: tuple[Finding, ...] = ()
-    """what side streets find"""
+    """what topics find"""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """rule → what to do about it on the side street that the job takes"""
+    """rule → what to do about it, as another topic knows better"""
 
     @property
     def shares_cores(self) -> bool:

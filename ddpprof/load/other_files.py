@@ -1,13 +1,13 @@
-"""The only list of other tools' files that are not traces; a side street reads each."""
+"""The only list of other tools' files that are not traces; a topic reads each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from ddpprof.files import Location
-from ddpprof.horovod.timeline import HOROVOD_TIMELINE
-from ddpprof.horovod.timeline_file import is_horovod_timeline, load_horovod
 from ddpprof.model import OtherFile
+from ddpprof.topics.horovod.timeline import HOROVOD_TIMELINE
+from ddpprof.topics.horovod.timeline_file import is_horovod_timeline, load_horovod
 
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
     (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),

@@ -140,7 +140,7 @@ class Attempt:
 
 
 class OtherFile(Protocol):
-    """A file of another tool that covers all ranks; a side street reads the rest of it."""
+    """A file of another tool that covers all ranks; a topic reads the rest of it."""
 
     @property
     def world_size(self) -> int | None: ...

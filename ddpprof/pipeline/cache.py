@@ -21,7 +21,6 @@ from ddpprof.files import Location, RemotePath, spelled
 from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
 from ddpprof.pipeline.entry import BadEntryError, encode, read_about, stamps_of
-from ddpprof.report.side_streets import SIDE_STREETS
 from ddpprof.scratch import scratch_folder
 from ddpprof.user_key import is_of_this_user, user_folder
 
@@ -126,6 +125,5 @@ def code_version() -> str:
 
 
 _DEPENDS_ON = (
-    "intervals.py", "words.py", "load", "measures", "model", "pipeline", "report",
-    *(street.folder for street in SIDE_STREETS),
+    "intervals.py", "words.py", "engine", "load", "measures", "model", "pipeline", "report", "topics",
 )  # fmt: skip

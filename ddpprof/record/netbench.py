@@ -28,7 +28,7 @@ from ddpprof import __version__
 from ddpprof.errors import CannotRecord
 from ddpprof.model import backends
 from ddpprof.model.netbench import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
-from ddpprof.record.netbench_beside import Start, measure_beside
+from ddpprof.record.netbench_beside import Start, measure_topics
 from ddpprof.record.netbench_job import STORE_VARIABLE
 
 _WARM_UPS = 3
@@ -220,7 +220,7 @@ class _Bench:
         for one in sizes:
             size = one.num_bytes
             if _BESIDE[0] <= size <= _BESIDE[1]:
-                taken, lasted = measure_beside(self._start(size), median(one.longest_ns), self._may_take_ns, _from_all)
+                taken, lasted = measure_topics(self._start(size), median(one.longest_ns), self._may_take_ns, _from_all)
                 yield BesideTimes(size, tuple(taken), tuple(lasted))
 
     def _in_turns(self, variants: Sequence[Sequence[Start]]) -> list[list[_Ranks]]:

@@ -28,7 +28,7 @@ Start = Callable[[], Any]
 """function that starts a collective, and returns its work"""
 
 
-def measure_beside(
+def measure_topics(
     start: Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
     """Return, per round, the cost of a collective on the rank that loses most, and how long it lasts, ns.

@@ -27,7 +27,7 @@ from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.side_streets import combine_beside, observe_beside
+from ddpprof.report.topics import combine_topics, observe_topics
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 from ddpprof.words import ranks_in_words, utf8_text
 
@@ -72,7 +72,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
     memory = tuple(record.memory for record in records if record.memory)
-    job, beside = _job(run, ranks, modules), combine_beside([one.beside for one in ranks])
+    job, beside = _job(run, ranks, modules), combine_topics([one.beside for one in ranks])
     measured = [step for one in reports for step in one.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
     whole = [step for step in measured if step.step not in cut_off]
@@ -106,7 +106,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     observed = observe(run, modules, ranks, buckets, report)
     passes = {one.rank: one.trace.passes for one in together if one.trace}
     predictions = _predictions(KnownRun(report, modules, {}, passes), observed, recorded)
-    observed = observe_beside(replace(observed, predictions=predictions), beside)
+    observed = observe_topics(replace(observed, predictions=predictions), beside)
     findings, bound = find(observed), find_bound(report, observed)
     drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
     return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)

@@ -8,14 +8,14 @@ from statistics import median
 from ddpprof import __version__
 from ddpprof.findings import Observed, find
 from ddpprof.model import OtherFile, Run
-from ddpprof.report.side_streets import SIDE_STREETS, observe_beside
+from ddpprof.report.topics import TOPICS, observe_topics
 from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, RankReport, Report
 from ddpprof.words import utf8_text
 
 
 def report_of_file(run: Run, file: OtherFile) -> Report:
     """Build the report: the same tree, with as much as such a file says."""
-    readers = ((street.report_field, street.of_file(file)) for street in SIDE_STREETS if street.of_file is not None)
+    readers = ((street.report_field, street.of_file(file)) for street in TOPICS if street.of_file is not None)
     field, told = next((field, told) for field, told in readers if told is not None)
     light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
     observed = Observed(
@@ -46,7 +46,7 @@ def report_of_file(run: Run, file: OtherFile) -> Report:
             RankReport(rank=0, host=None, ended=None, whole=None, steps=(), light_steps=light, recording_cost=None),
         ),
         buckets=(),
-        findings=find(observe_beside(observed, {field: told.measured})),
+        findings=find(observe_topics(observed, {field: told.measured})),
         across=across if told.waiting else None,
     )
     return replace(report, **{field: told.measured})

@@ -37,7 +37,7 @@ from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import DdpModule, Rank, Record, RecordedStep, StepMode, Trace
 from ddpprof.model.light_step import measure_recorded_breakdown
 from ddpprof.model.tables import rows_of
-from ddpprof.report.side_streets import BesideDdp, measure_beside
+from ddpprof.report.topics import OfTopics, measure_topics
 from ddpprof.report.tree import LightStepReport, RankReport, StepReport
 
 MOST_KERNELS = 500
@@ -94,7 +94,7 @@ class RankSummary:
     report: RankReport
     buckets: tuple[BucketStep, ...]
     progress: tuple[StepProgress, ...]
-    beside: BesideDdp
+    beside: OfTopics
     record: RecordSummary | None
     trace: TraceSummary | None
 
@@ -150,7 +150,7 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
         report=_rank_report(rank, modules),
         buckets=tuple(bucket_steps(rank, modules)),
         progress=progress_of_rank(rank),
-        beside=measure_beside(rank, rank.measured_step_indices),
+        beside=measure_topics(rank, rank.measured_step_indices),
         record=_record_summary(rank.record) if rank.record is not None else None,
         trace=_trace_summary(rank, modules),
     )

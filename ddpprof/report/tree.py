@@ -13,12 +13,9 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated
 
-from ddpprof.data_parallel.own_reduction import OwnReduction
-from ddpprof.data_parallel.transfers import DataParallelReport
 from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
-from ddpprof.horovod.reductions import HorovodSummary
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
@@ -42,8 +39,11 @@ from ddpprof.model import Kernel, StepMode
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import WholeRun
 from ddpprof.predict.caps import AcceptedCaps, accepted_caps
-from ddpprof.rpc.calls import RankRpc
 from ddpprof.shown_in_notebooks import ShownInNotebooks
+from ddpprof.topics.data_parallel import DataParallelReport
+from ddpprof.topics.horovod.reductions import HorovodSummary
+from ddpprof.topics.own_reduction import OwnReduction
+from ddpprof.topics.rpc import RankRpc
 
 if TYPE_CHECKING:
     from ddpprof.report.tables import Tables

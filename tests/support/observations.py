@@ -4,11 +4,11 @@ from typing import Any
 
 from tables import ddp_module
 
-from ddpprof.data_parallel.transfers import DataParallelStep
 from ddpprof.findings import Finding, Observed, find
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule, Loader
-from ddpprof.report.side_streets import observe_beside
+from ddpprof.report.topics import observe_topics
+from ddpprof.topics.data_parallel import DataParallelStep
 
 MIB, MS = 2**20, 1_000_000
 
@@ -41,8 +41,8 @@ def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any)
 
 
 def beside(field: str, found: Any, **changes: Any) -> tuple[Finding, ...]:
-    """Return the findings for a side street's measures; `field` is their field of the report."""
-    return find(observe_beside(observed(**changes), {field: found}))
+    """Return the findings for a topic's measures; `field` is their field of the report."""
+    return find(observe_topics(observed(**changes), {field: found}))
 
 
 def only(o: Observed) -> Finding:

@@ -6,7 +6,6 @@ from typing import Any
 
 from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.run_set import RunSet
-from ddpprof.data_parallel.transfers import DataParallelReport, DataParallelStep
 from ddpprof.findings import Finding
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.buckets.overlap import Overlap
@@ -30,7 +29,8 @@ from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel
-from ddpprof.rpc.calls import RankRpc, RpcCalls
+from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
+from ddpprof.topics.rpc import RankRpc, RpcCalls
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000

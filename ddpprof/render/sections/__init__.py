@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpprof import side_street
+from ddpprof.engine.topic import Chapter
 from ddpprof.layout import Section
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_lines
@@ -25,8 +25,8 @@ from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars, typical_step
 from ddpprof.render.sections.whole_run import whole_run_tables
 from ddpprof.report import Report
-from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
+from ddpprof.report.topics import sections_of_topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class Topic:
 _Maker = Callable[[Report], Iterable[Section]]
 
 
-def _of_side_streets(topic: side_street.Topic) -> _Maker:
-    return lambda report: sections_of_streets(report, topic)
+def _of_topics(chapter: Chapter) -> _Maker:
+    return lambda report: sections_of_topics(report, chapter)
 
 
 _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     (
         "job",
         "The job",
-        (failure_lines, attempt_table, job_lines, _of_side_streets("job"), unusual_steps_line, missing_lines),
+        (failure_lines, attempt_table, job_lines, _of_topics("job"), unusual_steps_line, missing_lines),
     ),
     (
         "step",
         "Where the time of a step goes",
-        (step_bars, spread_table, overlap_table, idle_table, _of_side_streets("step"), device_table),
+        (step_bars, spread_table, overlap_table, idle_table, _of_topics("step"), device_table),
     ),
     ("buckets", "Buckets", (bucket_tables,)),
-    ("collectives", "Collectives", (collective_table, outside_table, _of_side_streets("collectives"))),
+    ("collectives", "Collectives", (collective_table, outside_table, _of_topics("collectives"))),
     ("ranks", "Ranks compared", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
     ("whole-run", "The whole run", (whole_run_tables,)),

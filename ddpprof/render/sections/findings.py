@@ -9,7 +9,7 @@ from ddpprof.findings import Finding
 from ddpprof.layout import FindingList, FindingText, Line, Section, clean, count, ms
 from ddpprof.model.backends import is_accelerator
 from ddpprof.report import Report
-from ddpprof.report.side_streets import file_of
+from ddpprof.report.topics import file_of
 from ddpprof.step_options import STEP_OPTIONS, default_steps, options_for
 
 FINDINGS = "Findings"

@@ -26,8 +26,8 @@ from ddpprof.render.sections.steps import step_bars, typical_step
 from ddpprof.render.sections.verdict import verdict_of_steps
 from ddpprof.render.sections.whole_run import hang_line, whole_run_line
 from ddpprof.report import Report
-from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
+from ddpprof.report.topics import sections_of_topics
 
 MAX_RANKS = 4
 """number of ranks in the drawing of a step"""
@@ -53,7 +53,7 @@ def first_screen(
             failure_lines(report),
             hang_line(report),
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
-            sections_of_streets(report, "job"),
+            sections_of_topics(report, "job"),
             _verdict(report),
             whole_run_line(report),
             attempt_table(report),
@@ -83,7 +83,7 @@ def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
     """Draw the typical step; if none was profiled, what is known of the time of a step."""
     number = typical_step(report)
     lanes = () if timeline is None or number is None else tuple(step_lanes(timeline, number))
-    return lanes or (*_bars(report), *sections_of_streets(report, "step"))
+    return lanes or (*_bars(report), *sections_of_topics(report, "step"))
 
 
 def _bars(report: Report) -> Iterator[Section]:

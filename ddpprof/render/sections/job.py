@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddpprof.layout import Line, Section, clean, count, megabytes
 from ddpprof.report import Job, Report
-from ddpprof.report.side_streets import file_of
+from ddpprof.report.topics import file_of
 
 
 def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:

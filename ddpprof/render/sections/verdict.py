@@ -8,7 +8,7 @@ from ddpprof.layout import ABSENT, mean_of, ms, percent
 from ddpprof.render.sections.failure import failure_sentence
 from ddpprof.render.sections.steps import left_out
 from ddpprof.report import Report
-from ddpprof.report.side_streets import file_of
+from ddpprof.report.topics import file_of
 
 
 @dataclass(frozen=True, slots=True)

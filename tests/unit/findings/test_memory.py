@@ -66,7 +66,7 @@ def test_memory_imbalance(ranks: list[RankMemory], title: str | None) -> None:
         ((held(0, GB), held(1, 2 * GB)), {}, "loss.item()"),
         ((held(0, gpus=(9 * GB,)), held(1, gpus=(6 * GB,))), {}, "loss.item()"),
         ((held(0, gpus=(5 * GB,)), held(0, gpus=(5 * GB,)), held(1, gpus=(5 * GB,))), {}, "set_device(local_rank)"),
-        ((held(0, gpus=(9 * GB, GB)),), {"advice": {"memory-imbalance": "A side street's."}}, "A side street's."),
+        ((held(0, gpus=(9 * GB, GB)),), {"advice": {"memory-imbalance": "A topic's."}}, "A topic's."),
     ],
 )
 def test_what_to_do_about_an_imbalance(ranks: tuple[RankMemory, ...], changes: dict[str, Any], says: str) -> None:

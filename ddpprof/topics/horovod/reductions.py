@@ -16,7 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.horovod.steps import (
+from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract
+from ddpprof.measures.collectives.collective_table import bus_factor
+from ddpprof.measures.statistics.medians import median_known
+from ddpprof.model import CollectiveKind
+from ddpprof.topics.horovod.steps import (
     StepOps,
     activities_of,
     announced_ns,
@@ -26,11 +30,7 @@ from ddpprof.horovod.steps import (
     negotiation_of,
     op_spans,
 )
-from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp
-from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract
-from ddpprof.measures.collectives.collective_table import bus_factor
-from ddpprof.measures.statistics.medians import median_known
-from ddpprof.model import CollectiveKind
+from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp
 
 _COPIES = (ActivityKind.COPY_IN, ActivityKind.COPY_OUT)
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from observations import MOVED, MS, beside
 
-from ddpprof.data_parallel.transfers import DataParallelReport, DataParallelStep
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 from ddpprof.model import DataParallelModule
+from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
 
 
 def using(step: DataParallelStep | None, *num_devices: int) -> DataParallelReport:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tables import collective, run, trace
 
-from ddpprof.data_parallel.own_reduction import OwnReduction, measure_own_reduction
-from ddpprof.data_parallel.rules import own_reduction as rule
 from ddpprof.findings import Observed
 from ddpprof.layout import Line, Table
 from ddpprof.load.classify import classify
@@ -19,7 +17,9 @@ from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Rank, Trace
 from ddpprof.render.sections import sections
 from ddpprof.report import build_report
-from ddpprof.report.side_streets import BesideDdp, combine_beside
+from ddpprof.report.topics import OfTopics, combine_topics
+from ddpprof.topics.own_reduction import OwnReduction, measure_own_reduction
+from ddpprof.topics.own_reduction import own_reduction as rule
 
 NAMES = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", "autograd::engine::evaluate_function: AddmmBackward0",
          "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
@@ -63,7 +63,7 @@ def test_medians_are_over_steps_that_reduce() -> None:
 
 def test_the_rank_that_exposes_least() -> None:
     few, many = OwnReduction(1, None, 9, 3, None), OwnReduction(1, None, 9, 8, None)
-    assert combine_beside([BesideDdp(own_reduction=one) for one in (many, None, few)]) == {"own_reduction": few}
+    assert combine_topics([OfTopics(own_reduction=one) for one in (many, None, few)]) == {"own_reduction": few}
 
 
 IN_HOOK, IN_NODE = {"launched": 200}, {"launched": 150}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp
 from ddpprof.intervals import Spans, union
 from ddpprof.model import CollectiveKind
+from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp
 
 
 @dataclass(frozen=True, slots=True)

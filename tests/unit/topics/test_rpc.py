@@ -5,7 +5,7 @@ from typing import Any
 from tables import record, recorded
 
 from ddpprof.model import RecordedStep, RpcCall
-from ddpprof.rpc.calls import RankRpc, RpcCalls, measure_rpc
+from ddpprof.topics.rpc import RankRpc, RpcCalls, measure_rpc
 
 
 def call(start: int, end: int | None, kind: str = "sync", **changes: Any) -> RpcCall:

@@ -21,11 +21,11 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
 from ddpprof.load.inflate import UnreadableError, opened, read_whole
 from ddpprof.load.lenient_json import repair_json
 from ddpprof.load.limits import DEFAULT_LIMITS
 from ddpprof.model import CollectiveKind
+from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
 
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)
 _HEAD_BYTES = 1 << 16

@@ -1,6 +1,6 @@
-"""The interface of a side street: a way to train in parallel beside DDP, in one folder from the file to its wording.
+"""The interface of a topic: all that is known of one question about a job, from the measure to the words.
 
-`report/side_streets.py` lists all of them. The main road calls this interface and names no side street.
+`report/topics.py` lists the topics. Other code calls this interface and names none of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ddpprof.model import OtherFile, Rank
 _OfRank = TypeVar("_OfRank")
 _OfRun = TypeVar("_OfRun")
 
-Topic = Literal["job", "step", "collectives"]
-"""topics of the report in which side streets have sections"""
+Chapter = Literal["job", "step", "collectives"]
+"""chapters of the report in which topics have sections"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,20 @@ class FileMeasures(Generic[_OfRun]):
 
 
 @dataclass(frozen=True, slots=True)
-class SideStreet(Generic[_OfRank, _OfRun]):
-    """The measures, rules and sections of one side street; ``_OfRun`` is the type of its field in the report."""
+class Topic(Generic[_OfRank, _OfRun]):
+    """The measures, rules and sections of one question; ``_OfRun`` is the type of its field in the report."""
 
-    folder: str
     report_field: str
-    """field of `Report`; also of `BesideDdp` if the side street measures ranks"""
-    sections: Mapping[Topic, Callable[[_OfRun], Iterable[Section]]]
+    """field of `Report`; also of `OfTopics` if the topic measures ranks"""
+    sections: Mapping[Chapter, Callable[[_OfRun], Iterable[Section]]]
     rules: tuple[Callable[[_OfRun, Observed], Iterator[Finding]], ...]
     advice: Mapping[str, str] = field(default_factory=dict)
-    """rule of the main road → advice for this side street"""
+    """rule of another topic → advice that this one knows better"""
     of_rank: Callable[[Rank, Sequence[int]], _OfRank | None] | None = None
-    """measures the rank in the steps with these indices; ``None`` if the rank has nothing to do with the side street"""
+    """measures the rank in the steps with these indices; ``None`` if the rank shows nothing of it"""
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun] | None = None
     """combines the results of `of_rank`, of one rank or more"""
     file: str | None = None
     """name of the kind of file that it reads instead of ranks, if it does"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
-    """measures a file; ``None`` if it belongs to another side street"""
+    """measures a file; ``None`` if it belongs to another topic"""

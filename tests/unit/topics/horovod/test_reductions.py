@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 from shared import TRACES
 
-from ddpprof.horovod.reductions import ReductionParts, summarise_horovod
-from ddpprof.horovod.steps import find_horovod_steps
-from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
-from ddpprof.horovod.timeline_file import load_horovod
-from ddpprof.horovod.waiting import last_rank, summarise_tick_waiting
 from ddpprof.model import CollectiveKind
+from ddpprof.topics.horovod.reductions import ReductionParts, summarise_horovod
+from ddpprof.topics.horovod.steps import find_horovod_steps
+from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
+from ddpprof.topics.horovod.timeline_file import load_horovod
+from ddpprof.topics.horovod.waiting import last_rank, summarise_tick_waiting
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 US = 1000

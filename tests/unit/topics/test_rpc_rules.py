@@ -3,7 +3,7 @@
 import pytest
 from observations import MS, beside
 
-from ddpprof.rpc.calls import RankRpc, RpcCalls
+from ddpprof.topics.rpc import RankRpc, RpcCalls
 
 
 def calling(*calls: RpcCalls, sync: int = 0, waited: int = 0, longest: int = 0, rank: int = 0) -> RankRpc:

@@ -10,9 +10,9 @@ from shared import TRACES
 from timelines import START, begin, cycle, end_of, fused, negotiation, tensor, text, together
 
 from ddpprof.errors import BadTrace
-from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TimelineActivity
-from ddpprof.horovod.timeline_file import is_horovod_timeline, load_horovod
 from ddpprof.model import CollectiveKind
+from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TimelineActivity
+from ddpprof.topics.horovod.timeline_file import is_horovod_timeline, load_horovod
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 

@@ -5,14 +5,17 @@ exposed = |gradient comm \ compute|      flattening = |flatten, unflatten| on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.engine.topic import Topic
+from ddpprof.findings.finding import Finding, Observed, in_ms, size
 from ddpprof.intervals import Spans, subtract, union_of
+from ddpprof.layout import Line, Section, count, megabytes, ms
 from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import UNKNOWN, Mark, Trace
@@ -68,3 +71,43 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
         exposed_ns=subtract(spans, computing).total_ns,
         flatten_ns=union_of(host, flat).total_ns if in_host_time else None,
     )
+
+
+def own_reduction(own: OwnReduction, _o: Observed) -> Iterator[Finding]:
+    """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
+    volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
+    flat = (
+        "" if own.flatten_ns is None else f"; flattening gradients takes {in_ms(own.flatten_ns)} of the training thread"
+    )
+    yield Finding(
+        "own-reduction",
+        "Gradients are all-reduced without torch's DDP, by hooks of the script (Apex-like)",
+        f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
+        f"computation does not hide {in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)}{flat}",
+        "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): buckets in the order in which "
+        "gradients come, and no copies back. ddpprof trace then shows buckets by parameter, late "
+        "gradients and DDP's own work.",
+        None,
+    )
+
+
+def own_reduction_line(own: OwnReduction) -> Iterable[Section]:
+    size = "" if own.num_bytes is None else f" of {megabytes(own.num_bytes)} MB in all"
+    yield Line(
+        "Gradients are all-reduced without torch's DDP (Apex-like), in hooks of the backward pass: "
+        f"{count(own.num_all_reduces, 'all-reduce')} per step{size}, {ms(own.comm_ns)} ms, {ms(own.exposed_ns)} ms of "
+        "it exposed."
+    )
+
+
+OWN_REDUCTION: Topic[OwnReduction, OwnReduction] = Topic(
+    report_field="own_reduction",
+    sections={"job": own_reduction_line},
+    rules=(own_reduction,),
+    # ddpprof only records DDP.
+    of_rank=lambda rank, steps: (
+        measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
+    ),
+    # The rank that exposes least counts: others also wait for a slower one.
+    of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
+)

@@ -16,10 +16,10 @@ from statistics import median
 
 import numpy as np
 
-from ddpprof.horovod.steps import StepOps
-from ddpprof.horovod.timeline import TensorOp
 from ddpprof.intervals import union
 from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.topics.horovod.steps import StepOps
+from ddpprof.topics.horovod.timeline import TensorOp
 
 _ONE_CYCLE_NS = 500_000
 """half of Horovod's default cycle"""

@@ -1,1 +1,0 @@
-"""Horovod: a timeline of what rank 0 saw of every collective, from the file to the report's words."""

@@ -1,1 +1,0 @@
-"""Calls through ``torch.distributed.rpc`` beside DDP, as the recorder noted them."""

@@ -1,0 +1,1 @@
+"""One question about a job each, from the measure to the words."""
