@@ -17,7 +17,7 @@ from ddpprof.model import OtherFile, Rank
 _OfRank = TypeVar("_OfRank")
 _OfRun = TypeVar("_OfRun")
 
-Chapter = Literal["job", "step", "collectives"]
+Chapter = Literal["job", "step", "collectives", "cost"]
 """chapters of the report in which topics have sections"""
 
 

@@ -18,7 +18,6 @@ from ddpprof.findings import (
     device,
     hangs,
     losses,
-    memory,
     ranks,
     replicas,
     wrapper,
@@ -113,8 +112,6 @@ RULES: tuple[Rule, ...] = (
     wrapper.gradient_copies,
     lambda o: iter(o.beside),  # of topics
     device.device_imbalance,
-    memory.memory_of_others,
-    memory.memory_imbalance,
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,

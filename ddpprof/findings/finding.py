@@ -15,7 +15,6 @@ from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.host_cores import HostCores
 from ddpprof.measures.ranks.late_gradients import LateGradient
-from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
 from ddpprof.measures.ranks.replicas import Drift, TrainedApart
 from ddpprof.measures.ranks.same_samples import SameSamples
@@ -118,7 +117,6 @@ class Observed:
     """collectives outside DDP"""
     device_loads: tuple[DeviceLoad, ...] = ()
     """loads of the rank whose several devices differ most"""
-    memory: tuple[RankMemory, ...] = ()
     waiting: tuple[RankWaiting, ...] = ()
     """waiting per rank without the first step, if a file of another tool says which rank was late"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)

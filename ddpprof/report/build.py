@@ -71,7 +71,6 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
-    memory = tuple(record.memory for record in records if record.memory)
     job, beside = _job(run, ranks, modules), combine_topics([one.beside for one in ranks])
     measured = [step for one in reports for step in one.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
@@ -95,7 +94,6 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         overlap_slowdown=slowdown,
         across=across,
         outside=outside,
-        memory=memory,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts) for record in records], run.exits),

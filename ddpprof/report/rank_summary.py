@@ -22,7 +22,6 @@ from ddpprof.measures.collectives.script_collectives import OutsideCalls, measur
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.kernels.overlap_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.measures.ranks.memory import RankMemory, measure_memory
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import progress_of_rank
 from ddpprof.measures.ranks.random_numbers import GeneratorStates, states_of_generators
@@ -52,7 +51,6 @@ class RecordSummary:
     """the record, with its steps and other large fields emptied"""
     data_ns: int | None
     buffer_sync_ns: int | None
-    memory: RankMemory | None
     accumulation: tuple[Accumulation, ...]
     num_micro_steps: int
     """number of batches that a step accumulates"""
@@ -240,7 +238,6 @@ def _record_summary(record: Record) -> RecordSummary:
         facts=_facts(record),
         data_ns=usual(lambda step: step.data_ns),
         buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),
-        memory=measure_memory(record),
         accumulation=measure_accumulation(steps),
         num_micro_steps=count_micro_steps(steps),
         num_forwards=usual(lambda step: sum(forward.has_gradients for forward in step.forwards)) or 0,

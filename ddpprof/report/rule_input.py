@@ -80,7 +80,6 @@ def observe(
         steps_tell_stragglers=bool(across and across.stragglers and across.stragglers.num_steps >= _STEPS_TO_TELL),
         late_gradients={late.rank: late.gradients for late in (across.late_gradients if across else ())},
         outside=report.outside or (),
-        memory=report.memory,
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: one.loaders for rank, one in facts.items()},
         same_samples=find_same_samples({rank: one.loaders for rank, one in facts.items()}),

@@ -17,9 +17,9 @@ from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.report.tree import LightStepReport, RankReport, Report, SlowedKernel, StepReport
+from ddpprof.topics.memory import DeviceUse, RankMemory
 
 if TYPE_CHECKING:
     import pyarrow as pa

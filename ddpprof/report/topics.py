@@ -13,10 +13,11 @@ from ddpprof.model import Rank
 from ddpprof.report.tree import Report
 from ddpprof.topics.data_parallel import DATA_PARALLEL, DataParallelReport
 from ddpprof.topics.horovod.view import HOROVOD
+from ddpprof.topics.memory import MEMORY, RankMemory
 from ddpprof.topics.own_reduction import OWN_REDUCTION, OwnReduction
 from ddpprof.topics.rpc import RPC, RankRpc
 
-TOPICS: tuple[Topic[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD)
+TOPICS: tuple[Topic[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD, MEMORY)
 """topics in the order of their findings, sections and terms"""
 
 
@@ -27,6 +28,7 @@ class OfTopics:
     data_parallel: DataParallelReport | None = None
     rpc: RankRpc | None = None
     own_reduction: OwnReduction | None = None
+    memory: RankMemory | None = None
 
 
 def measure_topics(rank: Rank, steps: Sequence[int]) -> OfTopics:

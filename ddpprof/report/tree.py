@@ -27,7 +27,6 @@ from ddpprof.measures.ranks.attempts import AttemptSummary
 from ddpprof.measures.ranks.clock import CommonClock
 from ddpprof.measures.ranks.failure import Failure
 from ddpprof.measures.ranks.late_gradients import LateGradient
-from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.stragglers import Stragglers
 from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.measures.step.breakdown import Breakdown
@@ -42,6 +41,7 @@ from ddpprof.predict.caps import AcceptedCaps, accepted_caps
 from ddpprof.shown_in_notebooks import ShownInNotebooks
 from ddpprof.topics.data_parallel import DataParallelReport
 from ddpprof.topics.horovod.reductions import HorovodSummary
+from ddpprof.topics.memory import RankMemory
 from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.rpc import RankRpc
 

@@ -16,7 +16,6 @@ from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.clock import CommonClock, HostClock, RankClock
 from ddpprof.measures.ranks.late_gradients import LateGradient
-from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 from ddpprof.measures.ranks.stragglers import OwnTimePart, RankLateness, Straggler, Stragglers
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.measures.step.idle import Idle
@@ -30,6 +29,7 @@ from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
+from ddpprof.topics.memory import DeviceUse, RankMemory
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 
 GOLDEN = Path(__file__).parents[1] / "golden"

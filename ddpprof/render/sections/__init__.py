@@ -17,7 +17,6 @@ from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import finding_list, is_all_noise
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.overlap_slowdown import slowdown_section
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
@@ -62,7 +61,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     ("ranks", "Ranks compared", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
     ("whole-run", "The whole run", (whole_run_tables,)),
-    ("cost", "What DDP and the recording cost", (wrapper_table, memory_table, recording_cost_line)),
+    ("cost", "What DDP and the recording cost", (wrapper_table, _of_topics("cost"), recording_cost_line)),
     ("findings", "What to change", (finding_list, bound_lines)),
 )
 

@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from observations import MOVED, MS, beside
+from observations import MOVED, MS, beside, observed
 
+from ddpprof.findings import find
 from ddpprof.measures.kernels.devices import DeviceLoad
-from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 from ddpprof.model import DataParallelModule
+from ddpprof.report.topics import observe_topics
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
+from ddpprof.topics.memory import DeviceUse, RankMemory
 
 
 def using(step: DataParallelStep | None, *num_devices: int) -> DataParallelReport:
@@ -56,10 +58,8 @@ def test_outputs_scattered_again(again: int, gather_ns: int, fires: bool) -> Non
 
 def test_why_one_device_works_more_and_holds_more() -> None:
     uses = tuple(DeviceUse(index, True, size, size, size, None) for index, size in enumerate((9 * 10**9, 10**9)))
-    findings = beside(
-        "data_parallel", using(MOVED, 2), device_loads=loads(50 * MS, 30 * MS),
-        memory=(RankMemory(0, "node", None, None, uses),),
-    )  # fmt: skip
+    found = {"data_parallel": using(MOVED, 2), "memory": (RankMemory(0, "node", None, None, uses),)}
+    findings = find(observe_topics(observed(device_loads=loads(50 * MS, 30 * MS)), found))
     advice = {finding.rule: finding.advice for finding in findings}
     assert "let the wrapped module return its loss" in advice["device-imbalance"]
     assert "DataParallel gathers outputs" in advice["memory-imbalance"]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tables import record, recorded
 
-from ddpprof.measures.ranks.memory import (
+from ddpprof.model import DeviceMemory, Memory, RecordedStep
+from ddpprof.topics.memory import (
     DeviceUse,
     Holder,
     RankMemory,
@@ -13,7 +14,6 @@ from ddpprof.measures.ranks.memory import (
     measure_memory,
     processes_of_job,
 )
-from ddpprof.model import DeviceMemory, Memory, RecordedStep
 
 
 def step(number: int, rss: int, peak: int, mode: str = "light", allocated: int | None = None) -> RecordedStep:

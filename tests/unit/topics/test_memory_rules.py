@@ -1,12 +1,9 @@
 """Rules about memory."""
 
-from typing import Any
-
 import pytest
-from observations import observed, only
+from observations import beside
 
-from ddpprof.findings import find
-from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
+from ddpprof.topics.memory import DeviceUse, RankMemory
 
 GB, MIB_256 = 10**9, 256 * 2**20
 
@@ -20,7 +17,7 @@ def held(rank: int, rss: int | None = None, gpus: tuple[int, ...] = (), stranger
 
 def test_memory_of_ranks_that_do_not_train_there() -> None:
     ranks = (held(0, gpus=(9 * GB,)), *(held(rank, gpus=(9 * GB,), strangers=(GB // 10,)) for rank in (1, 2)))
-    finding = only(observed(memory=ranks))
+    (finding,) = beside("memory", ranks)
     assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("memory-of-others", None, False)
     assert finding.title == "Ranks 1, 2 hold a context on GPU 0, where they do not train"
     assert finding.evidence.startswith("0.20 GB are reserved there for tensors, on node")
@@ -31,9 +28,9 @@ def test_a_device_is_the_same_under_whatever_index_its_ranks_see_it() -> None:
     def on(rank: int, index: int, uuid: str) -> RankMemory:
         return RankMemory(rank, "node", None, None, (DeviceUse(index, False, None, GB, GB, None, uuid),))
 
-    together = only(observed(memory=(on(0, 1, "a"), on(1, 0, "a"))))
+    (together,) = beside("memory", (on(0, 1, "a"), on(1, 0, "a")))
     assert together.title == "Ranks 0, 1 hold a context on GPU 1, where they do not train"
-    assert len(find(observed(memory=(on(0, 0, "a"), on(1, 0, "b"))))) == 2
+    assert len(beside("memory", (on(0, 0, "a"), on(1, 0, "b")))) == 2
 
 
 @pytest.mark.parametrize(
@@ -56,19 +53,17 @@ def test_a_device_is_the_same_under_whatever_index_its_ranks_see_it() -> None:
     ],
 )  # fmt: skip
 def test_memory_imbalance(ranks: list[RankMemory], title: str | None) -> None:
-    findings = [f for f in find(observed(memory=tuple(ranks))) if f.rule != "memory-of-others"]
+    findings = [f for f in beside("memory", tuple(ranks)) if f.rule != "memory-of-others"]
     assert [(f.rule, f.title, f.gain_ns) for f in findings] == ([("memory-imbalance", title, None)] if title else [])
 
 
 @pytest.mark.parametrize(
-    ("ranks", "changes", "says"),
+    ("ranks", "says"),
     [
-        ((held(0, GB), held(1, 2 * GB)), {}, "loss.item()"),
-        ((held(0, gpus=(9 * GB,)), held(1, gpus=(6 * GB,))), {}, "loss.item()"),
-        ((held(0, gpus=(5 * GB,)), held(0, gpus=(5 * GB,)), held(1, gpus=(5 * GB,))), {}, "set_device(local_rank)"),
-        ((held(0, gpus=(9 * GB, GB)),), {"advice": {"memory-imbalance": "A topic's."}}, "A topic's."),
+        ((held(0, GB), held(1, 2 * GB)), "loss.item()"),
+        ((held(0, gpus=(9 * GB,)), held(1, gpus=(6 * GB,))), "loss.item()"),
+        ((held(0, gpus=(5 * GB,)), held(0, gpus=(5 * GB,)), held(1, gpus=(5 * GB,))), "set_device(local_rank)"),
     ],
 )
-def test_what_to_do_about_an_imbalance(ranks: tuple[RankMemory, ...], changes: dict[str, Any], says: str) -> None:
-    findings = find(observed(memory=ranks, **changes))
-    assert [says in f.advice for f in findings if f.rule == "memory-imbalance"] == [True]
+def test_what_to_do_about_an_imbalance(ranks: tuple[RankMemory, ...], says: str) -> None:
+    assert [says in f.advice for f in beside("memory", ranks) if f.rule == "memory-imbalance"] == [True]

@@ -1,0 +1,230 @@
+"""How much memory does each rank hold, on its host and on every accelerator?
+
+    steady   median over recorded steps of what is held at their ends
+    peak     maximum since the process began, as known at the last of these steps
+
+Steps of light recording are preferred, since the profiler's buffers are also part of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+from ddpprof.engine.numbers import Number
+from ddpprof.engine.topic import Topic
+from ddpprof.findings.finding import Finding, Observed
+from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
+from ddpprof.measures.statistics.medians import median_known
+from ddpprof.model import DeviceMemory, Memory, Record, StepMode
+from ddpprof.words import ranks_in_words
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """One rank on one accelerator, in bytes."""
+
+    index: int
+    is_own: bool
+    """True if the rank trains on it"""
+    steady_bytes: Annotated[int | None, Number("tensors on its accelerator at the ends of steps, median")]
+    """bytes in tensors; ``None`` if not sampled, as on devices that are not its own"""
+    peak_bytes: Annotated[int, Number("most tensors on it")]
+    reserved_bytes: Annotated[int, Number("most memory reserved on it")]
+    total_bytes: Annotated[int | None, Number("memory that it has")]
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of one rank, in bytes."""
+
+    rank: int
+    host: str
+    steady_rss_bytes: Annotated[int | None, Number("host memory at the ends of steps, median")]
+    peak_rss_bytes: Annotated[int | None, Number("most host memory")]
+    devices: tuple[DeviceUse, ...] = ()
+
+
+def measure_memory(record: Record) -> RankMemory | None:
+    """Return the rank's memory; ``None`` if the record lacks it, as those of earlier versions do."""
+    light = [step.memory for step in record.steps if step.mode is StepMode.LIGHT and step.memory is not None]
+    samples = light or [step.memory for step in record.steps if step.memory is not None]
+    if not samples and not record.devices:
+        return None
+    return RankMemory(
+        rank=record.rank,
+        host=record.host,
+        steady_rss_bytes=median_known(sample.rss_bytes for sample in samples),
+        peak_rss_bytes=samples[-1].peak_rss_bytes if samples else None,
+        devices=_devices(samples, record.devices),
+    )
+
+
+def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tuple[DeviceUse, ...]:
+    """Return sampled devices, completed from the last record, and devices where memory is only held."""
+    sampled = {device.index: device for sample in samples for device in sample.devices}
+    known = {device.index: device for device in at_last}
+    made = []
+    for index in sorted(sampled.keys() | known.keys()):
+        last, fact = sampled.get(index), known.get(index)
+        newest = last or fact
+        assert newest is not None
+        steady = median_known(d.allocated_bytes for sample in samples for d in sample.devices if d.index == index)
+        made.append(
+            DeviceUse(
+                index=index,
+                is_own=fact.is_own if fact is not None else True,
+                steady_bytes=steady,
+                peak_bytes=newest.peak_bytes,
+                reserved_bytes=newest.reserved_bytes,
+                total_bytes=fact.total_bytes if fact is not None else None,
+                uuid=fact.uuid if fact is not None else None,
+            )
+        )
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Memory of one place: a device with all processes on it, or one process of a host."""
+
+    host: str
+    device: int | None
+    """index for the first rank that uses it; ``None`` for the host's memory"""
+    ranks: tuple[int, ...]
+    num_bytes: int
+
+
+def devices_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
+    """Return each accelerator on which a rank trains, once, with what all ranks have reserved on it.
+
+    Without identities, an index is taken for the same device by all ranks of a host.
+    """
+    uses = [(rank, use, (rank.host, use.uuid or use.index)) for rank in ranks for use in rank.devices]
+    trained_on = {key for _, use, key in uses if use.is_own}
+    found: dict[tuple[str, str | int], Holder] = {}
+    for rank, use, key in uses:
+        if key in trained_on:
+            before = found.get(key, Holder(rank.host, use.index, (), 0))
+            found[key] = Holder(
+                rank.host, before.device, (*before.ranks, rank.rank), before.num_bytes + use.reserved_bytes
+            )
+    return tuple(found.values())
+
+
+def processes_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
+    return tuple(
+        Holder(rank.host, None, (rank.rank,), rank.steady_rss_bytes)
+        for rank in ranks
+        if rank.steady_rss_bytes is not None
+    )
+
+
+_MUCH_BYTES = 256 * 2**20
+_MUCH = 0.25
+"""excess over the others, as a fraction"""
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def memory_of_others(ranks: Sequence[RankMemory], _o: Observed) -> Iterator[Finding]:
+    """Report ranks with memory, or only a context, on a device on which they do not train: usually the first."""
+    strangers: dict[tuple[str, str | int], list[tuple[RankMemory, DeviceUse]]] = {}
+    for rank in ranks:
+        for use in rank.devices:
+            if not use.is_own:
+                device = use.uuid if use.uuid is not None else use.index
+                strangers.setdefault((rank.host, device), []).append((rank, use))
+    for (host, _), held in strangers.items():
+        index, reserved = held[0][1].index, sum(use.reserved_bytes for _, use in held)
+        who = ranks_in_words([rank.rank for rank, _ in held]).capitalize()
+        yield Finding(
+            "memory-of-others",
+            f"{who} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
+            f"where {'they do' if len(held) > 1 else 'it does'} not train",
+            f"{_gb(reserved)} are reserved there for tensors, on {host}; each context takes some hundred MB more",
+            "Call torch.cuda.set_device(local_rank) before anything touches a GPU, and load checkpoints with "
+            "torch.load(path, map_location=f'cuda:{local_rank}'). A plain torch.load goes to the GPU that the "
+            "checkpoint was saved from, and .cuda() to the first one.",
+            None,
+        )
+
+
+def memory_imbalance(ranks: Sequence[RankMemory], _o: Observed) -> Iterator[Finding]:
+    """Report an accelerator, or a process on its host, that holds much more memory than the others."""
+    devices = devices_of_job(ranks)
+    outliers = _outliers(devices) or _outliers(processes_of_job(ranks))
+    for holder, usual in outliers[:1]:
+        on_device = holder.device is not None
+        what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
+        yield Finding(
+            "memory-imbalance",
+            f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
+            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the others hold "
+            f"{_gb(usual)} (median); {ranks_in_words(holder.ranks)} on {holder.host}",
+            _advice(holder),
+            None,
+        )
+
+
+def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
+    """Return those that hold much more than the median of the others, largest excess first."""
+    found = []
+    for index, holder in enumerate(holders):
+        others = [other.num_bytes for position, other in enumerate(holders) if position != index]
+        usual = median(others) if others else None
+        if usual is not None and holder.num_bytes - usual >= max(_MUCH_BYTES, _MUCH * usual):
+            found.append((holder, usual))
+    return sorted(found, key=lambda one: one[0].num_bytes - one[1], reverse=True)
+
+
+def _advice(holder: Holder) -> str:
+    if holder.device is not None and len(holder.ranks) > 1:
+        return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything touches a GPU."
+    return (
+        "Look for what only this rank keeps: losses collected with their graph (use loss.item() or .detach()), a "
+        "second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
+    )
+
+
+def memory_table(ranks: Sequence[RankMemory]) -> Iterable[Section]:
+    rows = [row for rank in ranks for row in _rows(rank)]
+    if not rows:
+        return
+    has_devices = any(rank.devices for rank in ranks)
+    names = ("rank", "of", "steady", "peak", "reserved") if has_devices else ("rank", "of", "steady", "peak")
+    yield Table(
+        "Memory, MB",
+        columns(*names, words=("of",)),
+        tuple(row[: len(names)] for row in rows[:MAX_RANKS]),
+        notes(
+            "steady: at the end of recorded steps (median); peak: since the process began",
+            "GPU: memory of tensors; reserved: by torch's allocator" if has_devices else "",
+            cut_off(len(rows), what="rows"),
+        ),
+    )
+
+
+def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
+    yield (str(rank.rank), "process", _mb(rank.steady_rss_bytes), _mb(rank.peak_rss_bytes), ABSENT)
+    for use in rank.devices:
+        where = clean(f"GPU {use.index}{'' if use.is_own else ', not its own'}")
+        yield (str(rank.rank), where, _mb(use.steady_bytes), _mb(use.peak_bytes), _mb(use.reserved_bytes))
+
+
+def _mb(num_bytes: int | None) -> str:
+    return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.0f}"
+
+
+MEMORY: Topic[RankMemory, tuple[RankMemory, ...]] = Topic(
+    report_field="memory",
+    sections={"cost": memory_table},
+    rules=(memory_of_others, memory_imbalance),
+    of_rank=lambda rank, _: None if rank.record is None else measure_memory(rank.record),
+    of_ranks=tuple,
+)
