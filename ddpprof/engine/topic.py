@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 from ddpprof.findings import Finding, Observed
 from ddpprof.layout import Section
 from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.model import OtherFile, Rank
+from ddpprof.model import DdpModule, OtherFile, Rank
 
 _OfRank = TypeVar("_OfRank")
 _OfRun = TypeVar("_OfRun")
@@ -45,9 +45,9 @@ class Topic(Generic[_OfRank, _OfRun]):
     rules: tuple[Callable[[_OfRun, Observed], Iterator[Finding]], ...]
     advice: Mapping[str, str] = field(default_factory=dict)
     """rule of another topic → advice that this one knows better"""
-    of_rank: Callable[[Rank, Sequence[int]], _OfRank | None] | None = None
-    """measures the rank in the steps with these indices; ``None`` if the rank shows nothing of it"""
-    of_ranks: Callable[[Sequence[_OfRank]], _OfRun] | None = None
+    of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None
+    """measures a rank in the steps with these indices, given the job's modules; ``None`` if it shows nothing of it"""
+    of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
     """combines the results of `of_rank`, of one rank or more"""
     file: str | None = None
     """name of the kind of file that it reads instead of ranks, if it does"""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from ddpprof.findings import (
     accumulation,
     buckets,
-    collectives,
     data,
     device,
     hangs,
@@ -112,10 +111,6 @@ RULES: tuple[Rule, ...] = (
     wrapper.gradient_copies,
     lambda o: iter(o.beside),  # of topics
     device.device_imbalance,
-    collectives.parameter_averaging,
-    collectives.metrics_every_step,
-    collectives.barrier_in_loop,
-    collectives.optimizer_broadcasts,
     losses.nonfinite_loss,
     replicas.copies_differ,
     replicas.unfrozen_parameters,

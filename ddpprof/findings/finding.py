@@ -10,7 +10,6 @@ from ddpprof.engine.numbers import Number, Part
 from ddpprof.findings.change import Change
 from ddpprof.findings.predictions import Predicted, Predictions
 from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.host_cores import HostCores
@@ -113,8 +112,6 @@ class Observed:
     """whether there are enough recorded steps to tell whether a rank is late"""
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
     """rank → the gradients at which it falls behind"""
-    outside: tuple[OutsideCalls, ...] = ()
-    """collectives outside DDP"""
     device_loads: tuple[DeviceLoad, ...] = ()
     """loads of the rank whose several devices differ most"""
     waiting: tuple[RankWaiting, ...] = ()

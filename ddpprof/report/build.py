@@ -13,7 +13,6 @@ from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
-from ddpprof.measures.collectives.script_collectives import summarise_outside
 from ddpprof.measures.ranks.attempts import summarise_attempts
 from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
@@ -70,7 +69,6 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     across, mismatches = across_ranks(ranks, together, modules, run.world_size, recorded)
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
-    outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
     job, beside = _job(run, ranks, modules), combine_topics([one.beside for one in ranks])
     measured = [step for one in reports for step in one.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
@@ -93,7 +91,6 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         kernels=summary.kernels,
         overlap_slowdown=slowdown,
         across=across,
-        outside=outside,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts) for record in records], run.exits),

@@ -18,7 +18,6 @@ from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, find_passes
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
-from ddpprof.measures.collectives.script_collectives import OutsideCalls, measure_outside
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.kernels.overlap_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
@@ -79,8 +78,6 @@ class TraceSummary:
     """communication during which nothing is computed"""
     passes: TracedPasses
     num_baseline_steps: int
-    outside: tuple[tuple[OutsideCalls, ...] | None, ...]
-    """calls per step"""
     has_cuda: bool = True
     """False if the rank's accelerator runs neither CUDA nor HIP"""
 
@@ -148,7 +145,7 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
         report=_rank_report(rank, modules),
         buckets=tuple(bucket_steps(rank, modules)),
         progress=progress_of_rank(rank),
-        beside=measure_topics(rank, rank.measured_step_indices),
+        beside=measure_topics(rank, rank.measured_step_indices, modules),
         record=_record_summary(rank.record) if rank.record is not None else None,
         trace=_trace_summary(rank, modules),
     )
@@ -268,8 +265,6 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
     trace, collectives = rank.trace, _of_training_steps(rank)
     if trace is None or collectives is None:
         return None
-    by_number = {step.number: step for step in rank.training_steps}
-    parameters = [[parameter.num_bytes for parameter in module.parameters] for module in modules]
     return TraceSummary(
         host=trace.host,
         device=trace.device,
@@ -281,10 +276,6 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
         exposed=subtract(spans_of(trace.collectives, None), spans_of(trace.compute, None)),
         passes=find_passes(trace),
         num_baseline_steps=len(rank.baseline_step_indices),
-        outside=tuple(
-            measure_outside(trace, step, parameters, by_number.get(trace.steps[step].number))
-            for step in rank.measured_step_indices
-        ),
     )
 
 

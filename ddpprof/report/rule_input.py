@@ -79,7 +79,6 @@ def observe(
         stragglers=across.stragglers.stragglers if across and across.stragglers else (),
         steps_tell_stragglers=bool(across and across.stragglers and across.stragglers.num_steps >= _STEPS_TO_TELL),
         late_gradients={late.rank: late.gradients for late in (across.late_gradients if across else ())},
-        outside=report.outside or (),
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: one.loaders for rank, one in facts.items()},
         same_samples=find_same_samples({rank: one.loaders for rank, one in facts.items()}),

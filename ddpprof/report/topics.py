@@ -9,15 +9,16 @@ from typing import Any
 from ddpprof.engine.topic import Chapter, Topic
 from ddpprof.findings import Observed
 from ddpprof.layout import Section
-from ddpprof.model import Rank
+from ddpprof.model import DdpModule, Rank
 from ddpprof.report.tree import Report
 from ddpprof.topics.data_parallel import DATA_PARALLEL, DataParallelReport
 from ddpprof.topics.horovod.view import HOROVOD
 from ddpprof.topics.memory import MEMORY, RankMemory
 from ddpprof.topics.own_reduction import OWN_REDUCTION, OwnReduction
 from ddpprof.topics.rpc import RPC, RankRpc
+from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES, OutsideCalls
 
-TOPICS: tuple[Topic[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD, MEMORY)
+TOPICS: tuple[Topic[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD, MEMORY, SCRIPT_COLLECTIVES)
 """topics in the order of their findings, sections and terms"""
 
 
@@ -29,11 +30,15 @@ class OfTopics:
     rpc: RankRpc | None = None
     own_reduction: OwnReduction | None = None
     memory: RankMemory | None = None
+    outside: tuple[tuple[OutsideCalls, ...] | None, ...] | None = None
 
 
-def measure_topics(rank: Rank, steps: Sequence[int]) -> OfTopics:
-    """Measure the rank for every topic; `steps` are the indices of the steps in its trace that count."""
-    found = {topic.report_field: topic.of_rank(rank, steps) for topic in TOPICS if topic.of_rank is not None}
+def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> OfTopics:
+    """Measure the rank for every topic.
+
+    `steps`: indices of the steps in its trace that count. `modules`: the DDP modules of the job.
+    """
+    found = {topic.report_field: topic.of_rank(rank, steps, modules) for topic in TOPICS if topic.of_rank is not None}
     return OfTopics(**found)
 
 
@@ -42,8 +47,8 @@ def combine_topics(ranks: Sequence[OfTopics]) -> dict[str, Any]:
     found = {}
     for topic in TOPICS:
         values = [value for one in ranks if (value := getattr(one, topic.report_field, None)) is not None]
-        if values and topic.of_ranks is not None:
-            found[topic.report_field] = topic.of_ranks(values)
+        if values and topic.of_ranks is not None and (combined := topic.of_ranks(values)) is not None:
+            found[topic.report_field] = combined
     return found
 
 

@@ -19,7 +19,6 @@ from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
@@ -44,6 +43,7 @@ from ddpprof.topics.horovod.reductions import HorovodSummary
 from ddpprof.topics.memory import RankMemory
 from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.rpc import RankRpc
+from ddpprof.topics.script_collectives import OutsideCalls
 
 if TYPE_CHECKING:
     from ddpprof.report.tables import Tables

@@ -51,7 +51,7 @@ class DataParallelReport:
     step: DataParallelStep | None
 
 
-def data_parallel_of_rank(rank: Rank, steps: Sequence[int]) -> DataParallelReport | None:
+def data_parallel_of_rank(rank: Rank, steps: Sequence[int], _modules: object = ()) -> DataParallelReport | None:
     """Measure the rank in the steps with these indices; ``None`` if it has no such module and calls none in them."""
     modules = rank.record.data_parallel if rank.record is not None else ()
     trace = rank.trace

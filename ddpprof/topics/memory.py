@@ -225,6 +225,6 @@ MEMORY: Topic[RankMemory, tuple[RankMemory, ...]] = Topic(
     report_field="memory",
     sections={"cost": memory_table},
     rules=(memory_of_others, memory_imbalance),
-    of_rank=lambda rank, _: None if rank.record is None else measure_memory(rank.record),
+    of_rank=lambda rank, _steps, _modules: None if rank.record is None else measure_memory(rank.record),
     of_ranks=tuple,
 )

@@ -105,7 +105,7 @@ OWN_REDUCTION: Topic[OwnReduction, OwnReduction] = Topic(
     sections={"job": own_reduction_line},
     rules=(own_reduction,),
     # ddpprof only records DDP.
-    of_rank=lambda rank, steps: (
+    of_rank=lambda rank, steps, _modules: (
         measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
     ),
     # The rank that exposes least counts: others also wait for a slower one.

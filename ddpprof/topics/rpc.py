@@ -230,6 +230,6 @@ RPC: Topic[RankRpc, tuple[RankRpc, ...]] = Topic(
     report_field="rpc",
     sections={"collectives": rpc_table},
     rules=(many_small_calls, calls_in_a_row, one_long_call),
-    of_rank=lambda rank, _: None if rank.record is None else measure_rpc(rank.record),
+    of_rank=lambda rank, _steps, _modules: None if rank.record is None else measure_rpc(rank.record),
     of_ranks=tuple,
 )

@@ -10,7 +10,6 @@ from ddpprof.findings import Finding
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
@@ -31,6 +30,7 @@ from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownRepor
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
 from ddpprof.topics.memory import DeviceUse, RankMemory
 from ddpprof.topics.rpc import RankRpc, RpcCalls
+from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000

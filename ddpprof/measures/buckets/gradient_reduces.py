@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.intervals import union_of
-from ddpprof.measures.collectives.script_collectives import SMALL_BYTES
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
+
+SMALL_BYTES = 64 * 1024
+"""most bytes for which latency dominates the cost of a collective, and which are likely a metric"""
 
 _HOOK = "AccumulateGrad"
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)

@@ -17,7 +17,6 @@ from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import finding_list, is_all_noise
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.overlap_slowdown import slowdown_section
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.spread import spread_table
@@ -57,7 +56,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
         (step_bars, spread_table, overlap_table, idle_table, _of_topics("step"), device_table),
     ),
     ("buckets", "Buckets", (bucket_tables,)),
-    ("collectives", "Collectives", (collective_table, outside_table, _of_topics("collectives"))),
+    ("collectives", "Collectives", (collective_table, _of_topics("collectives"))),
     ("ranks", "Ranks compared", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
     ("whole-run", "The whole run", (whole_run_tables,)),

@@ -3,69 +3,74 @@
 from typing import Any
 
 import pytest
-from observations import MS, observed, only
+from observations import MS, beside
 
-from ddpprof.findings import find
-from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
+from ddpprof.findings import Finding
+from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 
 
-def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
+def called(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
     given = {"place": Place.AFTER_OPTIMIZER, "kind": "all_reduce", "num_calls": 1, "num_bytes": 8, **changes}
     return OutsideCalls(purpose=purpose, time_ns=2 * exposed_ns, exposed_ns=exposed_ns, **given)
+
+
+def only_one(findings: tuple[Finding, ...]) -> Finding:
+    (found,) = findings
+    return found
 
 
 @pytest.mark.parametrize(
     ("calls", "rule", "gain_ns", "says"),
     [
         pytest.param(
-            [beside(Purpose.PARAMETERS, 2 * MS, num_calls=6, num_bytes=400_000)], "parameter-averaging", 2 * MS,
+            [called(Purpose.PARAMETERS, 2 * MS, num_calls=6, num_bytes=400_000)], "parameter-averaging", 2 * MS,
             "6 × all-reduce of 0.4 MB in all, between the optimizer and the next forward: 2.00 ms per step",
             id="parameters",
         ),
         pytest.param(
-            [beside(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD)], "gradient-averaging", 2 * MS,
+            [called(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD)], "gradient-averaging", 2 * MS,
             "already averaged", id="gradients",
         ),
         pytest.param(
-            [beside(Purpose.FEW_NUMBERS, MS), beside(Purpose.FEW_NUMBERS, 2 * MS, kind="all_gather")],
+            [called(Purpose.FEW_NUMBERS, MS), called(Purpose.FEW_NUMBERS, 2 * MS, kind="all_gather")],
             "metrics-every-step", 3 * MS, "2 collectives of a few numbers in every step", id="metrics",
         ),
         pytest.param(
-            [beside(Purpose.OTHER, MS, num_bytes=None)], "metrics-every-step", MS, "--record-shapes",
+            [called(Purpose.OTHER, MS, num_bytes=None)], "metrics-every-step", MS, "--record-shapes",
             id="of-unknown-size",
         ),
         pytest.param(
-            [beside(Purpose.BARRIER, MS, kind="barrier", num_bytes=None)], "barrier-in-loop", MS,
+            [called(Purpose.BARRIER, MS, kind="barrier", num_bytes=None)], "barrier-in-loop", MS,
             "There is a barrier in the training loop", id="barrier",
         ),
         pytest.param(
-            [beside(Purpose.BARRIER, MS, kind="barrier", num_calls=2, num_bytes=None)], "barrier-in-loop", MS,
+            [called(Purpose.BARRIER, MS, kind="barrier", num_calls=2, num_bytes=None)], "barrier-in-loop", MS,
             "There are 2 barriers in the training loop", id="two-barriers",
         ),
         pytest.param(
-            [beside(Purpose.BARRIER, MS, kind="barrier", num_bytes=None, place=Place.FORWARD)], "barrier-in-loop", MS,
+            [called(Purpose.BARRIER, MS, kind="barrier", num_bytes=None, place=Place.FORWARD)], "barrier-in-loop", MS,
             "in the forward", id="barrier-in-the-forward",
         ),
         pytest.param(
-            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=6)],
+            [called(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=6)],
             "optimizer-broadcasts", MS, "in 6 pieces per step", id="zero",
         ),
         pytest.param(
-            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=2)],
+            [called(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=2)],
             "optimizer-broadcasts", MS, "a part of its state. If memory allows", id="zero-with-bucket-views",
         ),
         pytest.param(
-            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,
+            [called(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,
             "put these parameters into the DDP module", id="maybe-gradients",
         ),
         pytest.param(
-            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_FORWARD)], "metrics-every-step", MS,
+            [called(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_FORWARD)], "metrics-every-step", MS,
             "between forward and backward", id="a-sum-that-is-no-gathered-embedding",
         ),
     ],
 )  # fmt: skip
 def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: int, says: str) -> None:
-    finding = only(observed(outside=tuple(calls)))
+    finding = only_one(beside("outside", tuple(calls)))
     assert (finding.rule, finding.gain_ns) == (rule, gain_ns)
     assert says in finding.title + finding.evidence + finding.advice
 
@@ -73,22 +78,22 @@ def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: i
 @pytest.mark.parametrize(
     "one",
     [
-        pytest.param(beside(Purpose.PARAMETERS, MS - 1), id="below-one-percent"),
-        pytest.param(beside(Purpose.BARRIER, MS - 1), id="a-short-barrier"),
-        pytest.param(beside(Purpose.FEW_NUMBERS, MS, place=Place.FORWARD), id="the-models-own"),
-        pytest.param(beside(Purpose.OTHER, MS, num_bytes=1 << 20), id="large-for-what-nobody-knows"),
+        pytest.param(called(Purpose.PARAMETERS, MS - 1), id="below-one-percent"),
+        pytest.param(called(Purpose.BARRIER, MS - 1), id="a-short-barrier"),
+        pytest.param(called(Purpose.FEW_NUMBERS, MS, place=Place.FORWARD), id="the-models-own"),
+        pytest.param(called(Purpose.OTHER, MS, num_bytes=1 << 20), id="large-for-what-nobody-knows"),
         pytest.param(
-            beside(Purpose.OTHER, MS, num_bytes=None, kind="broadcast"), id="broadcasts-that-are-no-optimizers"
+            called(Purpose.OTHER, MS, num_bytes=None, kind="broadcast"), id="broadcasts-that-are-no-optimizers"
         ),
-        pytest.param(beside(Purpose.OTHER, MS, num_bytes=None, kind="all_to_all"), id="exchanges-data"),
+        pytest.param(called(Purpose.OTHER, MS, num_bytes=None, kind="all_to_all"), id="exchanges-data"),
         pytest.param(
-            beside(Purpose.OTHER, MS, num_bytes=None, kind="all_gather", place=Place.AFTER_FORWARD),
+            called(Purpose.OTHER, MS, num_bytes=None, kind="all_gather", place=Place.AFTER_FORWARD),
             id="may-be-embeddings-that-the-loss-needs",
         ),
     ],
 )
 def test_collectives_beside_ddp_that_are_no_mistake(one: OutsideCalls) -> None:
-    assert find(observed(outside=(one,))) == ()
+    assert beside("outside", (one,)) == ()
 
 
 @pytest.mark.parametrize(
@@ -97,25 +102,25 @@ def test_collectives_beside_ddp_that_are_no_mistake(one: OutsideCalls) -> None:
 )
 def test_the_trainers_own_gather_is_named(kind: str, framework: str | None, is_named: bool) -> None:
     call = OutsideCalls(Purpose.FEW_NUMBERS, Place.AFTER_OPTIMIZER, kind, 1, 8, 2 * MS, 2 * MS)
-    finding = only(observed(outside=(call,), framework=framework))
+    finding = only_one(beside("outside", (call,), framework=framework))
     assert ("average_tokens_across_devices=False" in finding.advice) is is_named
 
 
 def test_the_trainers_own_gather_is_named_among_others() -> None:
-    calls = (beside(Purpose.FEW_NUMBERS, MS), beside(Purpose.FEW_NUMBERS, MS, kind="all_gather"))
-    finding = only(observed(outside=calls, framework="transformers"))
+    calls = (called(Purpose.FEW_NUMBERS, MS), called(Purpose.FEW_NUMBERS, MS, kind="all_gather"))
+    finding = only_one(beside("outside", calls, framework="transformers"))
     assert "average_tokens_across_devices=False" in finding.advice
 
 
 def test_gradients_that_ddp_does_not_average_are_not_averaged_twice() -> None:
-    calls = (beside(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD),)
-    assert find(observed(outside=calls, trains_beside_ddp=True)) == ()
-    assert only(observed(outside=calls)).rule == "gradient-averaging"
+    calls = (called(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD),)
+    assert beside("outside", calls, trains_beside_ddp=True) == ()
+    assert only_one(beside("outside", calls)).rule == "gradient-averaging"
 
 
 def test_of_gradients_is_spoken_only_where_they_may_be_sent() -> None:
     """An all-reduce after the optimizer's step reduces no gradients, and neither does one of a few numbers."""
-    after = beside(Purpose.OTHER, MS, num_bytes=None)
-    known = beside(Purpose.FEW_NUMBERS, MS, place=Place.AFTER_BACKWARD)
+    after = called(Purpose.OTHER, MS, num_bytes=None)
+    known = called(Purpose.FEW_NUMBERS, MS, place=Place.AFTER_BACKWARD)
     for call in (after, known):
-        assert "average gradients" not in only(observed(outside=(call,))).advice
+        assert "average gradients" not in only_one(beside("outside", (call,))).advice

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from tables import collective, forward, marks, recorded, trace
 
-from ddpprof.measures.collectives.script_collectives import (
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
+from ddpprof.topics.script_collectives import (
     OutsideCalls,
     Place,
     Purpose,
     measure_outside,
     summarise_outside,
 )
-from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 
 SIZES = [[400_000, 1000]]
 """parameters of one module, in bytes"""
