@@ -67,7 +67,7 @@ CLASSES: dict[str, Planted] = {
     "broadcast": in_train("other-collective", advice=ON_EVERY_RANK, misleading=ELSEWHERE),
     "lock": in_train("lock"),
     "queue": in_train("lock"),
-    "stop": in_train("stopped", has_line=False, advice=r"kill -CONT \S*\d"),
+    "stop": in_train("stopped", has_line=False, advice=r"kill -CONT \S"),
     "kill": in_train("died", has_line=False, has_bucket=False, **DIED, advice="SIGKILL|signal 9"),
     "error": in_train("died", has_bucket=False, **DIED, advice="the batch is empty"),
     "exit": in_train("died", has_line=False, has_bucket=False, **DIED, advice="exit code 3"),
