@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -298,14 +298,15 @@ class Recording:
     def __init__(self, file: Path, forgets: Callable[[str], bool]) -> None:
         self._file, self._lock = file, threading.Lock()
         kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-        self._trials = {self._key(trial): trial for trial in kept if not forgets(self._key(trial)[0])}
+        self._trials = {self._key(trial): trial for trial in kept if not forgets(self._key(trial)[1])}
 
     @staticmethod
-    def _key(trial: Json) -> tuple[str, int]:
-        return trial.get("fault") or trial["pause"], trial["number"]
+    def _key(trial: Json) -> tuple[str, str, int]:
+        what = "fault" if "fault" in trial else "pause"
+        return what, trial[what], trial["number"]
 
-    def has(self, name: str, number: int) -> bool:
-        return (name, number) in self._trials
+    def has(self, what: str, name: str, number: int = 0) -> bool:
+        return (what, name, number) in self._trials
 
     def add(self, trial: Json) -> None:
         with self._lock:
@@ -319,23 +320,24 @@ class Recording:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", choices=("tuned", "held-out"), help="only these classes")
-    parser.add_argument("--only", choices=(*CLASSES, *PAUSES), nargs="+", metavar="CLASS", default=())
+    parser.add_argument("--only", choices=sorted({*CLASSES, *PAUSES}), nargs="+", metavar="CLASS", default=())
     parser.add_argument("--tenth", action="store_true", help="every tenth class")
     parser.add_argument("--repeats", type=int, default=1, help="trials of each fault (%(default)s)")
     parser.add_argument("--at-once", type=int, default=2, help="jobs at a time (%(default)s)")
     parser.add_argument("--anew", action="store_true", help="try finished trials again, too")
     parser.add_argument("--out", type=Path, default=TRIALS, help="file of the finished trials (%(default)s)")
     options = parser.parse_args()
-    chosen = [
-        name
-        for name in (*CLASSES, *PAUSES)
-        if (not options.only or name in options.only) and options.share in (None, share_of(name))
-    ][:: 10 if options.tenth else 1]
+
+    def chosen(classes: Iterable[str]) -> list[str]:
+        names = [name for name in classes if options.share in (None, share_of(name))]
+        return [name for name in names if not options.only or name in options.only][:: 10 if options.tenth else 1]
+
+    faults, pauses = chosen(CLASSES), chosen(PAUSES)
     options.out.parent.mkdir(exist_ok=True)
-    recording = Recording(options.out, lambda name: options.anew and name in chosen)
-    trials = [trial for name in chosen if name in CLASSES for trial in trials_of(name, options.repeats)]
-    trials = [trial for trial in trials if not recording.has(trial.fault, trial.number)]
-    pauses = [name for name in chosen if name in PAUSES and not recording.has(name, 0)]
+    recording = Recording(options.out, lambda name: options.anew and name in (*faults, *pauses))
+    trials = [trial for name in faults for trial in trials_of(name, options.repeats)]
+    trials = [trial for trial in trials if not recording.has("fault", trial.fault, trial.number)]
+    pauses = [name for name in pauses if not recording.has("pause", name)]
 
     def one(todo: Trial | str) -> None:
         begin = time.monotonic()

@@ -70,12 +70,12 @@ def end(tag: str) -> None:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        if not processes:
+        for group in groups:
+            with suppress(OSError):  # it still has a process
+                group.rmdir()
+        if not processes and not any(group.exists() for group in groups):
             break
         time.sleep(0.2)
-    for group in groups:
-        with suppress(OSError):
-            group.rmdir()
 
 
 def without_names_of_this_machine(text: str) -> str:
