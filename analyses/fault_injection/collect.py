@@ -64,6 +64,10 @@ class Trial:
     def planted(self) -> Planted:
         return CLASSES[self.fault]
 
+    @property
+    def is_alone(self) -> bool:
+        return self.planted.alone or self.launcher == "namespaces"  # whose hosts all have the same names
+
 
 def trials_of(fault: str, repeats: int) -> Iterator[Trial]:
     """Yield trials with ranks, launchers and models that are the same in each collection."""
@@ -349,13 +353,11 @@ def main() -> None:
         recording.add(found)
         print(f"{time.monotonic() - begin:4.0f} s", _in_a_line(found), flush=True)
 
-    by_length = sorted(
-        (trial for trial in trials if trial.launcher != "namespaces"), key=lambda trial: -trial.planted.patience_s
-    )
+    by_length = sorted(trials, key=lambda trial: -trial.planted.patience_s)
     with ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(one, [*by_length, *pauses]))
-    for trial in trials:
-        if trial.launcher == "namespaces":  # whose hosts all have the same names
+        list(pool.map(one, [*(trial for trial in by_length if not trial.is_alone), *pauses]))
+    for trial in by_length:
+        if trial.is_alone:
             one(trial)
     if options.out == TRIALS:
         end_recording(HERE, at_once=options.at_once, step=STEP)

@@ -573,6 +573,7 @@ def other_parameter_order(job):
 
 def lr_diverges_nan(job):
     note_time()
+    torch.manual_seed(0)
     for step in job.steps(700):
         if job.is_culprit and step > 100:
             job.optimizer.param_groups[0]["lr"] = 1e-3 * 1.15 ** (step - 100)

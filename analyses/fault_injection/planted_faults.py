@@ -46,6 +46,8 @@ class Planted:
     """size of a /dev/shm of the job's own"""
     patience_s: int = 100
     """seconds in which a verdict should have come"""
+    alone: bool = False
+    """whether no other job may run meanwhile, since ddpprof would count what happens on its host"""
 
 
 def in_train(kind: str, **more: object) -> Planted:
@@ -151,12 +153,17 @@ CLASSES: dict[str, Planted] = {
     "shared_memory_full": Planted(
         ("died",), has_line=False, **DIED, advice="shared memory|shm", shm_mib=24, has_fix=True
     ),
-    "address_space_limit": Planted(("died",), **DIED, advice="memory|ulimit"),
-    "killed_for_memory": Planted(("died",), has_line=False, **DIED, advice="memory"),
+    "address_space_limit": Planted(("died",), **DIED, advice=r"\bmemory\b|ulimit"),
+    "killed_for_memory": Planted(
+        ("died",), has_line=False, others_wait=False, advice="more memory|smaller batch|less memory", alone=True,
+        misleading=rf"{ELSEWHERE}|It was not the kernel",
+    ),
     "cpu_time_limit": Planted(("died",), has_line=False, **DIED, advice="XCPU|signal 24|CPU time"),
     "disk_full": Planted(("died",), **DIED, advice="iostream|disk|space|file write"),
     "terminated": Planted(("died",), has_line=False, **DIED, advice="SIGTERM|signal 15"),
-    "exits_with_zero": Planted(("died", "ended-early"), has_line=False, **DIED, advice="exit"),
+    "exits_with_zero": Planted(
+        ("died", "ended-early"), has_line=False, others_wait=False, advice="exit", misleading=rf"{ELSEWHERE}|memory"
+    ),
     "segfault": Planted(
         ("died",), has_line=False, **DIED, launcher="processes", advice="SIGSEGV|signal 11|egmentation"
     ),
