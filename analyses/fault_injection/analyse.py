@@ -114,9 +114,15 @@ def right_advice(trial: Trial) -> bool | None:
     return re.search(planted.advice, trial["advice"], re.IGNORECASE | re.DOTALL) is not None
 
 
-def fixed(trial: Trial) -> bool | None:
-    ends_well: bool | None = trial["fixed_ends_well"]
-    return ends_well
+def ends_after_advice(trial: Trial) -> bool | None:
+    """Return whether rank and advice are right, and the job ends well after the advice was followed.
+
+    ``None`` if there is no script for that.
+    """
+    if trial["fixed_ends_well"] is None:
+        return None
+    is_right = right_advice(trial) if CLASSES[trial["fault"]].advice else is_said(trial)
+    return bool(is_right and right_rank(trial) and trial["fixed_ends_well"])
 
 
 CHECKS: dict[str, Callable[[Trial], bool | None]] = {
@@ -127,7 +133,7 @@ CHECKS: dict[str, Callable[[Trial], bool | None]] = {
     "waiting": right_waiting,
     "diagnose": agrees,
     "advice": right_advice,
-    "fixed": fixed,
+    "ends": ends_after_advice,
 }
 
 
@@ -190,7 +196,7 @@ HEADER = (
     "who waits",
     "`diagnose` agrees",
     "advice",
-    "ends well after it",
+    "which ends the fault",
     "s from fault to verdict, median and most",
 )
 
@@ -224,7 +230,9 @@ def _line(row: Row) -> str:
 
 def _share(counted: Sequence[int]) -> str:
     right, of = counted
-    return f"{right} of {of}" if of else ""
+    if of <= 1:
+        return ("yes" if right else "no") if of else ""
+    return f"{right} of {of}"
 
 
 def draw(results: dict[str, Any], figure: Figure) -> None:
@@ -238,10 +246,11 @@ def draw(results: dict[str, Any], figure: Figure) -> None:
         classes = results["shares"][share]["classes"]
         bars = axes.bar(places, parts, width, color=COLOURS[number], label=f"{share}: {classes} classes")
         axes.bar_label(bars, [_share(row[name]).replace(" of ", "/") for name in CHECKS], fontsize=7)
-    axes.set_xticks(range(len(CHECKS)), HEADER[1:-1], rotation=20, ha="right", fontsize=8)
-    axes.set_ylim(0, 1.1)
+    labels = [name.replace("`", "") for name in HEADER[1:-1]]
+    axes.set_xticks(range(len(CHECKS)), labels, rotation=20, ha="right", fontsize=8)
+    axes.set_ylim(0, 1.25)
     axes.set_ylabel("share that is right")
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="upper right", ncols=len(shares), fontsize=8)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ CLASSES: dict[str, Planted] = {
     "awaits_coroutine": Planted(("own-code", "lock")),
     "silent_server": Planted(("own-code", "lock")),
     "awaits_program": Planted(("own-code", "lock"), patience_s=150),
-    "file_lock": Planted(("own-code", "lock"), culprits=(1, 2), has_fix=True),
+    "file_lock": Planted(("own-code", "lock"), culprits=(1, 2), advice=r"who holds|that line|lock", has_fix=True),
     "forked_lock": Planted(("lock",), patience_s=150),
     "pool_worker_dies": Planted(("lock",), patience_s=150),
     "thread_dies": Planted(("lock",)),
@@ -158,14 +158,15 @@ CLASSES: dict[str, Planted] = {
         ("died",), has_line=False, others_wait=False, advice="more memory|smaller batch|less memory", alone=True,
         misleading=rf"{ELSEWHERE}|It was not the kernel",
     ),
-    "cpu_time_limit": Planted(("died",), has_line=False, **DIED, advice="XCPU|signal 24|CPU time"),
+    "cpu_time_limit": Planted(("died",), has_line=False, **DIED, advice="XCPU|signal 24|CPU time|processor time"),
     "disk_full": Planted(("died",), **DIED, advice="iostream|disk|space|file write"),
     "terminated": Planted(("died",), has_line=False, **DIED, advice="SIGTERM|signal 15"),
     "exits_with_zero": Planted(
         ("died", "ended-early"), has_line=False, others_wait=False, advice="exit", misleading=rf"{ELSEWHERE}|memory"
     ),
     "segfault": Planted(
-        ("died",), has_line=False, **DIED, launcher="processes", advice="SIGSEGV|signal 11|egmentation"
+        ("died",), has_line=False, **DIED, launcher="processes",
+        advice="SIGSEGV|signal 11|egmentation|without a message",
     ),
     "monitored_barrier_expires": Planted(("own-code",), culprits=(1, 2), others_wait=False),
     "group_times_out": Planted(("own-code",), others_wait=False),
