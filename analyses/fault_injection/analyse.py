@@ -144,6 +144,7 @@ def measure(recordings: Path) -> dict[str, Any]:
     rows = [_of_trials(fault, of) for fault in CLASSES if (of := [one for one in trials if one["fault"] == fault])]
     pauses = [_of_pause(one) for name in PAUSES for one in recorded if one.get("pause") == name]
     return {
+        "ddpprof": dict(sorted(Counter(one["ddpprof"] for one in recorded).items())),
         "trials": len(trials),
         "launchers": dict(sorted(Counter(trial["launcher"] for trial in trials).items())),
         "faults": rows,

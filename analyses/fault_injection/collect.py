@@ -6,13 +6,14 @@ python analyses/fault_injection/collect.py --tenth            every tenth class
 python analyses/fault_injection/collect.py --only sleep       one class
 python analyses/fault_injection/collect.py --repeats 12       twelve trials of each fault, with other ranks and models
 
-Finished trials are kept: the same command goes on where it was interrupted, and `--anew` tries all again. Namespaces
-for the network and for a small /dev/shm, and control groups, need root.
+Finished trials are kept as long as ddpprof is the same: the same command goes on where it was interrupted, and
+`--anew` tries all again. Namespaces for the network and for a small /dev/shm, and control groups, need root.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import random
@@ -29,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ddpprof
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hosts import Hosts, NoHosts, linked_hosts
 from study import end_recording
@@ -40,14 +43,21 @@ from planted_faults import CLASSES, PAUSES, STEP, TRAIN, Planted, share_of
 
 HERE = Path(__file__).resolve().parent
 TRIALS = HERE / "recordings" / "trials.json"
-START_S, KILL_AFTER_S, END_S = 90, 10, 20
-"""seconds until a fault has happened at the latest, from a verdict to the end of its job, and for this end"""
+START_S, KILL_AFTER_S, END_S, DIAGNOSE_S = 90, 10, 20, 60
+"""seconds until a fault happens at the latest, from a verdict to the end of its job, for this end, and to diagnose"""
 DDPPROF = [sys.executable, "-m", "ddpprof"]
 MODELS = ("mlp", "convolutions", "attention")
 _OF_LAUNCHER = re.compile(r"^ddpprof: (.*)", re.MULTILINE)
 _IN_RUN = re.compile(r"^the run is in .*")
 
 Json = dict[str, Any]
+
+
+def digest_of_ddpprof() -> str:
+    """Return a word that changes with every change of ddpprof."""
+    folder = Path(ddpprof.__file__).parent
+    modules = sorted(folder.rglob("*.py"), key=lambda module: module.relative_to(folder).as_posix())
+    return hashlib.sha256(b"".join(module.read_bytes() for module in modules)).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -234,7 +244,10 @@ def _diagnosis(folder: Path) -> Json:
         subprocess.Popen([*command, "--format", form], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for form in ("json", "text")
     ]
-    (structured, error), (text, _) = (one.communicate(timeout=120) for one in asked)
+    limit = threading.Timer(DIAGNOSE_S, lambda: [one.kill() for one in asked])
+    limit.start()
+    (structured, error), (text, _) = (one.communicate() for one in asked)
+    limit.cancel()
     diagnosis: Json = {"exit_code": asked[0].returncode, "text": text or error, "verdict": None}
     with suppress(ValueError):
         diagnosis["verdict"] = json.loads(structured)
@@ -292,17 +305,18 @@ def tried(trial: Trial) -> Json:
 
 def paused(pause: str) -> Json:
     planted = PAUSES[pause]
-    done = run_pauses(["--pauses", planted.times, "--only", pause], planted.options)
+    done = run_pauses(planted.times, ["--only", pause], planted.options)
     return {"pause": pause, "number": 0, "times": done["pauses"].get(pause, 0), **done}
 
 
 class Recording:
     """The finished trials, in a file that is written after each."""
 
-    def __init__(self, file: Path, forgets: Callable[[str], bool]) -> None:
-        self._file, self._lock = file, threading.Lock()
+    def __init__(self, file: Path, anew: bool) -> None:
+        self._file, self._anew, self._lock = file, anew, threading.Lock()
+        self._digest = digest_of_ddpprof()
         kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-        self._trials = {self._key(trial): trial for trial in kept if not forgets(self._key(trial)[1])}
+        self._trials = {self._key(trial): trial for trial in kept}
 
     @staticmethod
     def _key(trial: Json) -> tuple[str, str, int]:
@@ -310,11 +324,13 @@ class Recording:
         return what, trial[what], trial["number"]
 
     def has(self, what: str, name: str, number: int = 0) -> bool:
-        return (what, name, number) in self._trials
+        """Return whether the trial need not be made, since it was made with this ddpprof."""
+        found = self._trials.get((what, name, number))
+        return not self._anew and found is not None and found["ddpprof"] == self._digest
 
     def add(self, trial: Json) -> None:
         with self._lock:
-            self._trials[self._key(trial)] = trial
+            self._trials[self._key(trial)] = {**trial, "ddpprof": self._digest}
             ordered = [self._trials[key] for key in sorted(self._trials)]
             part = self._file.with_suffix(".part")
             part.write_text(json.dumps(ordered, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -338,7 +354,7 @@ def main() -> None:
 
     faults, pauses = chosen(CLASSES), chosen(PAUSES)
     options.out.parent.mkdir(exist_ok=True)
-    recording = Recording(options.out, lambda name: options.anew and name in (*faults, *pauses))
+    recording = Recording(options.out, options.anew)
     trials = [trial for name in faults for trial in trials_of(name, options.repeats)]
     trials = [trial for trial in trials if not recording.has("fault", trial.fault, trial.number)]
     pauses = [name for name in pauses if not recording.has("pause", name)]

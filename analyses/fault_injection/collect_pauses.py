@@ -30,8 +30,8 @@ HERE = Path(__file__).resolve().parent
 PAUSES = HERE / "recordings" / "pauses.json"
 DDPPROF = [sys.executable, "-m", "ddpprof"]
 PER_JOB = 17
-LIMIT_S = 900
-"""seconds after which a job is ended"""
+START_S, LONGEST_S = 120, 45
+"""seconds for the start of a job and for each pause; a job that takes longer is ended"""
 ALARM = re.compile(r"^ddpprof: .*(hangs|has not exited|--kill-after ends)")
 
 
@@ -56,14 +56,14 @@ def sleep_all(job: int, seconds: float) -> None:
             os.kill(process, signal.SIGCONT)
 
 
-def run_pauses(arguments: Sequence[object], torchrun: Sequence[object] = ()) -> dict[str, Any]:
-    """Run one job with ``--kill-after 1``; return its pauses, and what was said of them."""
+def run_pauses(times: int, arguments: Sequence[object], torchrun: Sequence[object] = ()) -> dict[str, Any]:
+    """Run one job of so many pauses with ``--kill-after 1``; return its pauses, and what was said of them."""
     tag = trial_jobs.new_tag()
     watch = [*DDPPROF, "watch", "--kill-after", "1", "--out", "run", "--nproc-per-node", "2", *torchrun]
     with tempfile.TemporaryDirectory(prefix="pauses-") as folder:
-        command = [*watch, HERE / "pauses.py", *arguments]
+        command = [*watch, HERE / "pauses.py", "--pauses", times, *arguments]
         job = trial_jobs.start(command, Path(folder), tag, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        limit = threading.Timer(LIMIT_S, trial_jobs.end, [tag])
+        limit = threading.Timer(START_S + times * LONGEST_S, trial_jobs.end, [tag])
         limit.start()
         assert job.stdout is not None
         assert job.stderr is not None
@@ -87,7 +87,7 @@ def run_pauses(arguments: Sequence[object], torchrun: Sequence[object] = ()) -> 
 
 
 def run(seed: int) -> dict[str, Any]:
-    return run_pauses(["--pauses", PER_JOB, "--seed", seed])
+    return run_pauses(PER_JOB, ["--seed", seed])
 
 
 def main() -> None:
