@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -13,16 +14,22 @@ from types import ModuleType
 import pytest
 from study import PICTURE, README, RECORDINGS, RESULTS, readme_table
 
+from ddpprof.model.hang import Fault
+
 ANALYSES = Path(__file__).parents[1] / "analyses"
 STUDIES = sorted(readme.parent.name for readme in ANALYSES.glob(f"*/{README}"))
 MOST_BYTES, MOST_PICTURE_BYTES = 1_600_000, 60_000
 
 
 def analysis_of(study: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"analyse_{study}", ANALYSES / study / "analyse.py")
+    return script_of(study, "analyse")
+
+
+def script_of(study: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_{study}", ANALYSES / study / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -88,3 +95,55 @@ def test_the_table_of_studies_lists_each_once() -> None:
         r"\| \[(\w+)\]\(\1/README\.md\) \|$", (ANALYSES / README).read_text(encoding="utf-8"), re.MULTILINE
     )
     assert sorted(listed) == STUDIES
+
+
+PLANTING = script_of("fault_injection", "planted_faults")
+"""the classes of fault and pause, and what is right to say of each"""
+
+
+def source_of_fault(name: str) -> str:
+    """Return the function that plants a fault, or what `train.py` has of it."""
+    script = (ANALYSES / "fault_injection" / PLANTING.CLASSES[name].script).read_text(encoding="utf-8")
+    if PLANTING.CLASSES[name].script == PLANTING.TRAIN:
+        return "\n".join(line for line in script.splitlines() if line.endswith(f"# FAULT {name}"))
+    return functions_of("faults.py")[name]
+
+
+def functions_of(script: str) -> dict[str, str]:
+    text = (ANALYSES / "fault_injection" / script).read_text(encoding="utf-8")
+    functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    lines = text.splitlines()
+    return {each.name: "\n".join(lines[each.lineno - 1 : each.end_lineno]) for each in functions}
+
+
+@pytest.mark.parametrize("name", PLANTING.CLASSES)
+def test_a_planted_fault_has_its_script_its_line_and_what_is_right(name: str) -> None:
+    planted, source = PLANTING.CLASSES[name], source_of_fault(name)
+    assert ("# FAULT" in source) >= planted.has_line
+    assert ("job.fixed" in source) == planted.has_fix
+    assert set(planted.kinds) <= {str(fault) for fault in Fault}
+    assert bool(planted.kinds) != bool(planted.says)
+    assert all(culprit < planted.ranks for culprit in planted.culprits or ())
+    for pattern in (planted.says.format(rank=1), planted.advice, planted.misleading):
+        re.compile(pattern)
+
+
+def test_a_fault_whose_advice_can_be_followed_has_advice_to_look_for() -> None:
+    fixed = [planted for planted in PLANTING.CLASSES.values() if planted.has_fix]
+    assert len(fixed) >= 10
+    assert all(planted.advice or planted.says for planted in fixed)
+
+
+def test_every_pause_has_its_function() -> None:
+    script = (ANALYSES / "fault_injection" / "pauses.py").read_text(encoding="utf-8")
+    assert all(name in functions_of("pauses.py") or f'"{name}"' in script for name in PLANTING.PAUSES)
+
+
+def test_a_third_of_the_classes_is_set_aside_and_none_of_those_that_were_tuned_to() -> None:
+    for classes, held_out in (
+        (PLANTING.CLASSES, PLANTING.HELD_OUT),
+        (PLANTING.PAUSES, PLANTING.HELD_OUT_PAUSES),
+    ):
+        assert held_out <= set(classes)
+        assert len(held_out) == len(classes) // 3
+    assert all(PLANTING.CLASSES[name].script != PLANTING.TRAIN for name in PLANTING.HELD_OUT)

@@ -1,4 +1,4 @@
-"""How often is the right rank, fault, bucket and line named, and how often is a pause called a hang?
+"""How often is what ddpprof says of a fault right, and how often is a pause called a hang?
 
 python analyses/fault_injection/analyse.py
 """
@@ -6,6 +6,7 @@ python analyses/fault_injection/analyse.py
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,28 +18,51 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from planted_faults import EXPECTED, NO_BUCKET
+from planted_faults import CLASSES, PAUSES, share_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Trial = dict[str, Any]
+Row = dict[str, Any]
+SHARES = ("tuned", "held-out")
 LAST_PARAMETER = {"mlp": "last.weight", "convolutions": "head.2.weight", "attention": "last.weight"}
 """a parameter of each model's first bucket, which has the last layers"""
 UNUSED = ["branch.weight", "branch.bias"]
-THRESHOLD_S, TIMES = 5.0, 10
 ABORTED = ("all_reduce", "died")
 """a fault, and what also counts as right: gloo aborts a process that gets a message of another size"""
 
 
+def verdict_of(trial: Trial) -> dict[str, Any]:
+    return trial["verdict"] or {}
+
+
+def is_said(trial: Trial) -> bool:
+    """Return whether the launcher said what is right of a job that trains on."""
+    says = CLASSES[trial["fault"]].says.format(rank=trial["rank"])
+    return trial["verdict"] is None and re.search(says, trial["said"]) is not None
+
+
 def right_rank(trial: Trial) -> bool:
-    verdict = trial["verdict"] or {}
-    return verdict.get("rank") == (None if trial["fault"] == "link" else trial["rank"])
+    planted, rank = CLASSES[trial["fault"]], verdict_of(trial).get("rank")
+    if not planted.kinds:
+        return is_said(trial)
+    if trial["verdict"] is None:
+        return False
+    right = {"culprit": rank == trial["rank"], "nobody": rank is None, "any": True}
+    return any(right[who] for who in planted.blames.split(" or "))
 
 
 def right_fault(trial: Trial) -> bool:
-    found = (trial["verdict"] or {}).get("fault")
-    return found == EXPECTED[trial["fault"]] or (trial["fault"], found) == ABORTED
+    kinds, found = CLASSES[trial["fault"]].kinds, verdict_of(trial).get("fault")
+    return (found in kinds or (trial["fault"], found) == ABORTED) if kinds else is_said(trial)
+
+
+def right_line(trial: Trial) -> bool | None:
+    """Return whether a marked line is named; ``None`` if none could be, or gloo aborted the process."""
+    if not trial["lines"] or (trial["fault"], verdict_of(trial).get("fault")) == ABORTED:
+        return None
+    return any(line in verdict_of(trial).get("places", ()) for line in trial["lines"])
 
 
 def right_bucket(trial: Trial) -> bool | None:
@@ -46,96 +70,188 @@ def right_bucket(trial: Trial) -> bool | None:
 
     A model with buffers waits for their broadcast before the forward; then the ranks miss no bucket yet.
     """
-    verdict = trial["verdict"] or {}
+    verdict = verdict_of(trial)
     if trial["fault"] == "unused":
         return verdict.get("parameters") == UNUSED
-    if trial["fault"] in NO_BUCKET or (trial["model"] == "convolutions" and verdict.get("bucket") is None):
+    planted, waits_for_buffers = CLASSES[trial["fault"]], trial["model"] == "convolutions"
+    if not planted.has_bucket or (waits_for_buffers and verdict.get("bucket") is None):
         return None
     return verdict.get("bucket") == 0 and LAST_PARAMETER[trial["model"]] in verdict.get("parameters", ())
 
 
-def right_line(trial: Trial) -> bool | None:
-    """Return whether the line is right; ``None`` if none could be named, or gloo aborted the process."""
-    verdict = trial["verdict"] or {}
-    if trial["line"] is None or (trial["fault"], verdict.get("fault")) == ABORTED:
+def right_waiting(trial: Trial) -> bool | None:
+    """Return whether all other ranks are said to wait; ``None`` if they need not."""
+    planted = CLASSES[trial["fault"]]
+    if not (planted.kinds and planted.others_wait):
         return None
-    return verdict.get("place") == f"train.py:{trial['line']}"
+    others = [rank for rank in range(trial["ranks"]) if rank != trial["rank"]]
+    return verdict_of(trial).get("waiting") == others
 
 
-def late_s(trial: Trial) -> float | None:
-    """Return how many seconds after the threshold the verdict came; ``None`` for a job that did not hang."""
-    verdict = trial["verdict"] or {}
-    if trial["while"] != "hanging" or verdict.get("waited_ns") is None:
+def agrees(trial: Trial) -> bool | None:
+    """Return whether `ddpprof diagnose`, whenever it was asked, said the same as the launcher.
+
+    ``None`` for a job that trains on. The launcher's verdict on a job that failed is known in words only.
+    """
+    if not CLASSES[trial["fault"]].kinds:
         return None
-    return verdict["waited_ns"] / 1e9 - max(THRESHOLD_S, TIMES * (verdict["usual_ns"] or 0) / 1e9)
+    verdict = verdict_of(trial)
+    said = [diagnosis for diagnosis in trial["diagnosed"].values() if diagnosis is not None]
+    if any((one["fault"], one["rank"]) != (verdict.get("fault"), verdict.get("rank")) for one in said):
+        return False
+    if trial["while"] == "ended" and trial["said"].partition("\n")[0] not in trial["advice"]:
+        return False
+    return bool(said and trial["said"]) and all(one["exit_code"] == 1 for one in said)
+
+
+def right_advice(trial: Trial) -> bool | None:
+    """Return whether what is said leads to the right action; ``None`` if no pattern tells."""
+    planted = CLASSES[trial["fault"]]
+    if not planted.advice:
+        return None
+    if planted.misleading and re.search(planted.misleading, trial["advice"], re.IGNORECASE):
+        return False
+    return re.search(planted.advice, trial["advice"], re.IGNORECASE | re.DOTALL) is not None
+
+
+def ends_after_advice(trial: Trial) -> bool | None:
+    """Return whether rank and advice are right, and the job ends well after the advice was followed.
+
+    ``None`` if there is no script for that.
+    """
+    if trial["fixed_ends_well"] is None:
+        return None
+    is_right = right_advice(trial) if CLASSES[trial["fault"]].advice else is_said(trial)
+    return bool(is_right and right_rank(trial) and trial["fixed_ends_well"])
 
 
 CHECKS: dict[str, Callable[[Trial], bool | None]] = {
     "rank": right_rank,
     "fault": right_fault,
-    "bucket": right_bucket,
     "line": right_line,
+    "bucket": right_bucket,
+    "waiting": right_waiting,
+    "diagnose": agrees,
+    "advice": right_advice,
+    "ends": ends_after_advice,
 }
 
 
 def measure(recordings: Path) -> dict[str, Any]:
-    trials: list[Trial] = json.loads((recordings / "trials.json").read_text(encoding="utf-8"))
-    jobs = json.loads((recordings / "pauses.json").read_text(encoding="utf-8"))
-    pauses: Counter[str] = Counter()
-    for job in jobs:
-        pauses.update(job["pauses"])
+    recorded: list[Trial] = json.loads((recordings / "trials.json").read_text(encoding="utf-8"))
+    mixed = json.loads((recordings / "pauses.json").read_text(encoding="utf-8"))
+    trials = [one for one in recorded if "fault" in one]
+    rows = [_of_trials(fault, of) for fault in CLASSES if (of := [one for one in trials if one["fault"] == fault])]
+    pauses = [_of_pause(one) for name in PAUSES for one in recorded if one.get("pause") == name]
     return {
+        "ddpprof": dict(sorted(Counter(one["ddpprof"] for one in recorded).items())),
         "trials": len(trials),
         "launchers": dict(sorted(Counter(trial["launcher"] for trial in trials).items())),
-        "ranks": {str(ranks): number for ranks, number in sorted(Counter(t["ranks"] for t in trials).items())},
-        "faults": [_of_fault(fault, [one for one in trials if one["fault"] == fault]) for fault in EXPECTED],
-        "all": _of_fault("all", trials),
-        "pauses": dict(sorted(pauses.items())),
-        "jobs_with_pauses": len(jobs),
-        "jobs_that_ended_well": sum(job["is_over"] for job in jobs),
-        "false_alarms": sum(len(job["alarms"]) for job in jobs),
+        "faults": rows,
+        "shares": {share: _of_share(share, trials, pauses) for share in SHARES},
+        "pauses": pauses,
+        "mixed": {
+            "pauses": sum(sum(job["pauses"].values()) for job in mixed),
+            "jobs": len(mixed),
+            "jobs_that_ended_well": sum(job["is_over"] for job in mixed),
+            "alarms": sum(len(job["alarms"]) for job in mixed),
+        },
     }
 
 
-def _of_fault(fault: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    found: dict[str, Any] = {"planted": fault, "trials": len(trials)}
-    for name, check in CHECKS.items():
-        known = [value for value in map(check, trials) if value is not None]
-        found[name] = [sum(known), len(known)]
-    late = [value for value in map(late_s, trials) if value is not None]
-    found["late_s"] = [round(median(late), 1), round(max(late), 1)] if late else None
+def _of_trials(name: str, trials: Sequence[Trial]) -> Row:
+    found: Row = {"planted": name, "share": share_of(name), "trials": len(trials)}
+    for check, is_right in CHECKS.items():
+        known = [value for value in map(is_right, trials) if value is not None]
+        found[check] = [sum(known), len(known)]
+    hung = [trial["seconds"] for trial in trials if trial["while"] == "hanging" and trial["seconds"] is not None]
+    found["seconds"] = [round(median(hung), 1), round(max(hung), 1)] if hung else None
     return found
 
 
+def _of_pause(job: dict[str, Any]) -> Row:
+    name = job["pause"]
+    kept = {"pauses": job["times"], "alarms": len(job["alarms"]), "ended_well": job["is_over"]}
+    return {"pause": name, "share": share_of(name), "is_promised": PAUSES[name].is_promised, **kept}
+
+
+def _of_share(share: str, trials: Sequence[Trial], pauses: Sequence[Row]) -> dict[str, Any]:
+    of_share = [trial for trial in trials if share_of(trial["fault"]) == share]
+    jobs = [job for job in pauses if job["share"] == share]
+    quiet = [job["alarms"] == 0 and job["ended_well"] for job in jobs]
+    promised = [is_quiet for is_quiet, job in zip(quiet, jobs, strict=True) if job["is_promised"]]
+    return {
+        "faults": _of_trials(share, of_share),
+        "classes": len({trial["fault"] for trial in of_share}),
+        "quiet_pauses": [sum(quiet), len(quiet)],
+        "quiet_promised_pauses": [sum(promised), len(promised)],
+    }
+
+
+HEADER = (
+    "fault",
+    "rank",
+    "kind",
+    "line",
+    "bucket",
+    "who waits",
+    "`diagnose` agrees",
+    "advice",
+    "which ends the fault",
+    "s from fault to verdict, median and most",
+)
+
+
 def table(results: dict[str, Any]) -> list[str]:
-    lines = [
-        "| fault | trials | rank | fault | bucket and parameters | line | s after the threshold, median and most |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in (*results["faults"], results["all"]):
-        shares = [_share(row[name]) for name in CHECKS]
-        late = "" if row["late_s"] is None else f"{row['late_s'][0]}, {row['late_s'][1]}"
-        lines.append(f"| {row['planted']} | {row['trials']} | {' | '.join(shares)} | {late} |")
-    num_pauses = sum(results["pauses"].values())
-    lines.append(f"| pauses called a hang | {num_pauses} | {results['false_alarms']} |  |  |  |  |")
-    return lines
+    lines = [f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
+    for share in SHARES:
+        rows = [row for row in results["faults"] if row["share"] == share]
+        if rows:
+            summary = results["shares"][share]
+            lines += [*map(_line, rows), _line({**summary["faults"], "planted": f"**all {share}**"})]
+    for share in SHARES:
+        quiet, of = results["shares"][share]["quiet_pauses"]
+        if of:
+            noisy = [job["pause"] for job in results["pauses"] if job["share"] == share and _is_noisy(job)]
+            wrong = f"; called a hang: {', '.join(noisy)}" if noisy else ""
+            lines.append(f"| {share} pauses left alone | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|")
+    mixed = results["mixed"]
+    left_alone = f"{mixed['pauses'] - mixed['alarms']} of {mixed['pauses']}"
+    return [*lines, f"| six kinds of pauses, mixed, left alone | {left_alone} {'| ' * (len(HEADER) - 1)}|"]
+
+
+def _is_noisy(job: Row) -> bool:
+    return job["alarms"] > 0 or not job["ended_well"]
+
+
+def _line(row: Row) -> str:
+    seconds = ", ".join(map(str, dict.fromkeys(row["seconds"] or ())))  # both are the same if there is but one trial
+    return f"| {' | '.join([row['planted'], *(_share(row[name]) for name in CHECKS), seconds])} |"
 
 
 def _share(counted: Sequence[int]) -> str:
     right, of = counted
-    return f"{right} of {of}" if of else ""
+    if of <= 1:
+        return ("yes" if right else "no") if of else ""
+    return f"{right} of {of}"
 
 
 def draw(results: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
-    rows = results["faults"]
-    for number, (name, colour) in enumerate(zip(CHECKS, COLOURS, strict=False)):
-        shares = [row[name][0] / row[name][1] if row[name][1] else float("nan") for row in rows]
-        axes.plot(range(len(rows)), shares, "o", color=colour, label=name, alpha=0.7, markersize=9 - 1.5 * number)
-    axes.set_xticks(range(len(rows)), [row["planted"] for row in rows], rotation=60, ha="right", fontsize=8)
-    axes.set_ylim(-0.05, 1.05)
+    shares = [share for share in SHARES if results["shares"][share]["classes"]]
+    width = 0.8 / len(shares)
+    for number, share in enumerate(shares):
+        row = results["shares"][share]["faults"]
+        parts = [row[name][0] / row[name][1] if row[name][1] else 0.0 for name in CHECKS]
+        places = [place + (number - (len(shares) - 1) / 2) * width for place in range(len(CHECKS))]
+        classes = results["shares"][share]["classes"]
+        bars = axes.bar(places, parts, width, color=COLOURS[number], label=f"{share}: {classes} classes")
+        axes.bar_label(bars, [_share(row[name]).replace(" of ", "/") for name in CHECKS], fontsize=7)
+    labels = [name.replace("`", "") for name in HEADER[1:-1]]
+    axes.set_xticks(range(len(CHECKS)), labels, rotation=20, ha="right", fontsize=8)
+    axes.set_ylim(0, 1.25)
     axes.set_ylabel("share that is right")
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="upper right", ncols=len(shares), fontsize=8)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,22 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import trial_jobs
+
 HERE = Path(__file__).resolve().parent
 PAUSES = HERE / "recordings" / "pauses.json"
 DDPPROF = [sys.executable, "-m", "ddpprof"]
 PER_JOB = 17
+START_S, LONGEST_S = 120, 45
+"""seconds for the start of a job and for each pause; a job that takes longer is ended"""
+ALARM = re.compile(r"^ddpprof: .*(hangs|has not exited|--kill-after ends)")
 
 
 def descendants(process: int) -> list[int]:
@@ -49,17 +56,15 @@ def sleep_all(job: int, seconds: float) -> None:
             os.kill(process, signal.SIGCONT)
 
 
-def run(seed: int) -> dict[str, Any]:
-    """Run one job; return its pauses, and what was said of them."""
+def run_pauses(times: int, arguments: Sequence[object], torchrun: Sequence[object] = ()) -> dict[str, Any]:
+    """Run one job of so many pauses with ``--kill-after 1``; return its pauses, and what was said of them."""
+    tag = trial_jobs.new_tag()
+    watch = [*DDPPROF, "watch", "--kill-after", "1", "--out", "run", "--nproc-per-node", "2", *torchrun]
     with tempfile.TemporaryDirectory(prefix="pauses-") as folder:
-        command = [*DDPPROF, "watch", "--out", f"{folder}/run", "--nproc-per-node", "2", str(HERE / "pauses.py")]
-        job = subprocess.Popen(
-            [*command, "--pauses", str(PER_JOB), "--seed", str(seed)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [*watch, HERE / "pauses.py", "--pauses", times, *arguments]
+        job = trial_jobs.start(command, Path(folder), tag, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        limit = threading.Timer(START_S + times * LONGEST_S, trial_jobs.end, [tag])
+        limit.start()
         assert job.stdout is not None
         assert job.stderr is not None
         said: list[str] = []
@@ -74,9 +79,15 @@ def run(seed: int) -> dict[str, Any]:
                 sleep_all(job.pid, float(sleeping[1]))
             is_over |= line.startswith("all pauses are over")
         job.wait()
+        limit.cancel()
+        trial_jobs.end(tag)
         reader.join()
-    alarms = [re.sub(r"\S*/\S*", "…", line.strip()) for line in said if "The job hangs" in line]
+    alarms = [trial_jobs.without_names_of_this_machine(line.strip()) for line in said if ALARM.search(line)]
     return {"pauses": Counter(kinds), "alarms": alarms, "is_over": is_over and job.returncode == 0}
+
+
+def run(seed: int) -> dict[str, Any]:
+    return run_pauses(PER_JOB, ["--seed", seed])
 
 
 def main() -> None:

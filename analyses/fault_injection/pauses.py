@@ -1,19 +1,27 @@
 """A training that pauses on purpose, again and again, as jobs do. It knows nothing of ddpprof.
 
-    torchrun --nproc-per-node 2 pauses.py --pauses 20 --seed 1
+    torchrun --nproc-per-node 2 pauses.py --pauses 20 --seed 1         # kinds of `MIXED`, drawn at random
+    torchrun --nproc-per-node 2 pauses.py --pauses 2 --only slow_batch
 
 A line on stdout tells of each pause. For the pause ``sleep`` the machine must be put to sleep from outside.
 """
 
 import argparse
+import gc
+import hashlib
 import io
+import multiprocessing
 import os
 import pdb  # noqa: T100 (a pause)
 import random
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,21 +30,22 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 
 STEPS_BETWEEN = 40
-KINDS = ("save", "evaluation", "own_evaluation", "first_batch", "debugger", "sleep")
+MIXED = ("save", "evaluation", "own_evaluation", "first_batch", "debugger", "sleep")
+MIB = 2**20
 
 
 class Slow(Dataset):
-    """Its first sample takes long, as if files had to be opened."""
+    """One sample takes long: the first, as if files had to be opened, or another, as if it had to be decoded."""
 
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, seconds=0, at=0):
+        self.seconds, self.at = seconds, at
 
     def __len__(self):
         return 16 * STEPS_BETWEEN
 
     def __getitem__(self, index):
-        if index == 0:
-            time.sleep(self.seconds)
+        if index == self.at:
+            (time.sleep if index == 0 else compute)(self.seconds)
         return torch.randn(64)
 
 
@@ -103,42 +112,256 @@ def sleep(_model, seconds):
         print(f"sleep now for {seconds}", flush=True)
 
 
+# Waiting for others outside the job
+
+
+def server(answer):
+    """Start a server on this machine, in a thread; return a connection to it."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=lambda: answer(listening.accept()[0]), daemon=True).start()
+    return socket.create_connection(listening.getsockname())
+
+
+def ask_server(seconds):
+    def answer(connection):
+        connection.recv(100)
+        time.sleep(seconds)
+        connection.sendall(b"done")
+        connection.close()
+
+    with server(answer) as connection:
+        connection.sendall(b"simulate")
+        while connection.recv(100):
+            pass
+
+
+def simulator_server(_model, seconds):
+    if dist.get_rank() == 0:
+        ask_server(seconds)
+
+
+def simulator_program(_model, seconds):
+    if dist.get_rank() == 0:
+        subprocess.run(["sleep", str(seconds)], check=True)
+
+
+def awaits_file(_model, seconds):
+    """Another job writes a file."""
+    if dist.get_rank() == 0:
+        shard = Path("shard")
+        threading.Timer(seconds, shard.touch).start()
+        while not shard.exists():
+            time.sleep(0.5)
+        shard.unlink()
+
+
+def sleeps_on_all_ranks(_model, seconds):
+    """A service allows only so many requests."""
+    time.sleep(min(seconds, 9))
+
+
+# Reading and writing slowly
+
+
+def upload(seconds):
+    def take(connection):
+        while connection.recv(65536):
+            time.sleep(0.006)  # some 10 MB/s
+
+    with server(take) as connection:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            connection.sendall(bytes(MIB))
+
+
+def checkpoint_upload_rank0(_model, seconds):
+    if dist.get_rank() == 0:
+        upload(2 * seconds)
+    dist.barrier()
+
+
+def download_at_start(_model, seconds):
+    def send(connection):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            connection.sendall(bytes(65536))
+            time.sleep(0.01)
+        connection.close()
+
+    if dist.get_rank() == 0:
+        with server(send) as connection:
+            while connection.recv(MIB):
+                pass
+    dist.barrier()
+
+
+def slow_pipe(seconds, reads):
+    """Return a file that takes so many seconds to be written or, with `reads`, to be read."""
+    read, write = os.pipe()
+
+    def move():
+        for _ in range(20):
+            time.sleep(seconds / 20)
+            if reads:
+                os.write(write, bytes(MIB // 4))
+            else:
+                os.read(read, MIB // 4)
+        if reads:
+            os.close(write)
+        else:
+            while os.read(read, MIB):
+                pass
+
+    threading.Thread(target=move, daemon=True).start()
+    return os.fdopen(read, "rb", 0) if reads else os.fdopen(write, "wb", 0)
+
+
+def save_to_slow_disk(_model, seconds):
+    if dist.get_rank() == 0:
+        with slow_pipe(seconds, reads=False) as file:
+            torch.save({"model": torch.zeros(MIB)}, file)
+
+
+def awaits_saving_thread(_model, seconds):
+    """The last checkpoint is still being written as the next one is due."""
+    if dist.get_rank() == 0:
+        file = slow_pipe(seconds, reads=False)
+        saves = threading.Thread(target=torch.save, args=({"model": torch.zeros(MIB)}, file))
+        saves.start()
+        saves.join()
+        file.close()
+
+
+def loads_slowly(_model, seconds):
+    if dist.get_rank() == 0:
+        with slow_pipe(seconds, reads=True) as file:
+            while file.read(MIB):
+                pass
+
+
+# Computing
+
+
+def compute(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        hashlib.sha256(bytes(4 * MIB)).hexdigest()
+
+
+def process_pool(_model, seconds):
+    if dist.get_rank() == 0:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(compute, [seconds] * 2)
+
+
+def thread_computes(_model, seconds):
+    if dist.get_rank() == 0:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(compute, seconds).result()
+
+
+def reads_program_output(_model, seconds):
+    """A tokeniser, whose output is read."""
+    if dist.get_rank() == 0:
+        program = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+        with subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE) as process:
+            process.stdout.read()
+
+
+def garbage(_model, seconds):
+    if dist.get_rank() == 0:
+        held = [[index] for index in range(2_000_000)]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            gc.collect()
+        held.clear()
+
+
+def accumulates_long(model, seconds):
+    """One step has very many backward passes."""
+    end = time.monotonic() + seconds
+    with model.no_sync():
+        while time.monotonic() < end:
+            model(torch.randn(64, 64)).square().mean().backward()
+
+
+def validation_soon(model, seconds):
+    """All ranks validate, one of them for longer."""
+    model.eval()
+    with torch.no_grad():
+        end = time.monotonic() + seconds * (2 if dist.get_rank() == 0 else 0.7)
+        while time.monotonic() < end:
+            model.module(torch.randn(32, 64))
+            time.sleep(0.02)
+        dist.all_reduce(torch.ones(2))
+    model.train()
+
+
+def restarted(_model, _seconds):
+    """A rank fails after a while, and torchrun starts the job anew."""
+    if dist.get_rank() == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("a machine was lost")
+
+
 PAUSES = {
-    "save": save,
-    "evaluation": evaluation,
-    "own_evaluation": own_evaluation,
-    "debugger": debugger,
-    "sleep": sleep,
+    pause.__name__: pause
+    for pause in (
+        *(save, evaluation, own_evaluation, debugger, sleep),
+        *(simulator_server, simulator_program, awaits_file, sleeps_on_all_ranks),
+        *(checkpoint_upload_rank0, save_to_slow_disk, awaits_saving_thread, loads_slowly),
+        *(process_pool, thread_computes, reads_program_output, garbage, accumulates_long, validation_soon, restarted),
+    )
 }
+"""pauses between two epochs"""
+SLOW_SAMPLES = {"first_batch": 0, "slow_batch": 16 * STEPS_BETWEEN // 2}
+
+
+def train(model, optimizer, kind, seconds):
+    slow_at = SLOW_SAMPLES.get(kind)
+    data = Slow() if slow_at is None else Slow(seconds, slow_at)
+    for x in DataLoader(data, batch_size=16, num_workers=0 if slow_at is None else 1):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.01)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--pauses", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", help="pause of this kind; without it, kinds are drawn")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(1)
     draw = random.Random(args.seed)  # the same on all ranks
+    if args.only == "download_at_start":
+        tell(args.only, 12)
+        download_at_start(None, 12)
     model = DDP(SlowForward())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if args.only is not None:
+        train(model, optimizer, None, 0)
     for _ in range(args.pauses):
-        kind = draw.choice(KINDS)
+        kind = args.only or draw.choice(MIXED)
         seconds = draw.uniform(7, 32 if kind == "save" else 14)
-        if dist.get_rank() == 0:
-            print(f"pause {kind} {seconds:.1f}", flush=True)
+        if kind in PAUSES or kind in SLOW_SAMPLES:
+            tell(kind, seconds)
         PAUSES.get(kind, lambda *_: None)(model, seconds)
-        data = Slow(seconds if kind == "first_batch" else 0)
-        for x in DataLoader(data, batch_size=16, num_workers=1 if kind == "first_batch" else 0):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-            time.sleep(0.01)
+        train(model, optimizer, kind, seconds)
     print("all pauses are over", flush=True)
     sys.stdout.flush()
     time.sleep(0.2)
     dist.destroy_process_group()
+    if args.only == "registry_after_training" and int(os.environ["RANK"]) == 0:
+        print(f"pause {args.only} 15", flush=True)
+        ask_server(15)
+
+
+def tell(kind, seconds):
+    if dist.get_rank() == 0:
+        print(f"pause {kind} {seconds:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -169,6 +170,8 @@ def train(args, rank):
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     loader = DataLoader(Numbers(args, rank == args.rank), batch_size=BATCH, num_workers=int(args.fault == "worker"))
     for step, (x, y) in enumerate(loader):
+        if step == args.step:
+            Path("fault-time").write_text(str(time.time()), encoding="utf-8")
         fault = args.fault if step == args.step and rank == args.rank else None
         BEFORE_FORWARD.get(fault, lambda _: None)(args)
         optimizer.zero_grad()
