@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ddpprof.findings import Finding, Observed
 from ddpprof.layout import Section
@@ -40,7 +40,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     """The measures, rules and sections of one question; ``_OfRun`` is the type of its field in the report."""
 
     report_field: str
-    """field of `Report`; also of `OfTopics` if the topic measures ranks"""
+    """field of `Report`; also of `OfTopics` if the topic measures ranks. For a topic of another package, its name"""
     sections: Mapping[Chapter, Callable[[_OfRun], Iterable[Section]]]
     rules: tuple[Callable[[_OfRun, Observed], Iterator[Finding]], ...]
     advice: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +49,10 @@ class Topic(Generic[_OfRank, _OfRun]):
     """measures a rank in the steps with these indices, given the job's modules; ``None`` if it shows nothing of it"""
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
     """combines the results of `of_rank`, of one rank or more"""
+    rank_type: Any = None
+    """type of what `of_rank` returns; only topics of other packages need it"""
+    run_type: Any = None
+    """type of what `of_ranks` returns, such as ``tuple[Row, ...]``; likewise"""
     file: str | None = None
     """name of the kind of file that it reads instead of ranks, if it does"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ddpprof
 from ddpprof import own_files
+from ddpprof.engine.registry import versions
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, spelled
 from ddpprof.load.rank import RankFiles
@@ -116,7 +117,7 @@ def _folder_of(path: Location) -> Path | None:
 @cache
 def code_version() -> str:
     """Return a digest of all code that an entry depends on, since a checkout changes between releases."""
-    digest = hashlib.blake2b(ddpprof.__version__.encode(), digest_size=6)
+    digest = hashlib.blake2b("\n".join((ddpprof.__version__, *versions())).encode(), digest_size=6)
     root = Path(ddpprof.__file__).parent
     for part in _DEPENDS_ON:
         for file in sorted((root / part).rglob("*.py")) if (root / part).is_dir() else [root / part]:

@@ -5,11 +5,15 @@ A table has a column for every number of its row, with the name and meaning that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import msgspec
 
 from ddpprof.engine.numbers import Declared, Number, Part, declared_in
+from ddpprof.engine.registry import further_topics
 from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.findings import Finding
 from ddpprof.measures.buckets.bucket_summary import BucketRow
@@ -194,10 +198,13 @@ class Tables:
     collectives: pa.Table
     kernels: pa.Table
     findings: pa.Table
+    further: Mapping[str, pa.Table]
+    """tables of topics of other packages, by the topic's name"""
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield names and tables, so that ``dict(tables)`` has all of them."""
-        return ((one.name, getattr(self, one.name)) for one in fields(self))
+        yield from ((one.name, getattr(self, one.name)) for one in TABLES)
+        yield from self.further.items()
 
     def __repr__(self) -> str:
         return f"Tables({', '.join(f'{name}: {table.num_rows} rows' for name, table in self)})"
@@ -206,7 +213,28 @@ class Tables:
 def make_tables(report: Report) -> Tables:
     """Make the tables of a report. Raises `DdpprofError` if pyarrow is not installed."""
     arrow = require_arrow()
-    return Tables(**{table.name: _table(arrow, table, report) for table in TABLES})
+    further = {table.name: _table(arrow, table, report) for table in _further(report)}
+    return Tables(**{table.name: _table(arrow, table, report) for table in TABLES}, further=further)
+
+
+def _further(report: Report) -> Iterator[TableSchema]:
+    """Yield the tables of topics of other packages: of those that show rows of a dataclass with numbers."""
+    for name, topic in further_topics().items():
+        row = _row_of(topic.run_type)
+        if name in report.further and row is not None:
+            found = msgspec.convert(report.further[name], topic.run_type)
+            rows = found if isinstance(found, tuple) else (found,)
+            yield TableSchema(name, (row.__doc__ or name).partition("\n")[0], row, partial(_given, rows))
+
+
+def _row_of(run_type: Any) -> type | None:
+    """Return the dataclass with numbers of which a topic shows one or several; ``None`` if it shows something else."""
+    row = next(iter(get_args(run_type)), run_type)
+    return row if isinstance(row, type) and is_dataclass(row) and declared_in(row) else None
+
+
+def _given(rows: Iterable[Any], _report: Report) -> Iterable[Any]:
+    return rows
 
 
 def _table(arrow: Any, table: TableSchema, report: Report) -> pa.Table:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
+from ddpprof.engine.registry import further_topics
 from ddpprof.engine.topic import Chapter, Topic
 from ddpprof.findings import Observed
 from ddpprof.layout import Section
@@ -31,6 +34,8 @@ class OfTopics:
     own_reduction: OwnReduction | None = None
     memory: RankMemory | None = None
     outside: tuple[tuple[OutsideCalls, ...] | None, ...] | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """topics of other packages, by name: what they measured, as lists, mappings and values"""
 
 
 def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> OfTopics:
@@ -39,7 +44,12 @@ def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule
     `steps`: indices of the steps in its trace that count. `modules`: the DDP modules of the job.
     """
     found = {topic.report_field: topic.of_rank(rank, steps, modules) for topic in TOPICS if topic.of_rank is not None}
-    return OfTopics(**found)
+    further = {
+        name: msgspec.to_builtins(measured)
+        for name, topic in further_topics().items()
+        if topic.of_rank is not None and (measured := topic.of_rank(rank, steps, modules)) is not None
+    }
+    return OfTopics(**found, further=further)
 
 
 def combine_topics(ranks: Sequence[OfTopics]) -> dict[str, Any]:
@@ -49,12 +59,22 @@ def combine_topics(ranks: Sequence[OfTopics]) -> dict[str, Any]:
         values = [value for one in ranks if (value := getattr(one, topic.report_field, None)) is not None]
         if values and topic.of_ranks is not None and (combined := topic.of_ranks(values)) is not None:
             found[topic.report_field] = combined
+    return {**found, "further": _combined_further(ranks)}
+
+
+def _combined_further(ranks: Sequence[OfTopics]) -> dict[str, Any]:
+    found = {}
+    for name, topic in further_topics().items():
+        values = [msgspec.convert(one.further[name], topic.rank_type) for one in ranks if name in one.further]
+        if values and topic.of_ranks is not None and (combined := topic.of_ranks(values)) is not None:
+            found[name] = msgspec.to_builtins(combined)
     return found
 
 
 def observe_topics(observed: Observed, found: Mapping[str, Any]) -> Observed:
     """Return `observed` with the topics' findings and advice; `found`: their measures by field of the report."""
     used = [(topic, found[topic.report_field]) for topic in TOPICS if topic.report_field in found]
+    used += _further(found.get("further", {}))
     return replace(
         observed,
         beside=tuple(one for topic, value in used for rule in topic.rules for one in rule(value, observed)),
@@ -62,11 +82,18 @@ def observe_topics(observed: Observed, found: Mapping[str, Any]) -> Observed:
     )
 
 
+def _further(found: Mapping[str, Any]) -> list[tuple[Topic[Any, Any], Any]]:
+    """Return topics of other packages with what they show; those that are no longer installed are left out."""
+    known = {name: topic for name, topic in further_topics().items() if name in found}
+    return [(topic, msgspec.convert(found[name], topic.run_type)) for name, topic in known.items()]
+
+
 def topics_of(report: Report) -> Iterator[tuple[Topic[Any, Any], Any]]:
     """Yield each topic that the report has measures of, with these measures."""
     for topic in TOPICS:
         if found := getattr(report, topic.report_field):
             yield topic, found
+    yield from _further(report.further)
 
 
 def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
 from ddpprof.findings import Finding
@@ -308,6 +308,8 @@ class Report(ShownInNotebooks):
     """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
     whole_run: Annotated[WholeRun | None, HOST] = None
     """how the whole training went; ``None`` if no rank left a pulse"""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """what topics of other packages show, by the topic's name"""
 
     @property
     def tables(self) -> Tables:
