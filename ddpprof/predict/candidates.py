@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import log
-from typing import Any
 
 from ddpprof.model.bucket_assignment import Buckets, Caps, final_buckets, same_buckets
 from ddpprof.model.comm_hooks import Compression
@@ -29,7 +28,7 @@ _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _EQUAL = 1e-3
 """fraction of a step; of settings predicted this close, the shorter one comes first"""
 
-Arguments = Mapping[str, Any]
+Arguments = Mapping[str, bool | float | str | list[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
