@@ -22,6 +22,7 @@ pulse_layout.py        the layout of the file with a pulse
 whole_run.py           a whole training in few numbers
 slowdown.py            slow-downs of a job, as they are written into a file
 capture.py             what ``ddpprof capture`` asks a running job for, and its answers
+overdue.py             what a rank tells of itself once its step is overdue
 hang.py                the verdict on a job that hangs or has failed
 stack.py               where a thread stands: its stack, and the user's own lines in it
 process_exit.py        a process has ended, as its parent saw it

@@ -7,6 +7,7 @@ rank_now.py        what one rank does at this moment, and how it stands
 waiting.py         who waits for whom
 overview.py        what a running job does: rates, percentiles, the last minutes
 metrics.py         metrics of a running job, by the conventions of Prometheus and OpenTelemetry
+kernel_waits.py    for what a thread sleeps in the kernel
 requests.py        requests to a running job, through the socket in its run directory
 
 Slow-downs:

@@ -48,6 +48,7 @@ device.py           which devices DDP trains on, and when they have finished the
 memory.py           how much memory this process holds
 rank_conditions.py  collectives that the training script calls on some ranks only
 flight_recorder.py  what torch's flight recorder knows: the bucket that was launched last, and an unusual collective
+overdue_facts.py    what only this process knows of a step that takes far too long
 
 The pulse of a whole run:
 pulse.py            the pulse of this rank: notes of what it does, in memory that outlives it; or none

@@ -150,7 +150,7 @@ def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeyp
 def test_an_overdue_step_of_modules_that_left_training_mode_is_an_evaluation(
     pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes = iter((False, True, False, True))
+    modes = iter((False, False, True, False, True))
     keeper = keep(pulse, evaluates=lambda: next(modes))
 
     def looks(overdue_s: float) -> int:
@@ -161,6 +161,18 @@ def test_an_overdue_step_of_modules_that_left_training_mode_is_an_evaluation(
     assert [looks(1e9), looks(0.0), looks(0.0)] == [0, 1, 0]
     assert looks(0.0) == 1
     assert looks(1e9) == 0, "whatever was wrong with a module"
+    keeper.close()
+
+
+def test_an_evaluation_before_the_first_look_is_one(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode is known from the end of the step with which the pulse begins."""
+    modes = iter((False, True))
+    keeper = keep(pulse, evaluates=lambda: next(modes))
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    keeper._find_stack()
+    assert read_pulse(tmp_path, 0).state.evaluates == 1
     keeper.close()
 
 

@@ -1,0 +1,85 @@
+"""What a rank tells of itself once its step is overdue: the collectives it has called, its error, for what it waits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+
+class Wait(StrEnum):
+    """A reason for which the kernel lets a training thread sleep."""
+
+    INPUT = "input"
+    """it reads standard input"""
+    NETWORK = "network"
+    PIPE = "pipe"
+    FILE = "file"
+    """it waits for a file's lock, or for a disk"""
+    LOCK = "lock"
+    PROCESS = "process"
+    """it waits for a child to end"""
+    SLEEP = "sleep"
+    EVENTS = "events"
+    """it waits for one of several files, as in ``select``"""
+
+
+class Call(Struct, frozen=True, array_like=True):
+    """One collective that a rank has called."""
+
+    group: str
+    """name of the process group; the group of all ranks is ``"0"``"""
+    sequence: int
+    """number in its group"""
+    name: str
+    numel: int
+
+    @property
+    def kind(self) -> tuple[str, str, int]:
+        """The part of the call that is the same on all ranks."""
+        return self.group, self.name, self.numel
+
+
+class CallCount(Struct, frozen=True, array_like=True):
+    """How often a rank has called one kind of collective in the steps that torch still knows."""
+
+    group: str
+    name: str
+    numel: int
+    count: int
+
+
+class OverdueFacts(Struct, frozen=True):
+    """What only the process itself can tell."""
+
+    calls: tuple[Call, ...] = ()
+    """last collectives, oldest first, as far as torch knows them"""
+    counts: tuple[CallCount, ...] = ()
+    error: str | None = None
+    """exception that the training thread is handling, as ``Type: message``"""
+    error_place: str | None = None
+    """line of the user's code that raised it"""
+    wait: Wait | None = None
+
+    def count(self, kind: tuple[str, str, int]) -> int:
+        return next((one.count for one in self.counts if (one.group, one.name, one.numel) == kind), 0)
+
+
+def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
+    """Return the facts as JSON, without the oldest calls and the counts if they are too long."""
+    for num_calls in (len(facts.calls), 100, 20, 0):
+        shorter = msgspec.structs.replace(facts, calls=facts.calls[-num_calls:] if num_calls else ())
+        for one in (shorter, msgspec.structs.replace(shorter, counts=shorter.counts[:20])):
+            content = msgspec.json.encode(one)
+            if len(content) <= most_bytes:
+                return content
+    return b""
+
+
+def decode_facts(content: bytes) -> OverdueFacts | None:
+    """Return the facts up to the first null byte; ``None`` if there are none, or they are just being written."""
+    try:
+        return msgspec.json.decode(content.partition(b"\0")[0], type=OverdueFacts)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

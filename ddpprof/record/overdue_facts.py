@@ -1,0 +1,60 @@
+"""Tells what only this process knows of a step that takes far too long: see `OverdueFacts`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ddpprof.model.overdue import Call, CallCount, OverdueFacts, Wait
+from ddpprof.model.stack import frames_of, place_of_user
+from ddpprof.monitor.kernel_waits import wait_of
+from ddpprof.record.flight_recorder import NumberedCollective, numbered_collectives
+
+_MOST_CALLS = 150
+_MOST_KINDS = 60
+_MOST_CHARACTERS = 200
+_OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""exceptions that a thread handles when nothing is wrong"""
+
+
+def overdue_facts(training_thread: int, since_ns: int) -> OverdueFacts:
+    """Return what is known of a training thread. `since_ns`: beginning of the steps whose collectives are counted."""
+    collectives = numbered_collectives()
+    error, place = _error_of(training_thread)
+    return OverdueFacts(
+        calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in collectives[-_MOST_CALLS:]),
+        counts=_counts([one for one in collectives[:-1] if one.created_ns >= since_ns]),
+        error=error,
+        error_place=place,
+        wait=_wait_of(training_thread),
+    )
+
+
+def _counts(collectives: Sequence[NumberedCollective]) -> tuple[CallCount, ...]:
+    counts = Counter((one.group, one.name, one.numel) for one in collectives)
+    return tuple(CallCount(*kind, count) for kind, count in counts.most_common(_MOST_KINDS))
+
+
+def _error_of(thread: int) -> tuple[str | None, str | None]:
+    """Return the exception that a thread is handling, and the line of the user's code that raised it."""
+    found = sys._current_exceptions().get(thread)
+    error = found[1] if isinstance(found, tuple) else found  # Python 3.11 gives a tuple
+    if not isinstance(error, BaseException) or isinstance(error, _OF_LOOPS):
+        return None, None
+    place = place_of_user(frames_of(traceback.walk_tb(error.__traceback__)))
+    if place is None:
+        return None, None
+    said = " ".join(str(error).split())[:_MOST_CHARACTERS]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__, str(place)
+
+
+def _wait_of(thread: int) -> Wait | None:
+    with suppress(OSError):
+        native = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
+        return None if native is None else wait_of(Path(f"/proc/self/task/{native}"))
+    return None
