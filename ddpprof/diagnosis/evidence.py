@@ -15,6 +15,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
+from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
@@ -31,6 +32,7 @@ _MOVES_BYTES_PER_S = 2**20
 _SWAPPING_PER_S = 50
 """least number of pages a second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
+_NO_FACTS = OverdueFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class RankEvidence:
     num_oom_kills: int | None
     """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
     now_ns: int
+    facts: OverdueFacts = _NO_FACTS
+    """what the process itself tells while its step is overdue"""
 
     @property
     def rank(self) -> int:
@@ -89,6 +93,12 @@ class RankEvidence:
         if process.started_ns is not None and process.started_ns > ended_ns:
             return 0.0  # another process has got its number
         return max(0, self.now_ns - ended_ns) / 1e9
+
+    @property
+    def wait(self) -> Wait | None:
+        """For what its training thread sleeps, as the process itself says, or else as its machine tells."""
+        seen = None if self.process is None else self.process.wait
+        return seen if self.is_silent else self.facts.wait or seen
 
     @property
     def is_silent(self) -> bool:
@@ -160,6 +170,7 @@ def _of_rank(
         exit=seen,
         num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
         now_ns=time.time_ns(),
+        facts=head.facts or _NO_FACTS,
     )
 
 

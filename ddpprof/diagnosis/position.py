@@ -1,4 +1,7 @@
-"""What does a rank do, as far as other ranks are concerned: does it wait for them, or do they wait for it?"""
+"""One row of the table of evidence: does a rank wait for others, or do they wait for it? For what, and where?
+
+The first rule that fits a rank makes its row.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,19 @@ from dataclasses import dataclass
 
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.model.hang import Fault
+from ddpprof.model.hang import Fault, Hint
+from ddpprof.model.overdue import Call, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
 
-_REDUCER = "the reducer"
+REDUCER = "the reducer"
+_OUTSIDE = {
+    Wait.INPUT: "it waits for input from the terminal",
+    Wait.NETWORK: "it waits for the network or another program",
+    Wait.PIPE: "it waits for another program that writes or reads a pipe",
+    Wait.FILE: "it waits for a file",
+}
+"""what a rank waits for outside the job"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +30,11 @@ class Position:
 
     evidence: RankEvidence
     waits_in: str | None
-    """collective, or `_REDUCER`, in which it waits for others; ``None`` if others wait for it"""
+    """collective, or `REDUCER`, in which it waits for others; ``None`` if others wait for it"""
     fault: Fault
     """what holds the others up if this rank is to blame"""
     detail: str | None = None
+    hint: Hint | None = None
 
     @property
     def rank(self) -> int:
@@ -30,13 +42,23 @@ class Position:
 
     @property
     def waits_in_reducer(self) -> bool:
-        return self.waits_in == _REDUCER
+        return self.waits_in == REDUCER
+
+    @property
+    def waits_in_ddp(self) -> bool:
+        """Whether it waits in a collective of DDP's, and not of the script's."""
+        return self.waits_in_reducer or is_of_ddp(self.waits_in)
 
     @property
     def place(self) -> str | None:
         """Innermost line of the user's code."""
         frame = place_of_user(self.evidence.stack)
         return None if frame is None else str(frame)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Collectives that it has called, the last one last, as far as torch knows them."""
+        return self.evidence.facts.calls
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -47,52 +69,120 @@ class Position:
 
 def position_of(evidence: RankEvidence) -> Position:
     """Return what a rank does. The first rule that fits decides."""
-    process = evidence.process
-    if evidence.is_dead:
-        return Position(evidence, None, Fault.DIED)
-    if evidence.state.ended == Ended.FINISHED:
-        return Position(evidence, None, Fault.ENDED_EARLY)
+    return next(found for rule in _RULES if (found := rule(evidence)) is not None)
+
+
+def _is_over(one: RankEvidence) -> Position | None:
+    if one.is_dead:
+        return Position(one, None, Fault.DIED)
+    if one.state.ended == Ended.FINISHED:
+        return Position(one, None, Fault.ENDED_EARLY, hint=_why_ended(one))
+    return None
+
+
+def _is_held(one: RankEvidence) -> Position | None:
+    """Return the position of a process that cannot run, or hardly."""
+    process = one.process
+    if process is not None and process.is_frozen:
+        return Position(one, None, Fault.STOPPED, "its control group is frozen", Hint.FROZEN)
     if process is not None and process.is_stopped:
-        return Position(evidence, None, Fault.STOPPED)
+        return Position(one, None, Fault.STOPPED)
     if process is not None and process.is_traced:
-        return Position(evidence, None, Fault.TRACED)
-    if evidence.is_swapping:
-        return Position(evidence, None, Fault.SWAPPING)
-    if evidence.is_silent:
-        waits_for_disk = evidence.state.activity == Activity.SAVE or (process is not None and process.state == "D")
-        return Position(evidence, None, Fault.STORAGE if waits_for_disk else Fault.INTERPRETER_HELD)
-    return _of_living(evidence)
+        return Position(one, None, Fault.TRACED)
+    if one.is_swapping:
+        return Position(one, None, Fault.SWAPPING)
+    return None
 
 
-def _of_living(evidence: RankEvidence) -> Position:
-    """Return the position of a rank whose interpreter runs."""
-    stack, activity = evidence.stack, evidence.state.activity
-    collective = collective_of(stack)
+def _is_silent(one: RankEvidence) -> Position | None:
+    if not one.is_silent:
+        return None
+    waits_for_disk = one.state.activity == Activity.SAVE or (one.process is not None and one.process.state == "D")
+    return Position(one, None, Fault.STORAGE if waits_for_disk else Fault.INTERPRETER_HELD)
+
+
+def _waits_for_others(one: RankEvidence) -> Position | None:
+    collective, activity = collective_of(one.stack), one.state.activity
     if activity == Activity.EVALUATION and is_of_ddp(collective):
-        return Position(evidence, collective, Fault.EVALUATES_ALONE)
+        return Position(one, collective, Fault.EVALUATES_ALONE)
     if activity == Activity.FORWARD and is_of_ddp(collective):
-        return Position(evidence, collective, Fault.FEWER_PASSES)
+        return Position(one, collective, Fault.FEWER_PASSES)
     if collective is not None:
-        fault = Fault.ENDED_EARLY if _has_left_loop(evidence) else Fault.OTHER_COLLECTIVE
-        return Position(evidence, collective, fault)
-    if activity == Activity.BACKWARD and (not stack or places.is_in_engine(stack)):
-        return Position(evidence, _REDUCER, Fault.FEWER_PASSES)
-    if activity == Activity.DATA:
-        return Position(evidence, None, Fault.LOADER, _workers(evidence))
-    if activity == Activity.SAVE or (evidence.process is not None and evidence.process.state == "D"):
-        return Position(evidence, None, Fault.STORAGE)
-    if _has_left_loop(evidence):
-        return Position(evidence, None, Fault.ENDED_EARLY)
-    process = evidence.process
-    if places.is_at_a_lock(stack) or (process is not None and process.is_at_a_lock and not evidence.computes):
-        return Position(evidence, None, Fault.LOCK)
-    return Position(evidence, None, Fault.OWN_CODE, "it computes" if evidence.computes else None)
+        return _in_collective(one, collective)
+    if activity == Activity.BACKWARD and (not one.stack or places.is_in_engine(one.stack)):
+        return Position(one, REDUCER, Fault.FEWER_PASSES)
+    return None
 
 
-def _has_left_loop(evidence: RankEvidence) -> bool:
+def _in_collective(one: RankEvidence, collective: str) -> Position:
+    """Return the position of a rank in a collective that the script calls."""
+    if one.facts.error is not None:
+        raised = "" if one.facts.error_place is None else f", raised at {one.facts.error_place}"
+        detail = f"it is handling {one.facts.error}{raised}"
+        return Position(one, collective, Fault.OTHER_COLLECTIVE, detail, Hint.ERROR_IN_FLIGHT)
+    if _ran_out(one) or collective == "destroy_process_group":
+        return Position(one, collective, Fault.ENDED_EARLY, hint=_why_ended(one))
+    return Position(one, collective, Fault.OTHER_COLLECTIVE)
+
+
+def _loads(one: RankEvidence) -> Position | None:
+    return Position(one, None, Fault.LOADER, _workers(one)) if one.state.activity == Activity.DATA else None
+
+
+def _waits_for_disk(one: RankEvidence) -> Position | None:
+    if one.state.activity == Activity.SAVE or (one.process is not None and one.process.state == "D"):
+        return Position(one, None, Fault.STORAGE)
+    return None
+
+
+def _has_left_loop(one: RankEvidence) -> Position | None:
+    return Position(one, None, Fault.ENDED_EARLY) if _ran_out(one) else None
+
+
+def _is_at_a_lock(one: RankEvidence) -> Position | None:
+    outside = one.wait in _OUTSIDE
+    if not outside and (places.is_at_a_lock(one.stack) or (one.wait is Wait.LOCK and not one.computes)):
+        return Position(one, None, Fault.LOCK)
+    return None
+
+
+def _is_in_own_code(one: RankEvidence) -> Position:
+    if one.computes:
+        return Position(one, None, Fault.OWN_CODE, "it computes")
+    detail = _OUTSIDE.get(one.wait) if one.wait is not None else None
+    hint = Hint.WAITS_FOR_INPUT if one.wait is Wait.INPUT else Hint.WAITS_OUTSIDE if detail is not None else None
+    return Position(one, None, Fault.OWN_CODE, detail, hint)
+
+
+_RULES = (
+    _is_over,
+    _is_held,
+    _is_silent,
+    _waits_for_others,
+    _loads,
+    _waits_for_disk,
+    _has_left_loop,
+    _is_at_a_lock,
+    _is_in_own_code,
+)
+
+
+def waits_outside(one: RankEvidence) -> str | None:
+    """Return in words what a rank waits for outside the job; ``None`` if it does not."""
+    if collective_of(one.stack) is not None or one.wait is None:
+        return None
+    return _OUTSIDE.get(one.wait)
+
+
+def _ran_out(evidence: RankEvidence) -> bool:
     """Return whether the rank's loader had no more batches, and no other pass over one has begun."""
     flags = evidence.state.flags
     return bool(flags & StepFlag.RAN_OUT) and not flags & StepFlag.BEGAN_EPOCH
+
+
+def _why_ended(one: RankEvidence) -> Hint | None:
+    """Return that a rank left its training loop though no `DataLoader` had run out."""
+    return None if one.state.flags & StepFlag.RAN_OUT else Hint.LEFT_LOOP
 
 
 def _workers(evidence: RankEvidence) -> str | None:

@@ -41,13 +41,22 @@ class Call(Struct, frozen=True, array_like=True):
         return self.group, self.name, self.numel
 
 
-class CallCount(Struct, frozen=True, array_like=True):
-    """How often a rank has called one kind of collective in the steps that torch still knows."""
+class KindOfCall(Struct, frozen=True, array_like=True):
+    """How often a rank has called one kind of collective in the steps that torch still knows, and when."""
 
     group: str
     name: str
     numel: int
     count: int
+    last: tuple[int, ...]
+    """numbers of the last two of them in their group"""
+
+    def is_due(self, sequence: int) -> bool:
+        """Return whether a call under this number has the same distance from the last one as that from the one before.
+
+        If there was only one so far, nothing speaks against it.
+        """
+        return len(self.last) < 2 or sequence - self.last[-1] == self.last[-1] - self.last[-2]
 
 
 class OverdueFacts(Struct, frozen=True):
@@ -55,22 +64,23 @@ class OverdueFacts(Struct, frozen=True):
 
     calls: tuple[Call, ...] = ()
     """last collectives, oldest first, as far as torch knows them"""
-    counts: tuple[CallCount, ...] = ()
+    kinds: tuple[KindOfCall, ...] = ()
     error: str | None = None
     """exception that the training thread is handling, as ``Type: message``"""
     error_place: str | None = None
     """line of the user's code that raised it"""
     wait: Wait | None = None
 
-    def count(self, kind: tuple[str, str, int]) -> int:
-        return next((one.count for one in self.counts if (one.group, one.name, one.numel) == kind), 0)
+    def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
+        """Return what is known of earlier calls of this kind; ``None`` if there were none."""
+        return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 
 def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
-    """Return the facts as JSON, without the oldest calls and the counts if they are too long."""
+    """Return the facts as JSON, without the oldest calls and the rarest kinds if they are too long."""
     for num_calls in (len(facts.calls), 100, 20, 0):
         shorter = msgspec.structs.replace(facts, calls=facts.calls[-num_calls:] if num_calls else ())
-        for one in (shorter, msgspec.structs.replace(shorter, counts=shorter.counts[:20])):
+        for one in (shorter, msgspec.structs.replace(shorter, kinds=shorter.kinds[:20])):
             content = msgspec.json.encode(one)
             if len(content) <= most_bytes:
                 return content

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.model.overdue import Call, CallCount, OverdueFacts, Wait
+from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait
 from ddpprof.model.stack import frames_of, place_of_user
 from ddpprof.monitor.kernel_waits import wait_of
 from ddpprof.record.flight_recorder import NumberedCollective, numbered_collectives
@@ -28,16 +27,19 @@ def overdue_facts(training_thread: int, since_ns: int) -> OverdueFacts:
     error, place = _error_of(training_thread)
     return OverdueFacts(
         calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in collectives[-_MOST_CALLS:]),
-        counts=_counts([one for one in collectives[:-1] if one.created_ns >= since_ns]),
+        kinds=_kinds([one for one in collectives[:-1] if one.created_ns >= since_ns]),
         error=error,
         error_place=place,
         wait=_wait_of(training_thread),
     )
 
 
-def _counts(collectives: Sequence[NumberedCollective]) -> tuple[CallCount, ...]:
-    counts = Counter((one.group, one.name, one.numel) for one in collectives)
-    return tuple(CallCount(*kind, count) for kind, count in counts.most_common(_MOST_KINDS))
+def _kinds(collectives: Sequence[NumberedCollective]) -> tuple[KindOfCall, ...]:
+    numbers: dict[tuple[str, str, int], list[int]] = {}
+    for one in collectives:
+        numbers.setdefault((one.group, one.name, one.numel), []).append(one.sequence)
+    most_frequent = sorted(numbers.items(), key=lambda kind: -len(kind[1]))[:_MOST_KINDS]
+    return tuple(KindOfCall(*kind, len(known), tuple(known[-2:])) for kind, known in most_frequent)
 
 
 def _error_of(thread: int) -> tuple[str | None, str | None]:

@@ -12,7 +12,8 @@ from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.judge import judge, judge_exit, judge_records
 from ddpprof.diagnosis.processes import Process
 from ddpprof.model import ProcessExit, UnusualCollective
-from ddpprof.model.hang import Fault
+from ddpprof.model.hang import Fault, Hint
+from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame
 
@@ -25,7 +26,7 @@ LIBRARY = Frame("/usr/lib/python3.11/queue.py", 180, "get")
         pytest.param(rank(1, USER, num_passes=10), Fault.OWN_CODE, id="sleeps-in-the-script"),
         pytest.param(rank(1, USER, LIBRARY, num_passes=10), Fault.LOCK, id="waits-for-a-queue"),
         pytest.param(
-            replace(rank(1, USER, num_passes=10), process=process(waits_in="futex_wait_queue")),
+            replace(rank(1, USER, num_passes=10), process=process(wait=Wait.LOCK)),
             Fault.LOCK,
             id="waits-for-a-lock",
         ),
@@ -266,6 +267,58 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
     own_error = replace(source, record=replace_struct(source.record, ended="failed: RuntimeError: the batch is empty"))
     verdict = judge([own_error, waiting(1)])
     assert (verdict.fault, verdict.detail) == (Fault.DIED, "RuntimeError: the batch is empty")
+
+
+@pytest.mark.parametrize(
+    ("held", "hint"),
+    [
+        pytest.param(process("T"), None, id="by-a-signal"),
+        pytest.param(process("D", is_frozen=True), Hint.FROZEN, id="by-their-control-group"),
+    ],
+)
+def test_if_all_ranks_are_stopped_none_is_to_blame(held: Process, hint: Hint | None) -> None:
+    verdict = judge([replace(waiting(number), process=held) for number in (0, 1)])
+    assert (verdict.fault, verdict.rank, verdict.waiting, verdict.hint) == (Fault.STOPPED, None, (), hint)
+
+
+def test_a_frozen_process_is_stopped_and_does_not_wait_for_a_disk() -> None:
+    frozen = replace(rank(1, tick_ns=NOW_NS - 5 * S), process=process("D", is_frozen=True))
+    verdict = judge([waiting(0), frozen])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.STOPPED, 1, Hint.FROZEN)
+
+
+@pytest.mark.parametrize(
+    ("wait", "fault", "hint"),
+    [
+        pytest.param(Wait.INPUT, Fault.OWN_CODE, Hint.WAITS_FOR_INPUT, id="input"),
+        pytest.param(Wait.NETWORK, Fault.OWN_CODE, Hint.WAITS_OUTSIDE, id="network"),
+        pytest.param(Wait.PIPE, Fault.OWN_CODE, Hint.WAITS_OUTSIDE, id="pipe"),
+        pytest.param(Wait.SLEEP, Fault.OWN_CODE, None, id="sleep"),
+        pytest.param(Wait.LOCK, Fault.LOCK, None, id="lock"),
+    ],
+)
+def test_for_what_a_rank_waits_in_its_own_code(wait: Wait, fault: Fault, hint: Hint | None) -> None:
+    one = replace(rank(1, USER, num_passes=10), facts=OverdueFacts(wait=wait))
+    verdict = judge([waiting(0), one])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (fault, 1, hint)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "hint"),
+    [(-15, Hint.TERMINATED), (-11, Hint.CRASHED), (None, Hint.UNSEEN_END), (-9, None)],
+)
+def test_what_is_known_of_a_rank_that_died_without_a_word(exit_code: int | None, hint: Hint | None) -> None:
+    verdict = judge([waiting(0), died(rank(1, num_passes=10), exit_code=exit_code)])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, hint)
+
+
+def test_a_static_graph_that_changes_is_known_from_the_arguments_of_ddp() -> None:
+    failed = died(rank(1), "failed: RuntimeError: Expected to have finished reduction in …", unused=("second",))
+    assert failed.record is not None
+    modules = tuple(replace_struct(one, settings={"static_graph": True}) for one in failed.record.modules)
+    static = replace(failed, record=replace_struct(failed.record, modules=modules))
+    assert judge([waiting(0), static]).hint is Hint.STATIC_GRAPH
+    assert judge([waiting(0), failed]).hint is None
 
 
 def test_nothing_is_known_without_pulses() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpprof.model.overdue import Call, CallCount, OverdueFacts, Wait, decode_facts, encode_facts
+from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, decode_facts, encode_facts
 from ddpprof.record import overdue_facts
 from ddpprof.record.flight_recorder import NumberedCollective
 
@@ -23,7 +23,15 @@ def test_calls_are_numbered_and_those_of_earlier_steps_are_counted(monkeypatch: 
     monkeypatch.setattr(overdue_facts, "numbered_collectives", lambda: noted(BARRIER, REDUCE, REDUCE, BARRIER))
     facts = overdue_facts.overdue_facts(threading.get_ident(), since_ns=2)
     assert facts.calls[-1] == Call("0", 4, "barrier", 0)
-    assert (facts.count(REDUCE), facts.count(BARRIER)) == (2, 0)
+    assert facts.kinds == (KindOfCall(*REDUCE, 2, (2, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("last", "sequence", "is_due"),
+    [((4, 8), 12, True), ((4, 8), 11, False), ((8,), 30, True), ((8, 9), 10, True)],
+)
+def test_a_call_is_due_after_the_same_distance(last: tuple[int, ...], sequence: int, is_due: bool) -> None:
+    assert KindOfCall(*BARRIER, 9, last).is_due(sequence) is is_due
 
 
 def seen_while(raises: Callable[[], None]) -> OverdueFacts:
@@ -57,10 +65,10 @@ def test_the_error_that_a_thread_is_handling() -> None:
 
 def test_facts_that_are_too_long_lose_their_oldest_calls() -> None:
     calls = tuple(Call("0", number, "all_reduce", 100_000) for number in range(1000))
-    facts = OverdueFacts(calls=calls, counts=(CallCount(*REDUCE, 9),), wait=Wait.NETWORK)
+    facts = OverdueFacts(calls=calls, kinds=(KindOfCall(*REDUCE, 9, (4, 7)),), wait=Wait.NETWORK)
     content = encode_facts(facts, 8000)
     assert len(content) <= 8000
     kept = decode_facts(content + b"\0 what was there before")
     assert kept is not None
-    assert (kept.calls, kept.counts, kept.wait) == (calls[-100:], facts.counts, Wait.NETWORK)
+    assert (kept.calls, kept.kinds, kept.wait) == (calls[-100:], facts.kinds, Wait.NETWORK)
     assert decode_facts(b"") is None
