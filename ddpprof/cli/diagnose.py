@@ -106,8 +106,10 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     from ddpprof.diagnosis.hang_detector import HangDetector
     from ddpprof.diagnosis.judge import judge, judge_exit
     from ddpprof.load.exits import load_exits
+    from ddpprof.model.hang import Standstill, Verdict
     from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.model.pulse import OVERDUE_S, Ended
+    from ddpprof.render.hang_words import standstill_line
 
     evidence = gather(directory)
     if not evidence:
@@ -138,13 +140,10 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
         if waited_s > OVERDUE_S:
             return None, f"the job has been at step {step:,} for {waited_s:.0f} s, which is not called a hang yet."
         return None, f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
-    verdict = detector.diagnose(overdue)
-    if verdict is not None:
-        return verdict, ""
-    return None, (
-        f"step {step:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or computes), or "
-        "has just gone on. Ask again in some seconds."
-    )
+    found = detector.diagnose(overdue)
+    if isinstance(found, Verdict):
+        return found, ""
+    return None, f"{standstill_line(found or Standstill(overdue.waited_s, step=step))}. Ask again in some seconds."
 
 
 def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:

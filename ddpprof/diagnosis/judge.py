@@ -15,7 +15,7 @@ from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.failed_collectives import of_another_collective, of_mismatch
 from ddpprof.diagnosis.odd_calls import odd_by_calls
-from ddpprof.diagnosis.position import Position, position_of
+from ddpprof.diagnosis.position import Position, position_of, ran_out
 from ddpprof.diagnosis.verdicts import hint_on_death, lost_a_peer, verdict_on, verdict_on_all, without_gradient
 from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
@@ -43,11 +43,23 @@ _HOLDS_A_MACHINE = (Fault.STOPPED, Fault.TRACED, Fault.SWAPPING)
 
 def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     """Return the verdict on a job that hangs or has ended badly."""
-    table = [position_of(one) for one in evidence]
+    table = _with_early_ends([position_of(one) for one in evidence])
     if not table:
         return Verdict(Fault.UNKNOWN)
     found = (rule(table) for rule in RULES)
     return next((verdict for verdict in found if verdict is not None), None) or verdict_on_all(Fault.LINK, table)
+
+
+_MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
+
+
+def _with_early_ends(table: Table) -> Table:
+    """Mark the ranks that ran out of batches while others still train. After the loop of all, none of them is early."""
+    over = [one for one in table if one.evidence.has_ended or ran_out(one.evidence)]
+    if len(over) == len(table):
+        return table
+    early = [one for one in over if one.fault in _MAY_BE_EARLY and one.hint is None]
+    return [replace(one, fault=Fault.ENDED_EARLY) if one in early else one for one in table]
 
 
 def _of_collective_that_failed(table: Table) -> Verdict | None:

@@ -131,5 +131,10 @@ def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
         group = one.calls[-1].group
         if all(of.get(group, 0) >= one.calls[-1].sequence for of in last):
             return None
-    said = "; ".join(f"rank {one.rank} is in {one.calls[-1].name}, at {one.place}" for one in positions)
+    said = "; ".join(f"rank {one.rank} is in {one.calls[-1].name}{_short_place(one)}" for one in positions)
     return OddRank(None, Fault.MISMATCH, f"they wait in different process groups: {said}", Hint.OTHER_ORDER)
+
+
+def _short_place(position: Position) -> str:
+    """Return the line of the user's code without the folders of its file, of which all ranks have the same."""
+    return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ddpprof.model.stack import Frame
 
 _LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subprocess|selectors|socket|ssl)\.py$")
+_SOCKETS = re.compile(r"/(?:socket|ssl|http/.*|urllib3/.*|requests/.*|httpx/.*|httpcore/.*|grpc/.*)\.py$")
 _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
 """from `subprocess.run` down to the selector in which it may wait"""
@@ -19,6 +20,11 @@ _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 def is_at_a_lock(stack: Sequence[Frame]) -> bool:
     """Return whether the thread waits for a lock, a queue, a socket or another process."""
     return bool(stack) and _LOCKS.search(stack[-1].file) is not None
+
+
+def is_at_a_socket(stack: Sequence[Frame]) -> bool:
+    """Return whether a thread that waits for events waits for the network: in a call of the user's, or of a library."""
+    return bool(stack) and (stack[-1].is_of_user or _SOCKETS.search(stack[-1].file) is not None)
 
 
 def awaits_a_program(stack: Sequence[Frame]) -> bool:

@@ -15,11 +15,11 @@ from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
 
 REDUCER = "the reducer"
-_OUTSIDE = {
-    Wait.INPUT: "it waits for input from the terminal",
-    Wait.NETWORK: "it waits for the network or another program",
-    Wait.PIPE: "it waits for another program that writes or reads a pipe",
-    Wait.FILE: "it waits for a file",
+OUTSIDE = {
+    Wait.INPUT: "input from the terminal",
+    Wait.NETWORK: "the network",
+    Wait.PIPE: "a pipe to another program",
+    Wait.FILE: "a file",
 }
 """what a rank waits for outside the job"""
 
@@ -120,7 +120,7 @@ def _in_collective(one: RankEvidence, collective: str) -> Position:
         raised = "" if one.facts.error_place is None else f", raised at {one.facts.error_place}"
         detail = f"it is handling {one.facts.error}{raised}"
         return Position(one, collective, Fault.OTHER_COLLECTIVE, detail, Hint.ERROR_IN_FLIGHT)
-    if _ran_out(one) or collective == "destroy_process_group":
+    if collective == "destroy_process_group":
         return Position(one, collective, Fault.ENDED_EARLY, hint=_why_ended(one))
     return Position(one, collective, Fault.OTHER_COLLECTIVE)
 
@@ -135,23 +135,18 @@ def _waits_for_disk(one: RankEvidence) -> Position | None:
     return None
 
 
-def _has_left_loop(one: RankEvidence) -> Position | None:
-    return Position(one, None, Fault.ENDED_EARLY) if _ran_out(one) else None
-
-
 def _is_at_a_lock(one: RankEvidence) -> Position | None:
-    outside = one.wait in _OUTSIDE
-    if not outside and (places.is_at_a_lock(one.stack) or (one.wait is Wait.LOCK and not one.computes)):
+    if outside_wait(one) is None and (places.is_at_a_lock(one.stack) or (one.wait is Wait.LOCK and not one.computes)):
         return Position(one, None, Fault.LOCK)
     return None
 
 
 def _is_in_own_code(one: RankEvidence) -> Position:
-    if one.computes:
-        return Position(one, None, Fault.OWN_CODE, "it computes")
-    detail = _OUTSIDE.get(one.wait) if one.wait is not None else None
-    hint = Hint.WAITS_FOR_INPUT if one.wait is Wait.INPUT else Hint.WAITS_OUTSIDE if detail is not None else None
-    return Position(one, None, Fault.OWN_CODE, detail, hint)
+    wait = outside_wait(one)
+    if one.computes or wait is None:
+        return Position(one, None, Fault.OWN_CODE, "it computes" if one.computes else None)
+    hint = Hint.WAITS_FOR_INPUT if wait is Wait.INPUT else Hint.WAITS_OUTSIDE
+    return Position(one, None, Fault.OWN_CODE, f"it waits for {OUTSIDE[wait]}", hint)
 
 
 _RULES = (
@@ -161,20 +156,22 @@ _RULES = (
     _waits_for_others,
     _loads,
     _waits_for_disk,
-    _has_left_loop,
     _is_at_a_lock,
     _is_in_own_code,
 )
 
 
-def waits_outside(one: RankEvidence) -> str | None:
-    """Return in words what a rank waits for outside the job; ``None`` if it does not."""
-    if collective_of(one.stack) is not None or one.wait is None:
+def outside_wait(one: RankEvidence) -> Wait | None:
+    """Return for what a rank waits in the script's own code, if that is outside the job."""
+    is_by_itself = bool(one.stack) and collective_of(one.stack) is None
+    if not is_by_itself or (one.process is not None and one.process.state == "D"):
         return None
-    return _OUTSIDE.get(one.wait)
+    if one.wait is Wait.EVENTS:
+        return Wait.NETWORK if places.is_at_a_socket(one.stack) else None
+    return one.wait if one.wait in OUTSIDE else None
 
 
-def _ran_out(evidence: RankEvidence) -> bool:
+def ran_out(evidence: RankEvidence) -> bool:
     """Return whether the rank's loader had no more batches, and no other pass over one has begun."""
     flags = evidence.state.flags
     return bool(flags & StepFlag.RAN_OUT) and not flags & StepFlag.BEGAN_EPOCH

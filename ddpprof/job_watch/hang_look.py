@@ -16,16 +16,18 @@ from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.judge import judge_exit
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.run_watch import Say
-from ddpprof.model.hang import Verdict
+from ddpprof.model.hang import Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, read_heads
 from ddpprof.monitor.verdict_files import write_verdict
-from ddpprof.render.hang_words import verdict_lines
+from ddpprof.render.hang_words import standstill_line, verdict_lines
 
 _LAUNCHER_S = 30.0
 """seconds in which a launcher, once a rank has died, ends the others"""
 _RESTART_S = 600.0
 """seconds in which it starts all ranks anew, if none of them is left"""
+_MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
+"""jobs that ``--kill-after`` never ends"""
 
 
 class HangLook:
@@ -40,6 +42,8 @@ class HangLook:
         self._verdict: Verdict | None = None
         self._hangs_at: int | None = None
         """step of the current hang"""
+        self._told_of: tuple[int | None, int | None, str | None] | None = None
+        """step, rank and line of the last standstill that was told"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
@@ -47,7 +51,7 @@ class HangLook:
             return
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
-            self._verdict = self._hangs_at = None
+            self._verdict = self._hangs_at = self._told_of = None
         overdue = self._detector.look(missed_s)
         if overdue is None and self._verdict is None and all_have_ended(directory):
             self._judge_exit(directory)
@@ -55,10 +59,16 @@ class HangLook:
             self._goes_on(directory)
         elif self._hangs_at != overdue.step:
             self._judge(directory, overdue)
-        elif self._kill_after_s is not None and time.monotonic() - self._judged_at > self._kill_after_s:
+        elif self._is_to_end():
             self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
+
+    def _is_to_end(self) -> bool:
+        """Return whether the user wants the job to be ended. What it waits for outside may still answer."""
+        if self._kill_after_s is None or self._verdict is None or self._verdict.hint in _MAY_GO_ON:
+            return False
+        return time.monotonic() - self._judged_at > self._kill_after_s
 
     def _judge_exit(self, directory: Path) -> None:
         """Say once that the training is over and a process does not exit."""
@@ -68,11 +78,20 @@ class HangLook:
             self._tell(directory, verdict)
 
     def _judge(self, directory: Path, overdue: Overdue) -> None:
-        verdict = self._detector.diagnose(overdue)
-        if verdict is None or (verdict.has_failed and overdue.waited_s < _patience_s(directory)):
+        found = self._detector.diagnose(overdue)
+        if isinstance(found, Standstill):
+            self._tell_of_standstill(found)
+        if not isinstance(found, Verdict) or (found.has_failed and overdue.waited_s < _patience_s(directory)):
             return
-        self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
-        self._tell(directory, verdict)
+        self._hangs_at, self._verdict, self._judged_at = overdue.step, found, time.monotonic()
+        self._tell(directory, found)
+
+    def _tell_of_standstill(self, found: Standstill) -> None:
+        """Say once for what outside the job a rank waits, while others wait for it."""
+        place = found.step, found.rank, found.place
+        if found.waits_for is not None and found.waiting and self._told_of != place:
+            self._told_of = place
+            self._say(standstill_line(found))
 
     def _tell(self, directory: Path, verdict: Verdict) -> None:
         with suppress(OSError):

@@ -120,3 +120,20 @@ class Verdict(Struct, frozen=True):
     """fact on which the advice depends"""
     format: int = VERDICT_FORMAT
     """number of this layout"""
+
+
+class Standstill(Struct, frozen=True):
+    """A job that stands still and is not said to hang: a rank pauses on purpose, or has just moved on."""
+
+    waited_s: float
+    rank: int | None = None
+    """rank that pauses, if it is one"""
+    step: int | None = None
+    waits_for: str | None = None
+    """what the rank waits for outside the job, in words; ``None`` if it works, or is between two activities"""
+    place: str | None = None
+    """innermost line of the user's code on that rank"""
+    waiting: tuple[int, ...] = ()
+    """ranks that wait for it"""
+    hangs_after_s: float | None = None
+    """time after which this is called a hang; ``None`` if never"""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
 from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER
 from ddpprof.layout import clean, count
-from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
 from ddpprof.words import listed, ranks_in_words
@@ -123,6 +123,22 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
     lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict, is_over=is_over)]
     advice = _advice(verdict)
     return [*lines, *([advice] if advice else [])]
+
+
+def standstill_line(found: Standstill) -> str:
+    """Return in one sentence or two why a job that stands still is not said to hang."""
+    if found.waits_for is None or found.rank is None:
+        return (
+            f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or "
+            "computes), or has just gone on"
+        )
+    who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
+    at = f" at {clean(found.place)}" if found.place is not None else ""
+    limit = f". This is not called a hang before {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
+    return (
+        f"rank {found.rank} has waited for {found.waits_for}{at} for {found.waited_s:.0f} s"
+        f"{who if found.waiting else ''}{limit}"
+    )
 
 
 def verdict_line(verdict: Verdict) -> str:

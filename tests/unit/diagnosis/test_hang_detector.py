@@ -126,7 +126,7 @@ def test_the_rest_of_a_step_is_waited_for_after_a_pause(monkeypatch: pytest.Monk
     job = Job(monkeypatch, waiting(1), saving := rank(0, USER, activity=Activity.SAVE, since_s=20))
     found = job.detector.look()
     assert found is not None
-    assert job.detector.is_on_purpose([saving], found)
+    assert job.detector.standstill([saving], found)
     job.now_ns += 2 * S
     assert job.detector.look() is None
     job.now_ns += S
@@ -137,9 +137,10 @@ def test_a_rank_that_has_just_moved_on_ends_a_pause(monkeypatch: pytest.MonkeyPa
     """A save of 10 s has just ended, and the forward has begun: nobody hangs, unless that happens again and again."""
     moves = rank(0, USER, activity=Activity.FORWARD, since_s=0.1)
     detector = Job(monkeypatch).detector
-    assert [detector.is_on_purpose([waiting(1), moves], overdue(10)) for _ in range(4)] == [True, True, True, False]
+    seen = [detector.standstill([waiting(1), moves], overdue(10)) is not None for _ in range(4)]
+    assert seen == [True, True, True, False]
     slow = rank(0, USER, activity=Activity.FORWARD, since_s=40)
-    assert Job(monkeypatch).detector.is_on_purpose([waiting(1), slow], overdue(400, usual_s=30))
+    assert Job(monkeypatch).detector.standstill([waiting(1), slow], overdue(400, usual_s=30))
 
 
 def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +199,9 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
 )
 def test_what_jobs_pause_for(one: RankEvidence, until_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     detector = Job(monkeypatch).detector
-    assert detector.is_on_purpose([waiting(1), one], overdue(until_s + 1)) is False
+    assert detector.standstill([waiting(1), one], overdue(until_s + 1)) is None
     if until_s:
-        assert detector.is_on_purpose([waiting(1), one], overdue(until_s - 1)) is True
+        assert detector.standstill([waiting(1), one], overdue(until_s - 1)) is not None
 
 
 @pytest.mark.parametrize(
@@ -219,15 +220,15 @@ def test_ranks_none_of_which_waits_for_another(
 ) -> None:
     detector = Job(monkeypatch).detector
     ranks = tuple(on_device(one, one.identity.device or "cpu") for one in ranks)
-    assert detector.is_on_purpose(ranks, overdue(until_s + 1)) is False
+    assert detector.standstill(ranks, overdue(until_s + 1)) is None
     if until_s:
-        assert detector.is_on_purpose(ranks, overdue(until_s - 1)) is True
+        assert detector.standstill(ranks, overdue(until_s - 1)) is not None
 
 
 def test_a_job_that_somebody_debugs_pauses_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     for _ in range(3):
-        assert job.detector.is_on_purpose([waiting(1), rank(0, USER, PDB)], overdue(1e6))
+        assert job.detector.standstill([waiting(1), rank(0, USER, PDB)], overdue(1e6))
         job.now_ns += 3600 * S
 
 
@@ -236,18 +237,18 @@ def test_workers_that_read_the_first_batch_are_not_idle(monkeypatch: pytest.Monk
     loading = rank(0, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH)
     for number in range(3):
         worker = process(moved_bytes=number)
-        assert job.detector.is_on_purpose([replace(loading, workers=(worker,))], overdue(100))
+        assert job.detector.standstill([replace(loading, workers=(worker,))], overdue(100))
         job.now_ns += 40 * S
 
 
 def test_a_rank_that_saves_and_does_nothing_does_not_save(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     saving = rank(0, activity=Activity.SAVE)
-    assert job.detector.is_on_purpose([saving], overdue(10))
+    assert job.detector.standstill([saving], overdue(10))
     job.now_ns += 61 * S
-    assert not job.detector.is_on_purpose([saving], overdue(71))
+    assert not job.detector.standstill([saving], overdue(71))
     busy = replace(saving, process=process(moved_bytes=1000))
-    assert job.detector.is_on_purpose([busy], overdue(71))
+    assert job.detector.standstill([busy], overdue(71))
 
 
 def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +286,9 @@ def evaluating(number: int, *stack: Frame, since_s: float = 10) -> RankEvidence:
 def test_an_evaluation_that_waits_for_ranks_outside_of_it_is_no_pause(
     other: RankEvidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not Job(monkeypatch).detector.is_on_purpose([evaluating(0, SYNC), other], overdue(8))
+    assert not Job(monkeypatch).detector.standstill([evaluating(0, SYNC), other], overdue(8))
     just_begun = evaluating(0, SYNC, since_s=1)
-    assert Job(monkeypatch).detector.is_on_purpose([just_begun, other], overdue(8))
+    assert Job(monkeypatch).detector.standstill([just_begun, other], overdue(8))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ def test_an_evaluation_that_waits_for_ranks_outside_of_it_is_no_pause(
     ],
 )
 def test_ranks_that_all_evaluate_with_ddp_pause(other: RankEvidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Job(monkeypatch).detector.is_on_purpose([evaluating(0, SYNC), other], overdue(8))
+    assert Job(monkeypatch).detector.standstill([evaluating(0, SYNC), other], overdue(8))
 
 
 @pytest.mark.parametrize("waited_s", [8, 700])
@@ -309,4 +310,4 @@ def test_an_evaluation_of_all_ranks_may_make_as_many_forwards_as_it_likes(
 ) -> None:
     detector = Job(monkeypatch).detector
     ranks = [evaluating(number, SYNC, since_s=0) for number in range(2)]
-    assert all(detector.is_on_purpose(ranks, overdue(waited_s)) for _ in range(9))
+    assert all(detector.standstill(ranks, overdue(waited_s)) for _ in range(9))

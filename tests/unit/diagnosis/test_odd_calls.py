@@ -110,8 +110,8 @@ def test_ranks_that_call_collectives_of_two_groups_in_different_order() -> None:
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.MISMATCH, None, Hint.OTHER_ORDER)
     assert verdict.waiting == (0, 1)
     assert verdict.detail == (
-        "they wait in different process groups: rank 0 is in all_reduce, at /home/me/train.py:30 in log; "
-        "rank 1 is in all_reduce, at /home/me/train.py:20 in train"
+        "they wait in different process groups: rank 0 is in all_reduce at train.py:30 in log; "
+        "rank 1 is in all_reduce at train.py:20 in train"
     )
 
 
