@@ -16,6 +16,12 @@ _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*
 """errors of collectives that met others of another size"""
 
 
+def died_of_another_size(positions: Sequence[Position]) -> bool:
+    """Return whether all ranks died, and one of them because its collective met one of another size."""
+    dead = [one for one in positions if one.fault is Fault.DIED]
+    return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
+
+
 def of_another_collective(positions: Sequence[Position]) -> Position | None:
     """Return the rank whose collective met one of DDP of another size, if the job died of that.
 

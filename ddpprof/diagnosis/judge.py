@@ -13,10 +13,17 @@ from dataclasses import replace
 
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
-from ddpprof.diagnosis.failed_collectives import of_another_collective, of_mismatch
+from ddpprof.diagnosis.failed_collectives import died_of_another_size, of_another_collective, of_mismatch
 from ddpprof.diagnosis.odd_calls import odd_by_calls
 from ddpprof.diagnosis.position import Position, position_of, ran_out
-from ddpprof.diagnosis.verdicts import hint_on_death, lost_a_peer, verdict_on, verdict_on_all, without_gradient
+from ddpprof.diagnosis.verdicts import (
+    hint_on_death,
+    how_likely_a_consequence,
+    lost_a_peer,
+    verdict_on,
+    verdict_on_all,
+    without_gradient,
+)
 from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.model import UNKNOWN, ProcessExit, Record
@@ -63,7 +70,10 @@ def _with_early_ends(table: Table) -> Table:
 
 
 def _of_collective_that_failed(table: Table) -> Verdict | None:
-    """A collective met one of DDP of another size, and the job died of that."""
+    """A collective met one of another size, and the job died of that."""
+    odd = odd_by_calls(table) if died_of_another_size(table) else None
+    if odd is not None and odd.position is not None:
+        return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), _others(table, odd.position))
     blamed = of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
 
@@ -129,10 +139,13 @@ def _of_free_rank(table: Table) -> Verdict | None:
     return verdict_on(blamed.fault, blamed, waiting)
 
 
-def _guilt(position: Position) -> tuple[bool, int, tuple[int, int], int]:
+def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
     """Return a key that is smaller the more likely the rank is to blame."""
-    is_consequence = position.fault is Fault.DIED and lost_a_peer(position.evidence)
-    return is_consequence, _WORST_FIRST.index(position.fault), position.progress, _ended_at(position.evidence)
+    is_dead, seen = position.fault is Fault.DIED, position.evidence.exit
+    ended_ns = (seen.unix_ns or 0) if is_dead and seen is not None else 0
+    consequence = how_likely_a_consequence(position.evidence) if is_dead else 0
+    order = _WORST_FIRST.index(position.fault)
+    return consequence, order, ended_ns if consequence else 0, position.progress, _ended_at(position.evidence)
 
 
 def _ended_at(evidence: RankEvidence) -> int:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ddpprof.diagnosis.position import Position
+from ddpprof.diagnosis.position import REDUCER, Position
 from ddpprof.model.hang import Fault, Hint
 from ddpprof.model.overdue import Call
+from ddpprof.model.stack import WORK_WAIT
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
 """how well a collective fits to earlier steps"""
@@ -94,20 +95,28 @@ def _blame(odd: _Side, usual: _Side) -> OddRank:
     blamed = odd.callers[0]
     is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     if is_explained or odd.fits == _NEW:
-        fault = Fault.OTHER_COLLECTIVE if odd.fits == _NEW and not is_explained else blamed.fault
-        return OddRank(blamed, fault, blamed.detail, blamed.hint)
+        return OddRank(blamed, _fault_of(blamed), blamed.detail, blamed.hint)
     if not usual.is_of_ddp:
         hint = Hint.SKIPPED_COLLECTIVE if blamed.evidence.facts.known(usual.call.kind) else None
         return OddRank(blamed, Fault.MISSING_COLLECTIVE, _left_out(usual), hint)
     fewest = min(one.evidence.state.num_passes for one in usual.callers)
     skips = blamed.evidence.state.num_passes < fewest and not odd.is_of_ddp
-    return OddRank(blamed, Fault.FEWER_PASSES if skips else blamed.fault, blamed.detail, blamed.hint)
+    return OddRank(blamed, Fault.FEWER_PASSES if skips else _fault_of(blamed), blamed.detail, blamed.hint)
+
+
+def _fault_of(blamed: Position) -> Fault:
+    """Return the fault of a rank that called another collective, which it may have died of."""
+    is_known = blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
+    return blamed.fault if is_known else Fault.OTHER_COLLECTIVE
 
 
 def _left_out(side: _Side) -> str:
     """Say which collective a rank has left out, and where others called it."""
     waiting = next((one for one in side.callers if one.calls[-1] == side.call and one.place is not None), None)
-    return f"it left out {side.call.name}" + ("" if waiting is None else f", at {waiting.place}")
+    if waiting is None:
+        return f"it left out {side.call.name}"
+    is_named = waiting.waits_in not in (None, WORK_WAIT, REDUCER)
+    return f"it left out {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
 
 
 def _may_be_of_ddp(call: Call, position: Position) -> bool:

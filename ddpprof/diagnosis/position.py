@@ -46,7 +46,11 @@ class Position:
 
     @property
     def waits_in_ddp(self) -> bool:
-        """Whether it waits in a collective of DDP's, and not of the script's."""
+        """Whether it waits in a collective of DDP's, and not of the script's, or died in one."""
+        if self.fault is Fault.DIED:
+            in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
+            record = self.evidence.record
+            return in_pass and (record is None or record.ended_in is None or is_of_ddp(record.ended_in))
         return self.waits_in_reducer or is_of_ddp(self.waits_in)
 
     @property

@@ -108,7 +108,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
     if fault is Fault.OTHER_COLLECTIVE and error is None:
         parts = (_what_each_called(blamed, waiting), blamed.detail)
         return "; ".join(part for part in parts if part is not None) or None
-    if blamed.fault is not Fault.DIED or record is None or error is None:
+    if blamed.fault is not Fault.DIED or fault is Fault.MISSING_COLLECTIVE or record is None or error is None:
         return blamed.detail
     said, one = error.removeprefix("failed: "), record.unusual_collective
     if fault is not Fault.OTHER_COLLECTIVE or one is None:
@@ -207,7 +207,12 @@ def unusual_collective_of(position: Position) -> UnusualCollective | None:
 
 def lost_a_peer(evidence: RankEvidence) -> bool:
     """Return whether a rank may have ended because another one did."""
+    return how_likely_a_consequence(evidence) > 0
+
+
+def how_likely_a_consequence(evidence: RankEvidence) -> int:
+    """Return 2 if a rank says that it lost another one, 1 if SIGTERM ended it, which launchers send, else 0."""
     ended = evidence.record.ended if evidence.record is not None else None
     if ended is None:
-        return evidence.exit is not None and evidence.exit.exit_code == -15  # launchers send SIGTERM to the others
-    return is_of_a_lost_peer(ended)
+        return int(evidence.exit is not None and evidence.exit.exit_code == -signal.SIGTERM)
+    return 2 * is_of_a_lost_peer(ended)

@@ -61,7 +61,7 @@ class PulseHead:
     memory_bytes: int | None = None
     """resident memory at the last sample"""
     facts: OverdueFacts | None = None
-    """what else the process knows, while its step is overdue"""
+    """what else the process knows, while its step is overdue or once it has failed"""
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
@@ -84,8 +84,14 @@ def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
             layout.decode_stack(state, begin[layout.STACK_AT : layout.FACTS_AT]),
             _last_steps(file, identity, state, num_steps),
             _last_memory_bytes(file, state),
-            None if state.stack_ns == UNKNOWN else decode_facts(begin[layout.FACTS_AT :]),
+            decode_facts(begin[layout.FACTS_AT :])
+            if state.stack_ns != UNKNOWN or state.ended == Ended.FAILED
+            else None,
         )
+
+
+def _has_facts(state: PulseState) -> bool:
+    return state.stack_ns != UNKNOWN or state.ended == Ended.FAILED
 
 
 def is_here(identity: PulseIdentity) -> bool:

@@ -197,12 +197,13 @@ class PulseKeeper:
             kept.append(line)
         text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
         if text != self._stack:  # what it has called, and for what it waits, changes with the place only
-            self._write_facts()
+            self.write_facts()
         self._stack = text
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
         write_state(self._pulse.words, "stack_ns", time.time_ns())
 
-    def _write_facts(self) -> None:
+    def write_facts(self) -> None:
+        """Write what else is known, such as which collectives it has called. Torch needs some 50 ms for that."""
         facts = overdue_facts(self._pulse.training_thread, self._pulse.identity.created_ns)
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
         self._pulse.memory[layout.FACTS_AT : layout.FACTS_AT + len(content)] = content

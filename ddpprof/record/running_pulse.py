@@ -76,6 +76,8 @@ class RunningPulse:
         if not self._job.in_this_process():
             return
         self.captures.close()
+        if ended is Ended.FAILED:  # perhaps of a collective that met another one
+            self._keeper.write_facts()
         self.writer.ends_as(ended, process_exits)
         if self._live is not None:
             self._live.close()

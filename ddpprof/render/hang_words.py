@@ -57,8 +57,8 @@ _DO = {
     f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
     Fault.MISSING_COLLECTIVE: "Every rank must call it: look for a condition on the rank or its batch around it, for a "
     "`continue` or `break` before it, and for an error in it that the script catches on that rank.",
-    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
-    "comes after the training loop, that rank had fewer batches: give every rank the same number.",
+    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
+    "line comes after the training loop, that rank left the loop early: let all ranks leave it after the same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many batches "
     "on each. The forward of DDP broadcasts buffers, such as BatchNorm's statistics, in evaluation mode, too.",

@@ -312,6 +312,15 @@ def test_what_is_known_of_a_rank_that_died_without_a_word(exit_code: int | None,
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, hint)
 
 
+def test_of_ranks_that_sigterm_ended_the_first_is_to_blame() -> None:
+    """Its launcher then ends the others by the same signal."""
+    ends = [ProcessExit(-15, rank=number, unix_ns=at) for number, at in ((0, 200), (1, 100))]
+    ranks = [replace(died(rank(number, num_passes=10)), exit=ends[number]) for number in (0, 1)]
+    lost = died(rank(2, num_passes=9), "failed: RuntimeError: Connection closed by peer", 1)
+    verdict = judge([*ranks, lost])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, Hint.TERMINATED)
+
+
 def test_a_static_graph_that_changes_is_known_from_the_arguments_of_ddp() -> None:
     failed = died(rank(1), "failed: RuntimeError: Expected to have finished reduction in …", unused=("second",))
     assert failed.record is not None

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hung_ranks import ENGINE, USER, distributed, rank, waiting
+from hung_ranks import ENGINE, USER, died, distributed, rank, waiting
+from msgspec import structs
 
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.judge import judge
@@ -133,3 +134,16 @@ def test_a_rank_in_its_own_code_comes_before_all_calls() -> None:
     sleeping = with_calls(rank(1, USER, activity=Activity.OTHER, num_passes=10), REDUCE)
     verdict = judge([with_calls(rank(0, USER, ENGINE, activity=Activity.BACKWARD), REDUCE, REDUCE), sleeping])
     assert (verdict.fault, verdict.rank) == (Fault.OWN_CODE, 1)
+
+
+def test_a_job_that_died_since_a_collective_met_that_of_the_next_step() -> None:
+    """Gloo notices that the sizes differ. Which rank does is chance; the numbers tell which one left a call out."""
+    failed = "failed: RuntimeError: op.preamble.length <= op.nbytes. 12 vs 8"
+    lost = "failed: RuntimeError: Connection closed by peer"
+    caller = with_calls(died(rank(0, num_passes=10), failed), REDUCE, METRIC, regular=[METRIC])
+    assert caller.record is not None
+    caller = replace(caller, record=structs.replace(caller.record, ended_in="all_reduce"))
+    ahead = with_calls(died(rank(1, activity=Activity.BACKWARD, num_passes=11), lost), REDUCE, REDUCE, before=[METRIC])
+    verdict = judge([caller, ahead])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISSING_COLLECTIVE, 1, True)
+    assert verdict.detail == "it left out all_reduce"
