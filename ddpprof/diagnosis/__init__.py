@@ -1,5 +1,6 @@
 """Jobs that hang or have failed: which rank holds them up, where, and why.
 
+examination.py         what is wrong with the job of a run, for the launcher's watch and for ``ddpprof diagnose``
 hang_detector.py       does a job hang? It learns how long steps usually take, and pauses on purpose are told apart
 processes.py           what the system tells of a rank's process
 places.py              where a training thread stands, from its stack

@@ -12,7 +12,7 @@ from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.model.hang import Fault, Hint
 from ddpprof.model.overdue import Call, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
+from ddpprof.model.stack import collective_of, is_of_ddp, is_of_peers, place_of_user
 
 REDUCER = "the reducer"
 OUTSIDE = {
@@ -124,6 +124,9 @@ def _in_collective(one: RankEvidence, collective: str) -> Position:
         raised = "" if one.facts.error_place is None else f", raised at {one.facts.error_place}"
         detail = f"it is handling {one.facts.error}{raised}"
         return Position(one, collective, Fault.OTHER_COLLECTIVE, detail, Hint.ERROR_IN_FLIGHT)
+    if is_of_peers(collective):
+        peer = "" if one.facts.peer is None else f"; its peer is rank {one.facts.peer}"
+        return Position(one, collective, Fault.OTHER_COLLECTIVE, f"it waits in {collective}(){peer}", Hint.OF_PEERS)
     if collective == "destroy_process_group":
         return Position(one, collective, Fault.ENDED_EARLY, hint=_why_ended(one))
     return Position(one, collective, Fault.OTHER_COLLECTIVE)

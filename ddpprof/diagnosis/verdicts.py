@@ -105,6 +105,8 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
     """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
+    if blamed.hint is Hint.OF_PEERS:
+        return blamed.detail
     if fault is Fault.OTHER_COLLECTIVE and error is None:
         parts = (_what_each_called(blamed, waiting), blamed.detail)
         return "; ".join(part for part in parts if part is not None) or None

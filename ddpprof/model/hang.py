@@ -62,6 +62,8 @@ class Hint(StrEnum):
     """the rank is handling an error while it waits"""
     OTHER_ORDER = "other-order"
     """ranks call collectives of several process groups in different order"""
+    OF_PEERS = "of-peers"
+    """the rank waits in ``send`` or ``recv`` for another one"""
     STATIC_GRAPH = "static-graph"
     """DDP has ``static_graph=True``, and the parameters that a step uses have changed"""
     SKIPPED_COLLECTIVE = "skipped-collective"

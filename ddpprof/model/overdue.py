@@ -70,6 +70,8 @@ class OverdueFacts(Struct, frozen=True):
     error_place: str | None = None
     """line of the user's code that raised it"""
     wait: Wait | None = None
+    peer: int | None = None
+    """rank to which it sends, or from which it receives, if it waits in that"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
         """Return what is known of earlier calls of this kind; ``None`` if there were none."""

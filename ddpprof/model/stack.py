@@ -90,6 +90,11 @@ def is_of_ddp(collective: str | None) -> bool:
     return collective in _OF_DDP
 
 
+def is_of_peers(collective: str | None) -> bool:
+    """Return whether only two ranks take part in it."""
+    return collective in _OF_PEERS
+
+
 def collective_of(stack: Sequence[Frame]) -> str | None:
     """Return the name of the collective that the thread is in, by the outermost of torch's functions."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))

@@ -31,6 +31,7 @@ def overdue_facts(training_thread: int, since_ns: int) -> OverdueFacts:
         error=error,
         error_place=place,
         wait=_wait_of(training_thread),
+        peer=_peer_of(training_thread),
     )
 
 
@@ -59,4 +60,16 @@ def _wait_of(thread: int) -> Wait | None:
     with suppress(OSError):
         native = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
         return None if native is None else wait_of(Path(f"/proc/self/task/{native}"))
+    return None
+
+
+def _peer_of(thread: int) -> int | None:
+    """Return the rank that the thread names in the arguments of ``send`` or ``recv``, if it is in one of these."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        name = {"send": "dst", "recv": "src"}.get(frame.f_code.co_name)
+        if name is not None and frame.f_code.co_filename.endswith("/distributed_c10d.py"):
+            peer = frame.f_locals.get(name)
+            return peer if isinstance(peer, int) else None
+        frame = frame.f_back
     return None

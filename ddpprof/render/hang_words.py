@@ -39,6 +39,7 @@ _WHAT = {
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
     Hint.FROZEN: "rank {rank} is stopped",
+    Hint.OF_PEERS: "rank {rank} waits for a message that does not come, or that nobody takes",
     Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different order",
     Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
 }
@@ -92,6 +93,9 @@ _DO_BY_HINT = {
     Hint.OTHER_ORDER: """
         Call the collectives of all groups in the same order on every rank: look for an `if rank` or an unordered set
         that decides which group comes first.""",
+    Hint.OF_PEERS: """
+        Look for the recv() or send() on the other rank that belongs to it: it may depend on a condition, come in
+        another order, or have another tag.""",
     Hint.STATIC_GRAPH: """
         With static_graph=True every step must use the same parameters. Leave it out and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
