@@ -22,6 +22,14 @@ def died_of_another_size(positions: Sequence[Position]) -> bool:
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
 
+def those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Position]:
+    """Return the ranks that died in DDP's own collectives while most died in one of the script."""
+    if not died_of_another_size(positions):
+        return []
+    in_script = [one for one in positions if _collective_of_script(one)]
+    return [one for one in positions if one not in in_script] if len(in_script) > len(positions) / 2 else []
+
+
 def of_another_collective(positions: Sequence[Position]) -> Position | None:
     """Return the rank whose collective met one of DDP of another size, if the job died of that.
 

@@ -13,9 +13,14 @@ from dataclasses import replace
 
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
-from ddpprof.diagnosis.failed_collectives import died_of_another_size, of_another_collective, of_mismatch
+from ddpprof.diagnosis.failed_collectives import (
+    died_of_another_size,
+    of_another_collective,
+    of_mismatch,
+    those_that_left_out_a_collective,
+)
 from ddpprof.diagnosis.odd_calls import odd_by_calls
-from ddpprof.diagnosis.position import Position, position_of, ran_out
+from ddpprof.diagnosis.position import Position, position_of, ran_out, why_ended
 from ddpprof.diagnosis.verdicts import (
     hint_on_death,
     how_likely_a_consequence,
@@ -61,12 +66,24 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 
 def _with_early_ends(table: Table) -> Table:
-    """Mark the ranks that ran out of batches while others still train. After the loop of all, none of them is early."""
-    over = [one for one in table if one.evidence.has_ended or ran_out(one.evidence)]
+    """Mark the ranks that have left the training loop while others have not. After the loop of all, none is early."""
+    trains = any(places.is_in_a_loop(one.evidence.stack) for one in table)
+    over = [
+        one for one in table if one.evidence.has_ended or ran_out(one.evidence) or (trains and _is_behind_loop(one))
+    ]
     if len(over) == len(table):
         return table
-    early = [one for one in over if one.fault in _MAY_BE_EARLY and one.hint is None]
-    return [replace(one, fault=Fault.ENDED_EARLY) if one in early else one for one in table]
+    return [_as_early(one) if one in over and one.fault in _MAY_BE_EARLY and one.hint is None else one for one in table]
+
+
+def _as_early(position: Position) -> Position:
+    return replace(position, fault=Fault.ENDED_EARLY, hint=why_ended(position.evidence))
+
+
+def _is_behind_loop(position: Position) -> bool:
+    """Return whether a rank is in a collective of the script that no loop contains, and so comes after the loop."""
+    is_in_collective = position.waits_in is not None and not position.waits_in_ddp
+    return is_in_collective and places.is_in_a_loop(position.evidence.stack) is False
 
 
 def _of_collective_that_failed(table: Table) -> Verdict | None:
@@ -74,6 +91,9 @@ def _of_collective_that_failed(table: Table) -> Verdict | None:
     odd = odd_by_calls(table) if died_of_another_size(table) else None
     if odd is not None and odd.position is not None:
         return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), _others(table, odd.position))
+    left_out = those_that_left_out_a_collective(table)
+    if left_out:
+        return verdict_on(Fault.MISSING_COLLECTIVE, left_out[0], _others(table, left_out[0]))
     blamed = of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
 

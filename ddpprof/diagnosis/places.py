@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
 from ddpprof.model.stack import Frame
 
@@ -66,3 +69,21 @@ def why_no_exit(stack: Sequence[Frame]) -> str | None:
 def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame outside `threading`, in which all waits for threads end."""
     return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
+
+
+def is_in_a_loop(stack: Sequence[Frame]) -> bool | None:
+    """Return whether any line of the user's code on the stack is part of a loop; ``None`` if no source can be read."""
+    found = [(frame.line, _loops_in(frame.file)) for frame in stack if frame.is_of_user]
+    known = [(line, loops) for line, loops in found if loops is not None]
+    return any(first <= line <= last for line, loops in known for first, last in loops) if known else None
+
+
+@lru_cache(maxsize=32)
+def _loops_in(file: str) -> tuple[tuple[int, int], ...] | None:
+    """Return the first and the last line of each loop in a file of Python."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+    return tuple((node.body[0].lineno, node.body[-1].end_lineno or 0) for node in loops)

@@ -80,7 +80,7 @@ def _is_over(one: RankEvidence) -> Position | None:
     if one.is_dead:
         return Position(one, None, Fault.DIED)
     if one.state.ended == Ended.FINISHED:
-        return Position(one, None, Fault.ENDED_EARLY, hint=_why_ended(one))
+        return Position(one, None, Fault.ENDED_EARLY, hint=why_ended(one))
     return None
 
 
@@ -128,7 +128,7 @@ def _in_collective(one: RankEvidence, collective: str) -> Position:
         peer = "" if one.facts.peer is None else f"; its peer is rank {one.facts.peer}"
         return Position(one, collective, Fault.OTHER_COLLECTIVE, f"it waits in {collective}(){peer}", Hint.OF_PEERS)
     if collective == "destroy_process_group":
-        return Position(one, collective, Fault.ENDED_EARLY, hint=_why_ended(one))
+        return Position(one, collective, Fault.ENDED_EARLY, hint=why_ended(one))
     return Position(one, collective, Fault.OTHER_COLLECTIVE)
 
 
@@ -184,7 +184,7 @@ def ran_out(evidence: RankEvidence) -> bool:
     return bool(flags & StepFlag.RAN_OUT) and not flags & StepFlag.BEGAN_EPOCH
 
 
-def _why_ended(one: RankEvidence) -> Hint | None:
+def why_ended(one: RankEvidence) -> Hint | None:
     """Return that a rank left its training loop though no `DataLoader` had run out."""
     return None if one.state.flags & StepFlag.RAN_OUT else Hint.LEFT_LOOP
 

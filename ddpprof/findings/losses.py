@@ -58,8 +58,8 @@ _OF_ALL = (
 )
 _OF_SOME = (
     "Look at the {batches} of {ranks} in step {step}, and at what the loss does with {them}: a division by zero, the "
-    "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients. If the batch is fine, "
-    "look for what else only that rank has, such as another learning rate: then its parameters drift apart."
+    "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients. If the batch is "
+    "fine, look for what else only that rank has, such as another learning rate: its parameters then drift apart."
 )
 
 

@@ -42,8 +42,8 @@ class HangLook:
         self._verdict: Verdict | None = None
         self._hangs_at: int | None = None
         """step of the current hang"""
-        self._told_of: tuple[int | None, int | None, str | None] | None = None
-        """step, rank and line of the last standstill that was told"""
+        self._told_of: set[tuple[int | None, str | None]] = set()
+        """ranks and lines of standstills that were told"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
@@ -51,7 +51,8 @@ class HangLook:
             return
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
-            self._verdict = self._hangs_at = self._told_of = None
+            self._verdict = self._hangs_at = None
+            self._told_of = set()
         if self._verdict is None:
             self._examine(directory, missed_s)
             return
@@ -84,10 +85,10 @@ class HangLook:
         return time.monotonic() - self._judged_at > self._kill_after_s
 
     def _tell_of_standstill(self, found: Standstill) -> None:
-        """Say once for what outside the job a rank waits, while others wait for it."""
-        place = found.step, found.rank, found.place
-        if found.waits_for is not None and found.waiting and self._told_of != place:
-            self._told_of = place
+        """Say once for each line for what outside the job a rank waits there, while others wait for it."""
+        place = found.rank, found.place
+        if found.waits_for is not None and found.waiting and place not in self._told_of:
+            self._told_of.add(place)
             self._say(standstill_line(found))
 
     def _tell(self, directory: Path, verdict: Verdict) -> None:

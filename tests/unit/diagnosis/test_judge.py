@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, record, waiting
@@ -532,6 +533,47 @@ def test_an_abort_in_a_backward_pass_blames_no_rank_that_called_no_collective() 
     one = aborted(1, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11)
     verdict = judge([lost_in(0, None, "a.py:9 in f", activity=Activity.OTHER, num_passes=11), one])
     assert (verdict.fault, verdict.rank) == (Fault.DIED, 1)
+
+
+def test_a_rank_that_left_a_collective_of_the_script_out_died_in_one_of_ddp() -> None:
+    callers = [lost_in(number, "all_reduce", "a.py:8 in f", num_passes=10) for number in (0, 1)]
+    without = aborted(2, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11)
+    verdict = judge([*callers, without])
+    assert (verdict.fault, verdict.rank) == (Fault.MISSING_COLLECTIVE, 2)
+
+
+SCRIPT = "for batch in range(9):\n    train(batch)\nbarrier()\n"
+
+
+@pytest.mark.parametrize(
+    ("other_line", "fault", "hint"),
+    [
+        pytest.param(2, Fault.ENDED_EARLY, Hint.LEFT_LOOP, id="the-other-trains"),
+        pytest.param(3, Fault.LINK, None, id="so-is-the-other"),
+    ],
+)
+def test_a_rank_in_a_collective_behind_the_training_loop(
+    other_line: int, fault: Fault, hint: Hint | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def at(line: int) -> Frame:
+        return Frame(str(tmp_path / "train.py"), line, "<module>")
+
+    behind = rank(1, at(3), distributed("barrier"), num_passes=10)
+    other = rank(0, at(3), distributed("barrier"), num_passes=10)
+    if other_line == 2:
+        other = rank(0, at(2), ENGINE, activity=Activity.BACKWARD, num_passes=11)
+    verdict = judge([other, behind])
+    assert (verdict.fault, verdict.hint) == (fault, hint)
+
+
+def test_after_the_loop_of_all_ranks_none_has_left_it_early() -> None:
+    """One registers the model somewhere, and the others wait for it."""
+    flags = StepFlag.RAN_OUT
+    registers = replace(rank(0, USER, num_passes=10, flags=flags), facts=OverdueFacts(wait=Wait.NETWORK))
+    verdict = judge([registers, rank(1, USER, distributed("barrier"), num_passes=10, flags=flags)])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OWN_CODE, 0, Hint.WAITS_OUTSIDE)
 
 
 def test_collectives_whose_lines_are_not_known() -> None:
