@@ -13,6 +13,8 @@ from ddpprof import rundir
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.errors import DdpprofError
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
@@ -150,7 +152,7 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
     for later, is_hang in ((held, True), (gone_on, False), (ended, False)):
         seen = iter((held, later))
         monkeypatch.setattr("ddpprof.diagnosis.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
-        assert (Job(monkeypatch).detector.diagnose(overdue(20)) is not None) is is_hang
+        assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
 
 
 @pytest.mark.parametrize(
@@ -311,3 +313,77 @@ def test_an_evaluation_of_all_ranks_may_make_as_many_forwards_as_it_likes(
     detector = Job(monkeypatch).detector
     ranks = [evaluating(number, SYNC, since_s=0) for number in range(2)]
     assert all(detector.standstill(ranks, overdue(waited_s)) for _ in range(9))
+
+
+def waits_for(wait: Wait, *stack: Frame, **state: int) -> RankEvidence:
+    return replace(rank(0, USER, *stack, **state), facts=OverdueFacts(wait=wait))
+
+
+SOCKET = Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
+
+
+@pytest.mark.parametrize(
+    ("one", "until_s", "what"),
+    [
+        pytest.param(waits_for(Wait.NETWORK), 120, "the network", id="network"),
+        pytest.param(waits_for(Wait.EVENTS, SOCKET), 120, "the network", id="network-with-a-timeout"),
+        pytest.param(waits_for(Wait.INPUT), 120, "input from the terminal", id="input"),
+        pytest.param(waits_for(Wait.PIPE, evaluates=True), 60, "a pipe to another program", id="pipe-in-an-evaluation"),
+        pytest.param(waits_for(Wait.SLEEP), 0, None, id="sleeps"),
+        pytest.param(waits_for(Wait.EVENTS, SELECTOR), 0, None, id="waits-for-events-of-a-loop"),
+        pytest.param(waits_for(Wait.NETWORK, distributed("barrier")), 0, None, id="in-a-collective"),
+        pytest.param(waits_for(Wait.NETWORK, tick_ns=0), 0, None, id="silent"),
+    ],
+)
+def test_what_ranks_wait_for_outside_the_job(
+    one: RankEvidence, until_s: float, what: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = Job(monkeypatch).detector
+    assert detector.standstill([waiting(1), one], overdue(until_s + 1)) is None
+    found = Job(monkeypatch).detector.standstill([waiting(1), one], overdue(max(0, until_s - 1)))
+    if what is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.rank, found.waits_for, found.waiting) == (0, what, (1,))
+        assert (found.place, found.hangs_after_s) == (str(USER), until_s)
+
+
+def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Job(monkeypatch).detector.standstill([waiting(1), rank(0, USER, PDB)], overdue(20))
+    assert found is not None
+    assert (found.waits_for, found.hangs_after_s) == ("somebody who debugs it", None)
+
+
+def told(waited_s: float, resumed: bool, place: Frame = USER) -> Verdict:
+    """Return a verdict that rank 0 held the job up, which has gone on since or still hangs."""
+    begun = NOW_NS - 100 * S
+    ended = begun + int(waited_s * S) if resumed else None
+    return Verdict(
+        Fault.OWN_CODE, rank=0, place=str(place), since_unix_ns=begun, at_unix_ns=NOW_NS, resumed_unix_ns=ended
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "waited_s", "pauses"),
+    [
+        pytest.param(told(9, resumed=True), 17, True, id="less-than-twice-as-long"),
+        pytest.param(told(9, resumed=True), 19, False, id="longer"),
+        pytest.param(told(9, resumed=True, place=Frame("/home/me/train.py", 99, "f")), 17, False, id="another-line"),
+        pytest.param(told(9, resumed=False), 17, False, id="it-did-not-go-on"),
+    ],
+)
+def test_a_pause_like_one_that_ended(
+    before: Verdict, waited_s: float, pauses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Job(monkeypatch).detector.standstill([waiting(1), rank(0, USER)], overdue(waited_s), before)
+    assert (found is not None) is pauses
+
+
+def test_a_step_that_was_said_to_hang_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks anew does not know since when the rank has been idle."""
+    ranks = (waits_for(Wait.PIPE, since_s=20), waiting(1))
+    monkeypatch.setattr("ddpprof.diagnosis.hang_detector.gather", lambda *_, **__: ranks)
+    for before, is_hang in ((told(9, resumed=False), True), (told(9, resumed=True), False), (None, False)):
+        monkeypatch.setattr("ddpprof.diagnosis.hang_detector.read_verdict", lambda _, before=before: before)
+        assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
