@@ -57,7 +57,8 @@ class _Side:
 
 def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
     """Return the rank whose collectives differ; ``None`` if they do not, or torch does not tell."""
-    if len(positions) < 2 or not all(one.calls for one in positions):
+    positions = [one for one in positions if one.calls]  # a process that was killed has left none
+    if len(positions) < 2:
         return None
     groups = sorted({call.group for one in positions for call in one.calls})
     parted = (_where_they_part(positions, group) for group in groups)

@@ -29,7 +29,8 @@ class LossLook:
         first = min((one.first_step for one in ranks.values() if one is not None), default=None)
         if first is None or not (is_over or all(one.state.step > first + 1 for one in heads)):
             return
-        found = nonfinite_finding(ranks, is_over=is_over)
+        rates = {one.identity.rank: one.facts.learning_rate for one in heads if one.facts is not None}
+        found = nonfinite_finding(ranks, is_over=is_over, learning_rates=rates)
         if found is not None:
             self._told_of = directory
             self._say(f"{found.title}: {found.evidence}. {found.advice}")

@@ -1,4 +1,4 @@
-"""What a rank tells of itself once its step is overdue: the collectives it has called, its error, for what it waits."""
+"""What a rank tells of itself once something is wrong: the collectives it has called, its error, for what it waits."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ class OverdueFacts(Struct, frozen=True):
     error_place: str | None = None
     """line of the user's code that raised it"""
     wait: Wait | None = None
+    learning_rate: float | None = None
+    """learning rate of the optimizer's first parameters"""
     peer: int | None = None
     """rank to which it sends, or from which it receives, if it waits in that"""
 

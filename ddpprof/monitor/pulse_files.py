@@ -61,7 +61,7 @@ class PulseHead:
     memory_bytes: int | None = None
     """resident memory at the last sample"""
     facts: OverdueFacts | None = None
-    """what else the process knows, while its step is overdue or once it has failed"""
+    """what else the process knows, while its step is overdue, or once its loss was NaN or it has failed"""
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
@@ -91,7 +91,7 @@ def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
 
 
 def _has_facts(state: PulseState) -> bool:
-    return state.stack_ns != UNKNOWN or state.ended == Ended.FAILED
+    return state.stack_ns != UNKNOWN or state.ended == Ended.FAILED or state.num_nonfinite > 0
 
 
 def is_here(identity: PulseIdentity) -> bool:

@@ -69,7 +69,7 @@ def install(errors: ModuleType) -> None:
 def note_child(pid: int, exit_code: int) -> None:
     """Note the end of a process that a process of the job has started. It may be a rank. Raises ``OSError``."""
     settings = settings_from_environment()
-    if settings is not None:
+    if settings is not None and AGENT not in os.environ:  # torchrun's process notes its ranks by itself: see `install`
         append(Path(settings.out), {"pid": pid, "exit_code": exit_code})
 
 

@@ -21,7 +21,7 @@ _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
 """exceptions that a thread handles when nothing is wrong"""
 
 
-def overdue_facts(training_thread: int, since_ns: int) -> OverdueFacts:
+def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None = None) -> OverdueFacts:
     """Return what is known of a training thread. `since_ns`: beginning of the steps whose collectives are counted."""
     collectives = numbered_collectives()
     error, place = _error_of(training_thread)
@@ -31,6 +31,7 @@ def overdue_facts(training_thread: int, since_ns: int) -> OverdueFacts:
         error=error,
         error_place=place,
         wait=_wait_of(training_thread),
+        learning_rate=learning_rate,
         peer=_peer_of(training_thread),
     )
 

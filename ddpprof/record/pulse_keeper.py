@@ -69,6 +69,7 @@ class PulseKeeper:
         self._process_exits = False
         self._stack = b""
         """the stack that was written last"""
+        self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
         self._trains_in_training_mode = not self._are_in_evaluation_mode()
@@ -204,9 +205,10 @@ class PulseKeeper:
 
     def write_facts(self) -> None:
         """Write what else is known, such as which collectives it has called. Torch needs some 50 ms for that."""
-        facts = overdue_facts(self._pulse.training_thread, self._pulse.identity.created_ns)
+        pulse = self._pulse
+        facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate())
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
-        self._pulse.memory[layout.FACTS_AT : layout.FACTS_AT + len(content)] = content
+        pulse.memory[layout.FACTS_AT : layout.FACTS_AT + len(content)] = content
 
     def _is_evaluating(self, state: PulseState) -> bool:
         """Return whether all modules are in evaluation mode, and were not when they trained."""

@@ -37,6 +37,8 @@ class RunningPulse:
         self._unfrozen: tuple[str, ...] = ()
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
+        self._tells_rate = True
+        """whether the learning rate is to be told once a loss is NaN"""
         gather_left()
         with ExitStack() as undo:
             if live is not None:
@@ -50,13 +52,16 @@ class RunningPulse:
             undo.callback(self._keeper.close)
             self.captures = Captures(job, settings)
             undo.pop_all()
-        self._keeper.each_round = self._round
+        self._keeper.each_round, self._keeper.learning_rate = self._round, notes.learning_rate
         if live is not None:
             live.read(self.writer, notes.device.is_accelerator)
 
     def _round(self) -> None:
         """Do what is to be done several times a second."""
         self._num_rounds += 1
+        if self._tells_rate and self.writer.num_nonfinite:
+            self._tells_rate = False
+            self._keeper.write_facts()
         if self._looks_for_unfrozen and self._num_rounds % _ROUNDS_PER_LOOK == 0:
             try:
                 self._look_for_unfrozen()

@@ -144,6 +144,7 @@ def test_a_job_that_died_since_a_collective_met_that_of_the_next_step() -> None:
     assert caller.record is not None
     caller = replace(caller, record=structs.replace(caller.record, ended_in="all_reduce"))
     ahead = with_calls(died(rank(1, activity=Activity.BACKWARD, num_passes=11), lost), REDUCE, REDUCE, before=[METRIC])
-    verdict = judge([caller, ahead])
+    killed = died(rank(2, num_passes=10), exit_code=-15)
+    verdict = judge([caller, ahead, killed])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISSING_COLLECTIVE, 1, True)
     assert verdict.detail == "it left out all_reduce"
