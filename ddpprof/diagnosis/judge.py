@@ -19,7 +19,7 @@ from ddpprof.diagnosis.failed_collectives import (
     of_mismatch,
     those_that_left_out_a_collective,
 )
-from ddpprof.diagnosis.odd_calls import odd_by_calls
+from ddpprof.diagnosis.odd_calls import is_in_due_call, odd_by_calls
 from ddpprof.diagnosis.position import Position, position_of, ran_out, why_ended
 from ddpprof.diagnosis.verdicts import (
     hint_on_death,
@@ -95,7 +95,13 @@ def _of_collective_that_failed(table: Table) -> Verdict | None:
     if left_out:
         return verdict_on(Fault.MISSING_COLLECTIVE, left_out[0], _others(table, left_out[0]))
     blamed = of_another_collective(table)
-    return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
+    if blamed is None:
+        return None
+    others = _others(table, blamed)
+    if len(others) == 1 and is_in_due_call(blamed):
+        detail = f"it left out {blamed.calls[-1].name}{f', at {blamed.place}' if blamed.place else ''}"
+        return verdict_on(Fault.MISSING_COLLECTIVE, replace(others[0], detail=detail), [blamed])
+    return verdict_on(Fault.OTHER_COLLECTIVE, blamed, others)
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:

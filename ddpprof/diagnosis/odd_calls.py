@@ -66,6 +66,13 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
     return _odd_of(sides) if sides is not None else _in_other_order(positions)
 
 
+def is_in_due_call(position: Position) -> bool:
+    """Return whether a rank is, or died, in a collective of the script that comes as regularly as in earlier steps."""
+    if not position.calls or position.waits_in_ddp:
+        return False
+    return _Side(position.calls[-1], (position,)).fits == _DUE
+
+
 def _where_they_part(positions: Sequence[Position], group: str) -> list[_Side] | None:
     """Return who called what under the first number for which ranks differ, most ranks first."""
     numbered = [(one, {call.sequence: call for call in one.calls if call.group == group}) for one in positions]

@@ -135,9 +135,10 @@ def _call(position: Position) -> str | None:
         return "the all-reduce of DDP's gradients"
     if is_of_ddp(position.waits_in):
         return "the broadcast of DDP's buffers"
-    if position.waits_in == WORK_WAIT:
+    name = position.waits_in or (None if record is None else record.ended_in)
+    if name == WORK_WAIT:
         return position.calls[-1].name if position.calls else "an asynchronous collective"
-    return position.waits_in or (None if record is None else record.ended_in)
+    return name
 
 
 def verdict_on_all(

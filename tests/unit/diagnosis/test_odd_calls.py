@@ -148,3 +148,24 @@ def test_a_job_that_died_since_a_collective_met_that_of_the_next_step() -> None:
     verdict = judge([caller, ahead, killed])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISSING_COLLECTIVE, 1, True)
     assert verdict.detail == "it left out all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("regular", "fault", "blamed"),
+    [
+        pytest.param((METRIC,), Fault.MISSING_COLLECTIVE, 1, id="due"),
+        pytest.param((), Fault.OTHER_COLLECTIVE, 0, id="new"),
+    ],
+)
+def test_a_collective_that_met_ddps_of_a_process_that_gloo_aborted(
+    regular: Sequence[Kind], fault: Fault, blamed: int
+) -> None:
+    """The aborted process has left no numbers."""
+    lost = "failed: RuntimeError: Connection closed by peer"
+    caller = with_calls(died(rank(0, num_passes=10), lost), REDUCE, METRIC, regular=regular)
+    assert caller.record is not None
+    caller = replace(caller, record=structs.replace(caller.record, ended_in="work.wait"))
+    aborted = died(rank(1, activity=Activity.BACKWARD, num_passes=11), exit_code=-6)
+    verdict = judge([caller, aborted])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (fault, blamed, True)
+    assert (verdict.detail == "it left out all_reduce") is bool(regular)
