@@ -12,6 +12,8 @@ _SHARED_GPU = (
     "host has GPUs."
 )
 _ADVICE = {
+    r"BdbQuit": """
+        A breakpoint() was reached, and nobody could answer: leave it out, or run one process under a debugger.""",
     r"Expected to have finished reduction": """
         These parameters took no part in the loss on that rank: use them in every forward, or pass
         find_unused_parameters=True to DistributedDataParallel.""",

@@ -202,7 +202,7 @@ def _does_not_exit(verdict: Verdict, *, is_over: bool) -> str:
 
 def _how_it_died(verdict: Verdict) -> str:
     if verdict.detail is not None:
-        return f": {clean(shortened(verdict.detail), most=300).rstrip('.')}"
+        return f": {clean(shortened(verdict.detail), most=300).rstrip('.: ')}"
     code = verdict.exit_code
     if code is not None and code < 0:
         return f" of {signal_name(-code)}"
