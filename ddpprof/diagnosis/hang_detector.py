@@ -344,7 +344,8 @@ def pause_limit_s(one: RankEvidence) -> float:
     if places.is_in_checkpoint(one.stack) and not awaits_others:
         return _ON_PURPOSE_S
     evaluates = one.state.evaluates and not awaits_others
-    awaits_program = places.awaits_a_program(one.stack) and bool(one.workers)
+    awaits_child = one.wait is Wait.PROCESS and not places.is_at_a_lock(one.stack)  # as in os.system()
+    awaits_program = (places.awaits_a_program(one.stack) or awaits_child) and bool(one.workers)
     awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others
     if one.computes or one.moves_data or awaits_program or awaits_helpers:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S

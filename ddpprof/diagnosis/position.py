@@ -121,15 +121,20 @@ def _waits_for_others(one: RankEvidence) -> Position | None:
 def _in_collective(one: RankEvidence, collective: str) -> Position:
     """Return the position of a rank in a collective that the script calls."""
     if one.facts.error is not None:
-        raised = "" if one.facts.error_place is None else f", raised at {one.facts.error_place}"
-        detail = f"it is handling {one.facts.error}{raised}"
-        return Position(one, collective, Fault.OTHER_COLLECTIVE, detail, Hint.ERROR_IN_FLIGHT)
+        return Position(one, collective, Fault.OTHER_COLLECTIVE, _error_in_flight(one), Hint.ERROR_IN_FLIGHT)
     if is_of_peers(collective):
         peer = "" if one.facts.peer is None else f"; its peer is rank {one.facts.peer}"
         return Position(one, collective, Fault.OTHER_COLLECTIVE, f"it waits in {collective}(){peer}", Hint.OF_PEERS)
     if collective == "destroy_process_group":
         return Position(one, collective, Fault.ENDED_EARLY, hint=why_ended(one))
     return Position(one, collective, Fault.OTHER_COLLECTIVE)
+
+
+def _error_in_flight(one: RankEvidence) -> str | None:
+    if one.facts.error is None:
+        return None
+    raised = "" if one.facts.error_place is None else f", raised at {one.facts.error_place}"
+    return f"it is handling {one.facts.error}{raised}"
 
 
 def _loads(one: RankEvidence) -> Position | None:
@@ -151,7 +156,7 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
     if one.computes or wait is None:
-        return Position(one, None, Fault.OWN_CODE, "it computes" if one.computes else None)
+        return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
     hint = Hint.WAITS_FOR_INPUT if wait is Wait.INPUT else Hint.WAITS_OUTSIDE
     return Position(one, None, Fault.OWN_CODE, f"it waits for {OUTSIDE[wait]}", hint)
 

@@ -174,6 +174,12 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(replace(rank(0, USER, PROGRAM), workers=(process(),)), 120, id="awaits-a-program"),
         pytest.param(rank(0, USER, PROGRAM), 0, id="awaits-a-program-that-is-gone"),
         pytest.param(
+            replace(rank(0, USER), facts=OverdueFacts(wait=Wait.PROCESS), workers=(process(),)), 120, id="in-os-system"
+        ),
+        pytest.param(
+            replace(rank(0, USER, LOCK), facts=OverdueFacts(wait=Wait.PROCESS), workers=(process(),)), 0, id="joins"
+        ),
+        pytest.param(
             replace(rank(0, USER, PROGRAM, PROGRAM, PROGRAM, SELECTOR), workers=(process(),)),
             120,
             id="reads-output",

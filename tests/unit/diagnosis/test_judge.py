@@ -304,6 +304,13 @@ def test_for_what_a_rank_waits_in_its_own_code(wait: Wait, fault: Fault, hint: H
     assert (verdict.fault, verdict.rank, verdict.hint) == (fault, 1, hint)
 
 
+def test_an_error_that_a_rank_retries_after_is_named() -> None:
+    facts = OverdueFacts(wait=Wait.SLEEP, error="OSError: no route to host", error_place="a.py:3 in load")
+    verdict = judge([waiting(0), replace(rank(1, USER, num_passes=10), facts=facts)])
+    assert (verdict.fault, verdict.rank) == (Fault.OWN_CODE, 1)
+    assert verdict.detail == "it is handling OSError: no route to host, raised at a.py:3 in load"
+
+
 @pytest.mark.parametrize(
     ("exit_code", "hint"),
     [(-15, Hint.TERMINATED), (-11, Hint.CRASHED), (None, Hint.UNSEEN_END), (-9, None)],

@@ -101,8 +101,20 @@ def test_who_killed_a_rank(exit_code: int | None, num_oom_kills: int | None, adv
 
 
 @pytest.mark.parametrize(
+    ("exit_code", "advice"),
+    [(-24, "It used as much processor time as it may"), (-1, "Its terminal or its connection was closed")],
+)
+def test_signals_that_say_enough(exit_code: int, advice: str) -> None:
+    died = replace(HANGING, fault=Fault.DIED, has_failed=True, detail=None, parameters=(), exit_code=exit_code)
+    assert verdict_lines(died)[-1].startswith(advice)
+
+
+@pytest.mark.parametrize(
     ("error", "advice"),
     [
+        ("MemoryError", "It was given no more memory"),
+        ("bdb.BdbQuit", "A breakpoint() was reached"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "A disk was full, or /dev/shm"),
         ("DataLoader worker (pid 7) is killed by signal: Killed.", NOT_KNOWN),
         (
             "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers …",
