@@ -15,7 +15,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
-from ddpprof.model.overdue import OverdueFacts, Wait
+from ddpprof.model.overdue import OverdueFacts, Wait, crc_of
 from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
@@ -96,9 +96,9 @@ class RankEvidence:
 
     @property
     def wait(self) -> Wait | None:
-        """For what its training thread sleeps, as the process itself says, or else as its machine tells."""
+        """For what its training thread sleeps, as its machine tells, or else as the process itself says."""
         seen = None if self.process is None else self.process.wait
-        return seen if self.is_silent else self.facts.wait or seen
+        return seen if self.is_silent else seen or self.facts.wait
 
     @property
     def is_silent(self) -> bool:
@@ -170,8 +170,16 @@ def _of_rank(
         exit=seen,
         num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
         now_ns=time.time_ns(),
-        facts=head.facts or _NO_FACTS,
+        facts=_facts_of(head),
     )
+
+
+def _facts_of(head: PulseHead) -> OverdueFacts:
+    """Return what the process tells of where it stands now, or stood as it failed."""
+    if head.facts is None:
+        return _NO_FACTS
+    is_of_now = head.state.ended == Ended.FAILED or head.facts.stack_crc == crc_of(head.stack or "")
+    return head.facts if is_of_now else _NO_FACTS
 
 
 def _computes(earlier: Process | None, now: Process) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -62,6 +63,8 @@ class KindOfCall(Struct, frozen=True, array_like=True):
 class OverdueFacts(Struct, frozen=True):
     """What only the process itself can tell."""
 
+    stack_crc: int = 0
+    """checksum of the stack at which the thread stood then: see `crc_of`"""
     calls: tuple[Call, ...] = ()
     """last collectives, oldest first, as far as torch knows them"""
     kinds: tuple[KindOfCall, ...] = ()
@@ -78,6 +81,10 @@ class OverdueFacts(Struct, frozen=True):
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
         """Return what is known of earlier calls of this kind; ``None`` if there were none."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
+
+
+def crc_of(stack: str) -> int:
+    return crc32(stack.encode(errors="replace"))
 
 
 def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait
+from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, crc_of
 from ddpprof.model.stack import frames_of, place_of_user
 from ddpprof.monitor.kernel_waits import wait_of
 from ddpprof.record.flight_recorder import NumberedCollective, numbered_collectives
@@ -21,11 +21,15 @@ _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
 """exceptions that a thread handles when nothing is wrong"""
 
 
-def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None = None) -> OverdueFacts:
-    """Return what is known of a training thread. `since_ns`: beginning of the steps whose collectives are counted."""
+def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:
+    """Return what is known of a training thread, which stands at `stack`.
+
+    `since_ns`: beginning of the steps whose collectives are counted.
+    """
     collectives = numbered_collectives()
     error, place = _error_of(training_thread)
     return OverdueFacts(
+        stack_crc=crc_of(stack),
         calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in collectives[-_MOST_CALLS:]),
         kinds=_kinds([one for one in collectives[:-1] if one.created_ns >= since_ns]),
         error=error,

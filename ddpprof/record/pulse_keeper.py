@@ -35,6 +35,7 @@ _USUAL_STEPS = 50
 _END_S = 5.0
 _EXIT_S = 5.0
 """seconds between two looks at a process that does not exit"""
+_FACTS_EVERY_S = 10.0
 _TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
 
@@ -67,8 +68,11 @@ class PulseKeeper:
         self._told_of_rows = False
         self._ending, self._ended = threading.Event(), threading.Event()
         self._process_exits = False
-        self._stack = b""
+        self._stack = ""
         """the stack that was written last"""
+        self._facts_of: str | None = None
+        """the stack for which facts were written last"""
+        self._facts_at_s = 0.0
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
@@ -188,7 +192,7 @@ class PulseKeeper:
         for name in ("stack_ns", "module", "bucket"):
             write_state(self._pulse.words, name, UNKNOWN)
         write_state(self._pulse.words, "evaluates", False)
-        self._stack = b""
+        self._stack, self._facts_of = "", None
 
     def _write_stack(self, frame: FrameType) -> None:
         kept: list[str] = []
@@ -196,17 +200,29 @@ class PulseKeeper:
             if sum(len(one.encode(errors="replace")) + 1 for one in [*kept, line]) >= layout.STACK_BYTES:
                 break
             kept.append(line)
-        text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
-        if text != self._stack:  # what it has called, and for what it waits, changes with the place only
-            self.write_facts()
-        self._stack = text
+        stack = "\n".join(reversed(kept))
+        if self._are_facts_due(stack):
+            self._facts_of, self._facts_at_s = stack, time.monotonic()
+            self.write_facts(stack)
+        self._stack = stack
+        text = stack.encode(errors="replace") + b"\0"
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
         write_state(self._pulse.words, "stack_ns", time.time_ns())
 
-    def write_facts(self) -> None:
-        """Write what else is known, such as which collectives it has called. Torch needs some 50 ms for that."""
+    def _are_facts_due(self, stack: str) -> bool:
+        """Return whether to ask torch for facts: as a step becomes overdue, and where the thread stands still later.
+
+        A long evaluation is overdue, too, and must not be slowed down.
+        """
+        if self._facts_of is None:
+            return True
+        stands_still = stack == self._stack and stack != self._facts_of
+        return stands_still and time.monotonic() - self._facts_at_s > _FACTS_EVERY_S
+
+    def write_facts(self, stack: str = "") -> None:
+        """Write what else is known, such as which collectives it has called. Torch needs some 100 ms for that."""
         pulse = self._pulse
-        facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate())
+        facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate(), stack)
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
         pulse.memory[layout.FACTS_AT : layout.FACTS_AT + len(content)] = content
 

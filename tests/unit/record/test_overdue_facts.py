@@ -21,7 +21,7 @@ def noted(*kinds: tuple[str, str, int]) -> tuple[NumberedCollective, ...]:
 
 def test_calls_are_numbered_and_those_of_earlier_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overdue_facts, "numbered_collectives", lambda: noted(BARRIER, REDUCE, REDUCE, BARRIER))
-    facts = overdue_facts.overdue_facts(threading.get_ident(), since_ns=2)
+    facts = overdue_facts.overdue_facts(threading.get_ident(), 2, None, "")
     assert facts.calls[-1] == Call("0", 4, "barrier", 0)
     assert facts.kinds == (KindOfCall(*REDUCE, 2, (2, 3)),)
 
@@ -41,7 +41,8 @@ def seen_while(raises: Callable[[], None]) -> OverdueFacts:
         raises()
     except (ValueError, StopIteration):
         look = threading.Thread(
-            target=lambda ident: found.append(overdue_facts.overdue_facts(ident, 0)), args=(threading.get_ident(),)
+            target=lambda ident: found.append(overdue_facts.overdue_facts(ident, 0, None, "")),
+            args=(threading.get_ident(),),
         )
         look.start()
         look.join()

@@ -16,6 +16,7 @@ from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Ended
+from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.flight_recorder import GlooCollective
@@ -144,6 +145,34 @@ def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeyp
     assert stack is not None
     assert f"{__file__}:" in stack
     assert "in test_an_overdue_step_has_a_stack" in stack
+    keeper.close()
+
+
+def test_torch_is_asked_for_facts_as_a_step_becomes_overdue_and_where_it_stands_still_later(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keep(pulse)
+    now_s, asked = 100.0, []
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(keeper, "write_facts", asked.append)
+
+    def looks(at_s: float, line: int) -> int:
+        nonlocal now_s
+        now_s = at_s
+        monkeypatch.setattr("ddpprof.record.pulse_keeper.frames_of", lambda _: [Frame("train.py", line, "f")])
+        keeper._find_stack()
+        return len(asked)
+
+    assert [looks(100, 1), looks(101, 1)] == [1, 1]
+    assert [looks(number, number) for number in range(102, 120)] == [1] * 18, "it moves on, as in an evaluation"
+    assert looks(120, 119) == 2
+    assert [looks(121, 5), looks(122, 5), looks(131, 5)] == [2, 2, 3]
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 1e9)
+    keeper._find_stack()
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    assert looks(132, 5) == 4
+    monkeypatch.undo()
     keeper.close()
 
 
