@@ -175,8 +175,7 @@ _RULES = (
 
 def outside_wait(one: RankEvidence) -> Wait | None:
     """Return for what a rank waits in the script's own code, if that is outside the job."""
-    is_by_itself = bool(one.stack) and collective_of(one.stack) is None
-    if not is_by_itself or (one.process is not None and one.process.state == "D"):
+    if not one.stack or collective_of(one.stack) is not None:
         return None
     if one.wait is Wait.EVENTS:
         return Wait.NETWORK if places.is_at_a_socket(one.stack) else None
