@@ -19,7 +19,7 @@ from ddpprof.diagnosis.failed_collectives import (
     of_mismatch,
     those_that_left_out_a_collective,
 )
-from ddpprof.diagnosis.odd_calls import is_in_due_call, odd_by_calls
+from ddpprof.diagnosis.odd_calls import call_left_out, is_in_due_call, odd_by_calls
 from ddpprof.diagnosis.position import Position, position_of, ran_out, why_ended
 from ddpprof.diagnosis.verdicts import (
     hint_on_death,
@@ -86,22 +86,34 @@ def _is_behind_loop(position: Position) -> bool:
     return is_in_collective and places.is_in_a_loop(position.evidence.stack) is False
 
 
-def _of_collective_that_failed(table: Table) -> Verdict | None:
-    """A collective met one of another size, and the job died of that."""
+def _of_calls_that_failed(table: Table) -> Verdict | None:
+    """A collective met one of another size, the job died of that, and the ranks' numbers tell whose call was odd."""
     odd = odd_by_calls(table) if died_of_another_size(table) else None
-    if odd is not None and odd.position is not None:
-        return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), _others(table, odd.position))
-    left_out = those_that_left_out_a_collective(table)
-    if left_out:
-        return verdict_on(Fault.MISSING_COLLECTIVE, left_out[0], _others(table, left_out[0]))
-    blamed = of_another_collective(table)
-    if blamed is None:
+    if odd is None or odd.position is None:
         return None
-    others = _others(table, blamed)
-    if len(others) == 1 and is_in_due_call(blamed):
-        detail = f"it left out {blamed.calls[-1].name}{f', at {blamed.place}' if blamed.place else ''}"
-        return verdict_on(Fault.MISSING_COLLECTIVE, replace(others[0], detail=detail), [blamed])
-    return verdict_on(Fault.OTHER_COLLECTIVE, blamed, others)
+    return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), _others(table, odd.position))
+
+
+def _of_call_left_out(table: Table) -> Verdict | None:
+    """The same, where the processes of some ranks were killed before they could tell."""
+    if not died_of_another_size(table):
+        return None
+    found = [(one, "") for one in those_that_left_out_a_collective(table)]
+    found = found or [(one, name) for one in table if (name := call_left_out(one)) is not None]
+    due = [one for one in table if is_in_due_call(one)]
+    if not found and len(due) == 1 and len(table) == 2:
+        found = [(one, due[0].calls[-1].name) for one in _others(table, due[0])]
+    if len(found) != 1:
+        return None
+    ((blamed, name),) = found
+    detail = f"it left out {name}" if name else None
+    return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), _others(table, blamed))
+
+
+def _of_collective_that_failed(table: Table) -> Verdict | None:
+    """The same, where only places and errors tell."""
+    blamed = of_another_collective(table)
+    return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
@@ -236,6 +248,8 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 RULES: tuple[Callable[[Table], Verdict | None], ...] = (
+    _of_calls_that_failed,
+    _of_call_left_out,
     _of_collective_that_failed,
     of_mismatch,
     _of_skipped_pass,

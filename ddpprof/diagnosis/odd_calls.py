@@ -18,6 +18,8 @@ from ddpprof.model.stack import WORK_WAIT
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
 """how well a collective fits to earlier steps"""
+_REGULAR = 3
+"""least number of calls that are regular"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,22 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
     parted = (_where_they_part(positions, group) for group in groups)
     sides = next((found for found in parted if found), None)
     return _odd_of(sides) if sides is not None else _in_other_order(positions)
+
+
+def call_left_out(position: Position) -> str | None:
+    """Return the collective of the script that was due when a rank called one of DDP's instead, out of turn.
+
+    It is found without the numbers of other ranks. ``None`` if there was none.
+    """
+    if not position.calls or not position.waits_in_ddp:
+        return None
+    last, facts = position.calls[-1], position.evidence.facts
+    own = facts.known(last.kind)
+    if own is not None and own.is_due(last.sequence):
+        return None
+    regular = [one for one in facts.kinds if one.group == last.group and one.count >= _REGULAR]
+    due = (one for one in regular if one is not own and one.is_due(last.sequence))
+    return next((one.name for one in due), None)
 
 
 def is_in_due_call(position: Position) -> bool:

@@ -55,8 +55,10 @@ class Position:
 
     @property
     def place(self) -> str | None:
-        """Innermost line of the user's code."""
-        frame = place_of_user(self.evidence.stack)
+        """Innermost line of the user's code, where the rank stands or died."""
+        frame, record = place_of_user(self.evidence.stack), self.evidence.record
+        if frame is None and self.fault is Fault.DIED and record is not None:
+            return record.ended_place
         return None if frame is None else str(frame)
 
     @property

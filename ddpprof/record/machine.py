@@ -30,14 +30,21 @@ def queued_ns() -> int:
 
 def throttled_ns() -> int:
     """Return for how long the limit of the control group has kept its processes from running."""
-    where = _throttling()
+    where = _throttling(_own_groups())
     if where is not None and (throttled := number_in(*where)) is not None:
         return throttled * _THROTTLED_UNITS_NS[where[1]]
     return UNKNOWN
 
 
-@functools.cache
-def _throttling() -> tuple[Path, str] | None:
+def _own_groups() -> str:
+    """Return the control groups of this process, which somebody may change."""
+    with suppress(OSError):
+        return (_PROC / "cgroup").read_text(encoding="utf-8")
+    return ""
+
+
+@functools.lru_cache(maxsize=8)
+def _throttling(_groups: str) -> tuple[Path, str] | None:
     """Return the file that tells, and the name of its number; ``None`` if there is none."""
     for group in own_groups("cpu"):
         for name in _THROTTLED_UNITS_NS:

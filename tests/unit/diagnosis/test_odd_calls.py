@@ -169,3 +169,15 @@ def test_a_collective_that_met_ddps_of_a_process_that_gloo_aborted(
     verdict = judge([caller, aborted])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (fault, blamed, True)
     assert (verdict.detail == "it left out all_reduce") is bool(regular)
+
+
+def test_a_rank_that_left_a_due_collective_out_is_known_by_its_own_numbers() -> None:
+    """Gloo aborted the process of the caller."""
+    caller = died(rank(0, num_passes=10), exit_code=-6)
+    assert caller.record is not None
+    caller = replace(caller, record=structs.replace(caller.record, ended_in="work.wait"))
+    lost = died(rank(1, activity=Activity.BACKWARD, num_passes=11), "failed: RuntimeError: Connection reset by peer")
+    verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, before=[REDUCE], regular=[METRIC])])
+    assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.MISSING_COLLECTIVE, 1, "it left out all_reduce")
+    verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, regular=[METRIC, REDUCE])])
+    assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 0)
