@@ -28,12 +28,32 @@ def queued_ns() -> int:
     return queued if found else UNKNOWN
 
 
+class Throttling:
+    """For how long the limits of control groups have kept this process from running, whichever groups it was put into."""
+
+    def __init__(self) -> None:
+        self._groups: str | None = None
+        self._of_earlier_groups = self._total = 0
+
+    def total_ns(self) -> int:
+        groups = _own_groups()
+        where = _throttling(groups)
+        throttled = None if where is None else number_in(*where)
+        if where is None or throttled is None:
+            return UNKNOWN
+        throttled *= _THROTTLED_UNITS_NS[where[1]]
+        if self._groups not in (None, groups):
+            self._of_earlier_groups = self._total - throttled
+        self._groups, self._total = groups, self._of_earlier_groups + throttled
+        return self._total
+
+
+_THROTTLED = Throttling()
+
+
 def throttled_ns() -> int:
     """Return for how long the limit of the control group has kept its processes from running."""
-    where = _throttling(_own_groups())
-    if where is not None and (throttled := number_in(*where)) is not None:
-        return throttled * _THROTTLED_UNITS_NS[where[1]]
-    return UNKNOWN
+    return _THROTTLED.total_ns()
 
 
 def _own_groups() -> str:
