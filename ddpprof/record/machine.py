@@ -29,7 +29,7 @@ def queued_ns() -> int:
 
 
 class Throttling:
-    """For how long the limits of control groups have kept this process from running, whichever groups it was put into."""
+    """For how long limits of control groups have kept this process from running, whichever groups it was put into."""
 
     def __init__(self) -> None:
         self._groups: str | None = None
