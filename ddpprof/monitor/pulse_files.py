@@ -84,9 +84,7 @@ def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
             layout.decode_stack(state, begin[layout.STACK_AT : layout.FACTS_AT]),
             _last_steps(file, identity, state, num_steps),
             _last_memory_bytes(file, state),
-            decode_facts(begin[layout.FACTS_AT :])
-            if state.stack_ns != UNKNOWN or state.ended == Ended.FAILED
-            else None,
+            decode_facts(begin[layout.FACTS_AT :]) if _has_facts(state) else None,
         )
 
 

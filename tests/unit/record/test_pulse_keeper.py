@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import wait_until
 from pulse_writers import Clock, keep
 
@@ -173,6 +174,18 @@ def test_torch_is_asked_for_facts_as_a_step_becomes_overdue_and_where_it_stands_
     monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
     assert looks(132, 5) == 4
     monkeypatch.undo()
+    keeper.close()
+
+
+def test_facts_can_be_read_once_a_loss_was_nan(pulse: PulseWriter, tmp_path: Path) -> None:
+    keeper = keep(pulse)
+    keeper.learning_rate = lambda: 0.5
+    keeper.write_facts()
+    assert read_head(tmp_path, 0, 0).facts is None
+    pulse.backward_begins(torch.tensor(float("nan")))
+    facts = read_head(tmp_path, 0, 0).facts
+    assert facts is not None
+    assert facts.learning_rate == 0.5
     keeper.close()
 
 
