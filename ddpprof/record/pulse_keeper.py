@@ -73,6 +73,7 @@ class PulseKeeper:
         self._facts_of: str | None = None
         """the stack for which facts were written last"""
         self._facts_at_s = 0.0
+        self._wrote_facts = False
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
@@ -225,6 +226,7 @@ class PulseKeeper:
         facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate(), stack)
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
         pulse.memory[layout.FACTS_AT : layout.FACTS_AT + len(content)] = content
+        self._wrote_facts = True
 
     def _is_evaluating(self, state: PulseState) -> bool:
         """Return whether all modules are in evaluation mode, and were not when they trained."""
@@ -276,7 +278,8 @@ class PulseKeeper:
             first = self._copied_summaries if state.steps_per_summary == self._copied_span else 0
             size = layout.SUMMARY.size
             changed.append((layout.SUMMARIES_AT + first * size, layout.SUMMARIES_AT + state.num_summaries * size))
-        changed.append((0, layout.STEPS.at))  # the state comes last, since it says which rows are valid
+        # The state comes last, since it says which rows are valid.
+        changed.append((0, layout.STEPS.at if self._wrote_facts else layout.FACTS_AT))
         for begin, end in changed:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples
