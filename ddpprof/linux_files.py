@@ -76,13 +76,24 @@ def _quota_of(group: Path) -> tuple[int, int]:
     return int(quota), int(period)
 
 
-def own_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
-    """Yield the control groups of this process to which `controller` may belong.
+def is_frozen(pid: int, root: Path = _ROOT) -> bool:
+    """Return whether the control group of a process is frozen, as by ``docker pause`` or a scheduler."""
+    for group in own_groups("freezer", root, str(pid)):
+        with suppress(OSError):
+            if (group / "freezer.state").read_text(encoding="utf-8").strip() in ("FROZEN", "FREEZING"):
+                return True
+        if number_in(group / "cgroup.events", "frozen"):
+            return True
+    return False
+
+
+def own_groups(controller: str, root: Path = _ROOT, pid: str = "self") -> Iterator[Path]:
+    """Yield the control groups of this process, or of `pid`, to which `controller` may belong.
 
     In version 2, all controllers share one tree of groups; in version 1, each has its own.
     """
     with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        for line in (root / "proc" / pid / "cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, group = line.split(":", 2)
             if not controllers:
                 yield root / GROUPS / group.lstrip("/")

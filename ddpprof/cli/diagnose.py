@@ -15,11 +15,10 @@ from ddpprof.files import local
 
 if TYPE_CHECKING:
     from ddpprof.diagnosis.evidence import RankEvidence
-    from ddpprof.model import ProcessExit
+    from ddpprof.diagnosis.examination import Examination
     from ddpprof.model.hang import Verdict
 
 _WELL, _NOT_WELL = 0, 1
-_OVER = "The job has ended."
 
 
 def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +47,7 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
 def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
     from ddpprof.diagnosis.evidence import gather
+    from ddpprof.diagnosis.examination import examine, failed_early
     from ddpprof.diagnosis.stacks import dump_stacks
     from ddpprof.monitor.overview import STARTING, is_starting
 
@@ -71,14 +71,18 @@ def run_diagnose(options: argparse.Namespace) -> int:
     if options.dump_stacks and options.format != "text":
         raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
-    verdict, words = _examine(directory, run)
+    evidence = gather(directory)
+    if not evidence:
+        raise DdpprofError(f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it.")
+    seen = examine(directory, evidence)
     if stacks is not None:
         say(stacks)
-    if verdict is None:
-        return _say_well(words, options.format)
-    if words and options.format == "text":
-        say(words)
-    _print(verdict, options.format, is_over=words == _OVER)
+    if seen.verdict is None:
+        return _say_well(_why_well(seen, evidence, run), options.format)
+    hung_before = seen.hung_at_last and seen.is_over
+    if hung_before and options.format == "text":
+        say("The job has ended.")
+    _print(seen.verdict, options.format, is_over=hung_before)
     return _NOT_WELL
 
 
@@ -100,56 +104,26 @@ def _say_well(words: str, form: str) -> int:
     return _WELL
 
 
-def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
-    """Return the verdict, if there is one, and a sentence: what to know before reading it, or why there is none."""
-    from ddpprof.diagnosis.evidence import gather
-    from ddpprof.diagnosis.hang_detector import HangDetector
-    from ddpprof.diagnosis.judge import judge, judge_exit
-    from ddpprof.load.exits import load_exits
-    from ddpprof.model.process_exit import last_exit_of_job
+def _why_well(seen: Examination, evidence: Sequence[RankEvidence], run: Path) -> str:
+    """Return a sentence on a job that neither hangs nor has failed."""
+    from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
+    from ddpprof.render.hang_words import standstill_line
 
-    evidence = gather(directory)
-    if not evidence:
-        raise DdpprofError(f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it.")
-    job = last_exit_of_job(load_exits(directory))
-    was_interrupted = job is not None and job.interrupted
-    is_over = all(one.has_ended or one.is_dead or (was_interrupted and _is_left(one, job)) for one in evidence)
-    some_died = any(one.is_dead for one in evidence)
-    hang = hung_at_last(directory) if is_over or some_died else None
-    if hang is not None:
-        return hang, _OVER if is_over else ""
-    if some_died and not was_interrupted:
-        return judge(evidence), ""
-    lingers = judge_exit(evidence)
-    if lingers is not None:
-        return lingers, ""
-    if is_over:
-        how = "the training was interrupted" if was_interrupted else _how_it_ended(evidence)
-        return None, f"{how}. See the whole run with: ddpprof report {run}"
-    detector = HangDetector(directory)
-    overdue = detector.look()
     step = max(one.state.step for one in evidence)
-    if overdue is None:
-        unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
-        if unwatched:
-            return None, f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
-        waited_s = min((one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended)
-        if waited_s > OVERDUE_S:
-            return None, f"the job has been at step {step:,} for {waited_s:.0f} s, which is not called a hang yet."
-        return None, f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
-    verdict = detector.diagnose(overdue)
-    if verdict is not None:
-        return verdict, ""
-    return None, (
-        f"step {step:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or computes), or "
-        "has just gone on. Ask again in some seconds."
-    )
-
-
-def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:
-    """Return whether the job's first process has ended on the rank's host, and the rank is no longer there."""
-    return job is not None and job.host in (None, rank.identity.host) and rank.process is None
+    if seen.is_over:
+        how = "the training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
+        return f"{how}. See the whole run with: ddpprof report {run}"
+    if seen.overdue is not None:
+        standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
+        return f"{standstill_line(standstill)}. Ask again in some seconds."
+    unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
+    if unwatched:
+        return f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
+    waits_s = [(one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended]
+    if min(waits_s, default=0.0) > OVERDUE_S:
+        return f"the job has been at step {step:,} for {min(waits_s):.0f} s, which is not called a hang yet."
+    return f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
@@ -166,46 +140,6 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     if loss is not None:
         return f"the training has ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
     return "the training has ended well"
-
-
-def failed_early(directory: Path) -> Verdict | None:
-    """Return the verdict on a job that failed in its first steps, before its ranks had pulses, if it did."""
-    from ddpprof import rundir
-    from ddpprof.diagnosis.evidence import record_of
-    from ddpprof.diagnosis.judge import judge_records
-    from ddpprof.load.exits import load_exits
-
-    records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
-    return judge_records([one for one in records if one is not None], load_exits(directory))
-
-
-def explain_end(directory: Path) -> list[str]:
-    """Return sentences about a job that has ended badly; none if it has not, or hung before and that was said."""
-    from ddpprof.diagnosis.evidence import gather
-    from ddpprof.diagnosis.judge import judge
-    from ddpprof.render.hang_words import verdict_lines
-
-    evidence = gather(directory)
-    early = None if evidence else failed_early(directory)
-    if early is not None:
-        return verdict_lines(early)
-    if not any(one.is_dead for one in evidence) or hung_at_last(directory) is not None:
-        return []
-    return verdict_lines(judge(evidence))
-
-
-def hung_at_last(directory: Path) -> Verdict | None:
-    """Return the verdict on the hang in which the job ended, if it did."""
-    from ddpprof.job_watch.hang_look import all_have_ended
-    from ddpprof.load.exits import load_exits
-    from ddpprof.model.process_exit import last_exit_of_job
-    from ddpprof.monitor.verdict_files import read_verdict
-
-    verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
-    ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
-    if ended_well and all_have_ended(directory):
-        return None  # it went on, and exited in the end or is looked at now
-    return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 
 def _judge_dumps(folder: Path, form: str) -> int:

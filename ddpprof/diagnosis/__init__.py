@@ -1,11 +1,1 @@
-"""Jobs that hang or have failed: which rank holds them up, where, and why.
-
-hang_detector.py  does a job hang? It learns how long steps usually take, and pauses on purpose are told apart
-processes.py      what the system tells of a rank's process
-places.py         where a training thread stands, from its stack
-evidence.py       everything that is known of each rank
-position.py       what a rank does, as far as other ranks are concerned: it waits for them, or they wait for it
-stacks.py         where all threads of the ranks stand, as py-spy reads it
-flight_dumps.py   dumps of torch's flight recorder: who called fewer collectives, or others
-judge.py          from the evidence to a verdict
-"""
+"""Jobs that hang or have failed: which rank holds them up, where, and why."""

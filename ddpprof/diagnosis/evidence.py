@@ -15,6 +15,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
+from ddpprof.model.overdue import OverdueFacts, Wait, crc_of
 from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
@@ -31,6 +32,7 @@ _MOVES_BYTES_PER_S = 2**20
 _SWAPPING_PER_S = 50
 """least number of pages a second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
+_NO_FACTS = OverdueFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class RankEvidence:
     num_oom_kills: int | None
     """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
     now_ns: int
+    facts: OverdueFacts = _NO_FACTS
+    """what the process itself tells while its step is overdue"""
 
     @property
     def rank(self) -> int:
@@ -89,6 +93,12 @@ class RankEvidence:
         if process.started_ns is not None and process.started_ns > ended_ns:
             return 0.0  # another process has got its number
         return max(0, self.now_ns - ended_ns) / 1e9
+
+    @property
+    def wait(self) -> Wait | None:
+        """For what its training thread sleeps, as its machine tells, or else as the process itself says."""
+        seen = None if self.process is None else self.process.wait
+        return seen if self.is_silent else seen or self.facts.wait
 
     @property
     def is_silent(self) -> bool:
@@ -160,7 +170,16 @@ def _of_rank(
         exit=seen,
         num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
         now_ns=time.time_ns(),
+        facts=_facts_of(head),
     )
+
+
+def _facts_of(head: PulseHead) -> OverdueFacts:
+    """Return what the process tells of where it stands now, or stood as it failed."""
+    if head.facts is None:
+        return _NO_FACTS
+    is_of_now = head.state.ended == Ended.FAILED or head.facts.stack_crc == crc_of(head.stack or "")
+    return head.facts if is_of_now else _NO_FACTS
 
 
 def _computes(earlier: Process | None, now: Process) -> bool:

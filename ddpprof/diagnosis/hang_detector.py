@@ -1,7 +1,8 @@
 """Does a job hang? It does if no rank ends its step for ten times as long as usual, and at least for some seconds.
 
 Pauses that jobs make on purpose are told apart: the first steps, saving and evaluation, the first batch of a pass over
-the data, a script that computes, reads or writes by itself or awaits a program, a debugger; and a machine that slept.
+the data, a script that computes, reads or writes by itself or awaits a program or something outside the job, a
+debugger; and a machine that slept.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from pathlib import Path
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu, gather
 from ddpprof.diagnosis.judge import judge
+from ddpprof.diagnosis.position import OUTSIDE, outside_wait, position_of
 from ddpprof.diagnosis.processes import Process
-from ddpprof.model.hang import Verdict
+from ddpprof.model.hang import Standstill, Verdict
+from ddpprof.model.overdue import Wait
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
-from ddpprof.model.stack import collective_of, is_of_ddp
+from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
 from ddpprof.monitor.pulse_files import PulseHead, read_heads
+from ddpprof.monitor.verdict_files import read_verdict
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
@@ -33,6 +37,10 @@ _WORKS_S = 120.0
 _HELPERS_STEP_S = 5.0
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
+_OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.PIPE: 60.0}
+"""seconds that a rank may wait for something outside the job, though it does nothing"""
+_LIKE_BEFORE = 2.0
+"""a pause that was said to be a hang, and ended, may last so many times as long the next time"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
 """least seconds in which a step may end after a pause in it, and seconds for one of the first steps"""
 _MOST_MOVES = 3
@@ -94,8 +102,8 @@ class HangDetector:
         self._waking.wakes(now_ns)
         self._idle = _IdleTimes()
 
-    def diagnose(self, overdue: Overdue) -> Verdict | None:
-        """Return what holds up a job whose step is overdue; ``None`` if it pauses on purpose, or has gone on.
+    def diagnose(self, overdue: Overdue) -> Verdict | Standstill | None:
+        """Return what holds up a job whose step is overdue, or why that is no hang; ``None`` if it has gone on.
 
         Ranks that can still write where they stand get some seconds for it.
         """
@@ -104,29 +112,64 @@ class HangDetector:
         while _lacks_stacks(evidence) and time.monotonic() < deadline:
             time.sleep(0.2)
             evidence = gather(self._directory, records=False)
-        if _has_gone_on(evidence, overdue) or self.is_on_purpose(evidence, overdue):
+        if _has_gone_on(evidence, overdue):
             return None
+        told = read_verdict(self._directory)
+        standstill = None if self._was_told(told, overdue) else self.standstill(evidence, overdue, told)
+        if standstill is not None:
+            return standstill
         evidence = gather(self._directory)
         return None if _has_gone_on(evidence, overdue) else judge(evidence)
 
-    def is_on_purpose(self, evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
-        """Return whether an overdue job pauses on purpose, or a rank has just ended a pause; the pause is noted."""
+    def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
+        """Return whether the launcher has said that the job hangs in this very step."""
+        if told is None or told.resumed_unix_ns is not None or told.at_unix_ns is None:
+            return False
+        return told.at_unix_ns > self._clock() - overdue.waited_s * 1e9
+
+    def standstill(
+        self, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None = None
+    ) -> Standstill | None:
+        """Return why an overdue job does not hang, if a rank pauses on purpose or has just ended a pause; it is noted.
+
+        `told`: the last hang of the job, which is over.
+        """
         now = self._clock()
-        pauses = any(places.is_debugged(one.stack) for one in evidence) or any(
-            overdue.waited_s < pause_limit_s(one)
-            and self._idle.of(one, now) < _IDLE_S
-            and not _evaluates_alone(one, evidence)
-            for one in evidence
-        )
-        pauses |= overdue.waited_s < _IDLE_S and _nobody_waits(evidence)
-        if not pauses:
+        pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
+        found = next(filter(None, pauses), None)
+        if found is None and overdue.waited_s < _IDLE_S and _nobody_waits(evidence):
+            found = Standstill(overdue.waited_s)
+        if found is None:
             moved = _that_moved(evidence, _rest_s(overdue.usual_s))
             evaluates = any(one.state.activity == Activity.EVALUATION for one in moved)  # each forward is progress
             if not moved or (self._pause.num_moves == _MOST_MOVES and not evaluates):
-                return False
+                return None
             self._pause.num_moves += not evaluates
+            found = Standstill(overdue.waited_s)
         self._pause.step, self._pause.seen_ns = overdue.step, now
-        return True
+        return found
+
+    def _pause_of(
+        self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
+    ) -> Standstill | None:
+        """Return what the rank pauses for, and until when, if it does."""
+        idle_s = self._idle.of(one, self._clock())
+        debugged, outside = places.is_debugged(one.stack), _outside_of(one)
+        works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
+        outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
+        if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
+            return None
+        waits_for = "somebody who debugs it" if debugged else OUTSIDE[outside] if outside is not None else None
+        place = place_of_user(one.stack)
+        return Standstill(
+            waited_s=overdue.waited_s,
+            rank=one.rank,
+            step=overdue.step,
+            waits_for=waits_for,
+            place=None if place is None else str(place),
+            waiting=tuple(other.rank for other in evidence if position_of(other).waits_in is not None),
+            hangs_after_s=None if debugged else outside_s,
+        )
 
     def _heads(self) -> list[PulseHead]:
         with suppress(OSError):  # the run has not begun
@@ -201,6 +244,24 @@ class _Pause:
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
         """Return whether it was a moment ago, so that the rest of its step may still be to come."""
         return self.step == overdue.step and now_ns - self.seen_ns < _rest_s(overdue.usual_s) * 1e9
+
+
+def _outside_of(one: RankEvidence) -> Wait | None:
+    """Return for what outside the job a living rank waits, outside DDP."""
+    process = one.process
+    is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
+    is_held = process is not None and (process.is_stopped or process.is_traced)
+    is_outside = one.state.activity in (Activity.OTHER, Activity.FORWARD)
+    return outside_wait(one) if is_free and is_outside and not is_held else None
+
+
+def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
+    """Return how long a rank may pause at a line at which it paused before, and then went on."""
+    place = place_of_user(one.stack)
+    if told is None or told.resumed_unix_ns is None or told.since_unix_ns is None or place is None:
+        return 0.0
+    is_same = (told.rank, told.place) == (one.rank, str(place)) and not (one.is_dead or one.has_ended)
+    return _LIKE_BEFORE * (told.resumed_unix_ns - told.since_unix_ns) / 1e9 if is_same else 0.0
 
 
 def _has_gone_on(evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
@@ -283,9 +344,11 @@ def pause_limit_s(one: RankEvidence) -> float:
     if places.is_in_checkpoint(one.stack) and not awaits_others:
         return _ON_PURPOSE_S
     evaluates = one.state.evaluates and not awaits_others
-    awaits_program = places.awaits_a_program(one.stack) and bool(one.workers)
+    awaits_child = one.wait is Wait.PROCESS and not places.is_at_a_lock(one.stack)  # as in os.system()
+    awaits_program = (places.awaits_a_program(one.stack) or awaits_child) and bool(one.workers)
     awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others
     if one.computes or one.moves_data or awaits_program or awaits_helpers:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
     may_wait = not one.stack or places.is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
+    may_wait |= outside_wait(one) is not None
     return _ON_PURPOSE_S if evaluates and not may_wait else 0.0

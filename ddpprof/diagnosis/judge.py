@@ -1,36 +1,42 @@
 """From the evidence to a verdict: which rank holds the others up, and for what do they wait?
 
-A rank that evaluates with the DDP module while most do not is to blame for all that wait with it.
-Ranks that wait for others are innocent as long as there is one that does not wait. If all wait, those are to blame that
-wait at another place than most: in a collective that the script calls, or in an earlier backward pass. If all wait at
-the same place, nothing arrives any more: the link is to blame. So it is if all seem to wait for their accelerators at
-the same line, as in ``loss.item()``.
+Each rank is one row of a table (`Position`): where it stands, whether it waits for others, what holds it from outside,
+which collectives it has called. The rules look at the table in their order; the first one that fits gives the verdict.
+Ranks that wait for others are innocent as long as there is one that does not wait.
 """
 
 from __future__ import annotations
 
-import re
-import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
-from ddpprof.diagnosis.position import Position, position_of
-from ddpprof.measures.ranks.failure import find_failure, is_of_a_lost_peer, rank_end
+from ddpprof.diagnosis.failed_collectives import (
+    died_of_another_size,
+    of_another_collective,
+    of_mismatch,
+    those_that_left_out_a_collective,
+)
+from ddpprof.diagnosis.odd_calls import call_left_out, is_in_due_call, odd_by_calls
+from ddpprof.diagnosis.position import Position, position_of, ran_out, why_ended
+from ddpprof.diagnosis.verdicts import (
+    hint_on_death,
+    how_likely_a_consequence,
+    lost_a_peer,
+    verdict_on,
+    verdict_on_all,
+    without_gradient,
+)
+from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
-from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
+from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.pulse import Activity, Ended, PulseState, activity_word, usual_ns
-from ddpprof.model.record import error_in
-from ddpprof.model.stack import is_of_ddp
-from ddpprof.words import clauses
+from ddpprof.model.pulse import Ended, PulseState
 
-UNREDUCED = "Expected to have finished reduction"
-"""how DDP's error begins if parameters got no gradient"""
-_MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""errors of collectives that met others of another size"""
+Table = Sequence[Position]
+"""a row for each rank"""
 _WORST_FIRST = (
     Fault.DIED,
     Fault.STOPPED,
@@ -43,57 +49,223 @@ _WORST_FIRST = (
     Fault.LOCK,
     Fault.OWN_CODE,
 )
+_HOLDS_A_MACHINE = (Fault.STOPPED, Fault.TRACED, Fault.SWAPPING)
+"""faults that all ranks have at once if something happens to their machine or their job"""
 
 
 def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     """Return the verdict on a job that hangs or has ended badly."""
-    positions = [position_of(one) for one in evidence]
-    if not positions:
+    table = _with_early_ends([position_of(one) for one in evidence])
+    if not table:
         return Verdict(Fault.UNKNOWN)
-    mismatched = _of_another_collective(positions)
-    if mismatched is not None:
-        return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
-    mismatch = _of_mismatch(positions)
-    if mismatch is not None:
-        return mismatch
-    skipped = _skipped_pass(positions)
-    if skipped is not None:
-        return skipped
-    if _await_devices(positions):
-        return _of_link(positions)
-    free = [one for one in positions if one.waits_in is None]
-    if free:
-        blamed = min(free, key=_guilt)
-        waiting = [one for one in positions if one.waits_in is not None]
-        if not (waiting or _are_by_themselves(positions)):
-            waiting = [one for one in positions if one is not blamed]
-        return _verdict(blamed.fault, blamed, waiting)
-    odd = _odd_one(positions)
-    if odd is None:
-        return _of_link(positions)
-    return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
+    found = (rule(table) for rule in RULES)
+    return next((verdict for verdict in found if verdict is not None), None) or verdict_on_all(Fault.LINK, table)
 
 
-def _skipped_pass(positions: Sequence[Position]) -> Verdict | None:
-    """Return the verdict on a rank that skipped a backward pass and has finished, if the others wait or lost it."""
-    found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in positions})
+_MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
+
+
+def _with_early_ends(table: Table) -> Table:
+    """Mark the ranks that have left the training loop while others have not. After the loop of all, none is early."""
+    trains = any(places.is_in_a_loop(one.evidence.stack) for one in table)
+    over = [
+        one for one in table if one.evidence.has_ended or ran_out(one.evidence) or (trains and _is_behind_loop(one))
+    ]
+    if len(over) == len(table):
+        return table
+    return [_as_early(one) if one in over and one.fault in _MAY_BE_EARLY and one.hint is None else one for one in table]
+
+
+def _as_early(position: Position) -> Position:
+    return replace(position, fault=Fault.ENDED_EARLY, hint=why_ended(position.evidence))
+
+
+def _is_behind_loop(position: Position) -> bool:
+    """Return whether a rank is in a collective of the script that no loop contains, and so comes after the loop."""
+    is_in_collective = position.waits_in is not None and not position.waits_in_ddp
+    return is_in_collective and places.is_in_a_loop(position.evidence.stack) is False
+
+
+def _of_calls_that_failed(table: Table) -> Verdict | None:
+    """A collective met one of another size, the job died of that, and the ranks' numbers tell whose call was odd."""
+    odd = odd_by_calls(table) if died_of_another_size(table) else None
+    if odd is None or odd.position is None:
+        return None
+    return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), _others(table, odd.position))
+
+
+def _of_call_left_out(table: Table) -> Verdict | None:
+    """The same, where the processes of some ranks were killed before they could tell."""
+    if not died_of_another_size(table):
+        return None
+    found = [(one, "") for one in those_that_left_out_a_collective(table)]
+    found = found or [(one, name) for one in table if (name := call_left_out(one)) is not None]
+    due = [one for one in table if is_in_due_call(one)]
+    if not found and len(due) == 1 and len(table) == 2:
+        found = [(one, due[0].calls[-1].name) for one in _others(table, due[0])]
+    if len(found) != 1:
+        return None
+    ((blamed, name),) = found
+    detail = f"it left out {name}" if name else None
+    return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), _others(table, blamed))
+
+
+def _of_collective_that_failed(table: Table) -> Verdict | None:
+    """The same, where only places and errors tell."""
+    blamed = of_another_collective(table)
+    return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
+
+
+def _of_skipped_pass(table: Table) -> Verdict | None:
+    """A rank skipped a backward pass and has finished; the others wait, or lost it."""
+    found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
-    blamed = next(one for one in positions if one.rank == found.rank)
-    others = [one for one in positions if one is not blamed]
-    if not all(one.waits_in is not None or _lost_a_peer(one.evidence) for one in others):
+    blamed = next(one for one in table if one.rank == found.rank)
+    others = _others(table, blamed)
+    if not all(one.waits_in is not None or lost_a_peer(one.evidence) for one in others):
         return None
     later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
     detail = (
         f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, gradients of "
         "different batches have been averaged"
     )
-    return _verdict(Fault.FEWER_PASSES, replace(blamed, detail=detail), others)
+    return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 
 
 def _passes(state: PulseState) -> Passes:
     first_unpaired = state.unpaired_step if state.num_unpaired > 0 else None
     return Passes(state.num_passes, state.ended == Ended.FINISHED, state.num_unpaired, first_unpaired)
+
+
+def _of_devices(table: Table) -> Verdict | None:
+    """All ranks stand at one line until their accelerators have finished, as in ``loss.item()``."""
+    if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
+        return None
+    where = {(one.fault, one.place, one.progress) for one in table}
+    if len(where) > 1 or table[0].fault is not Fault.OWN_CODE or table[0].place is None:
+        return None
+    return verdict_on_all(Fault.LINK, table) if all(map(_may_await_a_device, table)) else None
+
+
+def _may_await_a_device(position: Position) -> bool:
+    """Return whether the rank may be waiting for its accelerator, at a line of the user's or within torch.
+
+    A thread that waits so does not sleep: it asks the accelerator again and again.
+    """
+    innermost = position.evidence.stack[-1]
+    return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)
+
+
+def _of_all_held(table: Table) -> Verdict | None:
+    """Something holds all ranks at once, so that none of them is to blame."""
+    first = table[0]
+    if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
+        return None
+    return verdict_on_all(first.fault, table, first.detail, first.hint)
+
+
+def _of_free_rank(table: Table) -> Verdict | None:
+    """A rank does not wait for the others, so they wait for it."""
+    free = [one for one in table if one.waits_in is None]
+    if not free:
+        return None
+    blamed = min(free, key=_guilt)
+    waiting = [one for one in table if one.waits_in is not None]
+    if not (waiting or _are_by_themselves(table)):
+        waiting = _others(table, blamed)
+    return verdict_on(blamed.fault, blamed, waiting)
+
+
+def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
+    """Return a key that is smaller the more likely the rank is to blame."""
+    is_dead, seen = position.fault is Fault.DIED, position.evidence.exit
+    ended_ns = (seen.unix_ns or 0) if is_dead and seen is not None else 0
+    consequence = how_likely_a_consequence(position.evidence) if is_dead else 0
+    order = _WORST_FIRST.index(position.fault)
+    return consequence, order, ended_ns if consequence else 0, position.progress, _ended_at(position.evidence)
+
+
+def _ended_at(evidence: RankEvidence) -> int:
+    """Return when a rank ended, or last did something."""
+    return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.since_ns
+
+
+def _are_by_themselves(table: Table) -> bool:
+    """Return whether all ranks of the job are seen to be in the script's own code."""
+    are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in table)
+    return are_free and are_all_on_cpu([one.evidence for one in table])
+
+
+def _of_lone_evaluation(table: Table) -> Verdict | None:
+    """All wait, and at most half of them in an evaluation with the DDP module."""
+    evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
+    if not 0 < len(evaluating) <= len(table) / 2:
+        return None
+    return verdict_on(Fault.EVALUATES_ALONE, evaluating[0], _others(table, evaluating[0]))
+
+
+def _of_odd_calls(table: Table) -> Verdict | None:
+    """All wait, and torch's numbers of collectives tell which rank called another one, or left one out."""
+    odd = odd_by_calls(table)
+    if odd is None:
+        return None
+    if odd.position is None:
+        return verdict_on_all(odd.fault, table, odd.detail, odd.hint)
+    blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
+    return verdict_on(odd.fault, blamed, _others(table, odd.position))
+
+
+def _of_odd_place(table: Table) -> Verdict | None:
+    """All wait, and one waits where most do not, or if it is one against one, in a collective of the script."""
+    places_of = Counter(map(_waits_at, table)).most_common()
+    if len(places_of) == 1:
+        return None
+    (_, most), (_, next_most), *_ = places_of
+    if most > next_most:
+        others = [one for one in table if _waits_at(one) != places_of[0][0]]
+    else:
+        others = [one for one in table if not one.waits_in_ddp] or list(table)
+    blamed = min(others, key=lambda one: one.progress)
+    usual = next(one for one in table if _waits_at(one) == places_of[0][0])
+    if most > next_most and blamed.waits_in_ddp and not usual.waits_in_ddp:
+        detail = f"it left out {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
+        return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), _others(table, blamed))
+    return verdict_on(blamed.fault, blamed, _others(table, blamed))
+
+
+def _waits_at(position: Position) -> tuple[str | None, str | None]:
+    return (None, None) if position.waits_in_ddp else (position.waits_in, position.place)
+
+
+def _of_fewer_passes(table: Table) -> Verdict | None:
+    """All wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
+    passes = [one.evidence.state.num_passes for one in table]
+    if min(passes) == max(passes):
+        return None
+    blamed = min(table, key=lambda one: one.progress)
+    return verdict_on(blamed.fault, blamed, _others(table, blamed))
+
+
+RULES: tuple[Callable[[Table], Verdict | None], ...] = (
+    _of_calls_that_failed,
+    _of_call_left_out,
+    _of_collective_that_failed,
+    of_mismatch,
+    _of_skipped_pass,
+    _of_devices,
+    _of_all_held,
+    _of_free_rank,
+    _of_lone_evaluation,
+    _of_odd_calls,
+    _of_odd_place,
+    _of_fewer_passes,
+)
+"""in their order; if none fits, all ranks wait at the same place, and the link is to blame"""
+
+
+def _others(table: Table, blamed: Position) -> list[Position]:
+    return [one for one in table if one is not blamed]
 
 
 _EXIT_S = 8.0
@@ -139,6 +311,7 @@ def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Ve
     if first is None:
         return None
     record = next((one for one in records if one.rank == first.rank), None)
+    seen = None if first.exit_code is None else ProcessExit(first.exit_code)
     return Verdict(
         fault=Fault.DIED,
         rank=first.rank,
@@ -146,283 +319,11 @@ def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Ve
         pid=first.pid,
         step=first.num_steps,
         place=None if record is None else record.ended_place,
-        parameters=() if record is None else _without_gradient(record),
+        parameters=() if record is None else without_gradient(record),
         detail=None if first.error is None else first.error.removeprefix("failed: "),
         has_failed=True,
         exit_code=first.exit_code,
         num_oom_kills=first.num_oom_kills,
         at_unix_ns=first.unix_ns,
+        hint=hint_on_death(record, seen),
     )
-
-
-def _are_by_themselves(positions: Sequence[Position]) -> bool:
-    """Return whether all ranks of the job are seen to be in the script's own code."""
-    are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in positions)
-    return are_free and are_all_on_cpu([one.evidence for one in positions])
-
-
-def _await_devices(positions: Sequence[Position]) -> bool:
-    """Return whether all ranks stand at the same line until their accelerators have finished, as in ``loss.item()``."""
-    if len(positions) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in positions):
-        return False
-    places = {(one.fault, one.place, one.progress) for one in positions}
-    if len(places) > 1 or positions[0].fault is not Fault.OWN_CODE or positions[0].place is None:
-        return False
-    return all(map(_may_await_a_device, positions))
-
-
-def _may_await_a_device(position: Position) -> bool:
-    """Return whether the rank may be waiting for its accelerator, at a line of the user's or within torch.
-
-    A thread that waits so does not sleep: it asks the accelerator again and again.
-    """
-    innermost = position.evidence.stack[-1]
-    return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)
-
-
-def _of_another_collective(positions: Sequence[Position]) -> Position | None:
-    """Return the rank whose collective met one of DDP of another size, if the job died of that.
-
-    Either rank may notice: with an error, or gloo aborts its process.
-    """
-    dead = [one for one in positions if one.fault is Fault.DIED]
-    is_said = any(map(_says_another_size, dead))
-    if not is_said and not any(map(_was_aborted_by_gloo, dead)):
-        return None
-    in_script = [one for one in dead if _collective_of_script(one)]
-    if len(in_script) == len(positions):
-        return None  # all of them called one: see `_of_mismatch`
-    went_on = [one for one in dead if _lost_a_peer(one.evidence) and _unusual_collective(one) is not None]
-    if not in_script and len(went_on) == 1:
-        return went_on[0]
-    outside = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
-    return min(in_script or (outside if is_said else ()), key=lambda one: one.progress, default=None)
-
-
-def _of_mismatch(positions: Sequence[Position]) -> Verdict | None:
-    """Return the verdict on ranks that called different collectives of the script at once, if the job died of that."""
-    dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
-    noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
-    if len(dead) < 2 or len(dead) < len(positions) or not noticed:
-        return None
-    records = [record for one in dead if (record := one.evidence.record) is not None]
-    calls = {one.rank: f"{one.ended_in}{f' at {one.ended_place}' if one.ended_place else ''}" for one in records}
-    detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
-    if len(set(calls.values())) == 1:
-        detail = f"all called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
-    first = min(dead, key=lambda one: one.evidence.state.step)
-    return Verdict(
-        fault=Fault.MISMATCH,
-        step=first.evidence.state.step,
-        detail=detail,
-        has_failed=True,
-        at_unix_ns=first.evidence.now_ns,
-    )
-
-
-_MOST_CALLS = 8
-
-
-def _says_another_size(position: Position) -> bool:
-    """Return whether the rank's error says that its collective met one of another size."""
-    record = position.evidence.record
-    return record is not None and record.ended is not None and _MISMATCHED.search(record.ended) is not None
-
-
-def _was_aborted_by_gloo(position: Position) -> bool:
-    """Return whether SIGABRT ended the rank in a collective of gloo: one that is known, or DDP's in a backward pass."""
-    record, seen = position.evidence.record, position.evidence.exit
-    if record is None or record.ended is not None or record.backend != "gloo":
-        return False
-    communicates = record.ended_in is not None or position.evidence.state.activity == Activity.BACKWARD
-    return communicates and seen is not None and seen.exit_code == -signal.SIGABRT
-
-
-def _collective_of_script(position: Position) -> bool:
-    record = position.evidence.record
-    return record is not None and record.ended_in not in (None, "_sync_buffers")
-
-
-def _unusual_collective(position: Position) -> UnusualCollective | None:
-    """Return the collective of its last step that other steps did not have, and for which it did not wait."""
-    record = position.evidence.record
-    return None if record is None else record.unusual_collective
-
-
-def _guilt(position: Position) -> tuple[bool, int, tuple[int, int], int]:
-    """Return a key that is smaller the more likely the rank is to blame."""
-    is_consequence = position.fault is Fault.DIED and _lost_a_peer(position.evidence)
-    return is_consequence, _WORST_FIRST.index(position.fault), position.progress, _ended_at(position.evidence)
-
-
-def _lost_a_peer(evidence: RankEvidence) -> bool:
-    ended = evidence.record.ended if evidence.record is not None else None
-    if ended is None:
-        return evidence.exit is not None and evidence.exit.exit_code == -15  # launchers send SIGTERM to the others
-    return is_of_a_lost_peer(ended)
-
-
-def _ended_at(evidence: RankEvidence) -> int:
-    """Return when a rank ended, or last did something."""
-    return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.since_ns
-
-
-def _odd_one(positions: Sequence[Position]) -> Position | None:
-    """Among ranks that all wait, return the one to blame; ``None`` if all wait at the same place."""
-    evaluating = [one for one in positions if one.fault is Fault.EVALUATES_ALONE]
-    if 0 < len(evaluating) <= len(positions) / 2:
-        return evaluating[0]
-    by_script = [one for one in positions if not one.waits_in_reducer and one.waits_in != "_sync_buffers"]
-    if by_script and len(by_script) < len(positions):
-        return min(by_script, key=lambda one: one.progress)
-    if by_script:
-        usual = Counter(one.place for one in positions).most_common()
-        return None if len(usual) == 1 else next(one for one in positions if one.place == usual[-1][0])
-    passes = [one.evidence.state.num_passes for one in positions]
-    if min(passes) < max(passes):
-        return min(positions, key=lambda one: one.progress)
-    return None
-
-
-def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:
-    state, identity = blamed.evidence.state, blamed.evidence.identity
-    first = min(waiting, key=_waits_since, default=None)
-    module, bucket = _missing_bucket(blamed, first)
-    exit_seen = blamed.evidence.exit
-    parameters = _unreduced(blamed) or (() if module is None or bucket is None else _names(module, bucket))
-    return Verdict(
-        fault=fault,
-        rank=blamed.rank,
-        host=identity.host,
-        pid=identity.pid,
-        step=state.step,
-        activity=activity_word(state.activity),
-        place=_place(blamed, fault),
-        module=None if module is None else module.name,
-        bucket=bucket,
-        parameters=parameters,
-        waiting=tuple(one.rank for one in waiting),
-        waiting_at=None if first is None else first.place,
-        since_unix_ns=None if first is None else _waits_since(first),
-        detail=_detail(blamed, fault, waiting),
-        usual_ns=usual_ns(blamed.evidence.steps),
-        has_failed=blamed.fault is Fault.DIED or _are_over([blamed, *waiting]),
-        exit_code=None if exit_seen is None else exit_seen.exit_code,
-        num_oom_kills=blamed.evidence.num_oom_kills,
-        at_unix_ns=blamed.evidence.now_ns,
-    )
-
-
-def _are_over(positions: Sequence[Position]) -> bool:
-    """Return whether all ranks have ended, and some of them badly: what is over does not hang."""
-    ends = [one.evidence.is_dead for one in positions]
-    return any(ends) and all(dead or one.evidence.has_ended for dead, one in zip(ends, positions, strict=True))
-
-
-def _place(blamed: Position, fault: Fault) -> str | None:
-    """Return the line of the user's code that is to blame: where the rank stands, or where an error ended it."""
-    record = blamed.evidence.record
-    if blamed.place is not None or record is None:
-        return blamed.place
-    own = _unusual_collective(blamed) if fault is Fault.OTHER_COLLECTIVE else None
-    return record.ended_place if own is None else own.place
-
-
-def _unreduced(blamed: Position) -> tuple[str, ...]:
-    """Return the parameters without gradient of which DDP complained when the rank ended, if it did."""
-    record = blamed.evidence.record
-    return () if record is None else _without_gradient(record)
-
-
-def _without_gradient(record: Record) -> tuple[str, ...]:
-    if record.ended is None or UNREDUCED not in record.ended:
-        return ()
-    return tuple(name for module in record.modules for name in module.unused or ())
-
-
-def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
-    """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
-    record = blamed.evidence.record
-    error = None if record is None else error_in(record.ended)
-    if fault is Fault.OTHER_COLLECTIVE and error is None:
-        return _what_each_called(blamed, waiting)
-    if blamed.fault is not Fault.DIED or record is None or error is None:
-        return blamed.detail
-    said, one = error.removeprefix("failed: "), record.unusual_collective
-    if fault is not Fault.OTHER_COLLECTIVE or one is None:
-        return said
-    values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"
-    return f"it called {one.name} ({values}) more often than in any of the steps before; then {said}"
-
-
-def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
-    """Return in which collective the rank is, and in which a rank is that waits for it, or was in at the end."""
-    own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
-    if own is None:
-        return blamed.detail
-    return f"it called {own}" + ("" if theirs is None else f", and rank {theirs[0]} called {theirs[1]}")
-
-
-def _call(position: Position) -> str | None:
-    record = position.evidence.record
-    if position.waits_in_reducer or position.evidence.state.activity == Activity.BACKWARD:
-        return "the all-reduce of DDP's gradients"
-    if is_of_ddp(position.waits_in):
-        return "the broadcast of DDP's buffers"
-    return position.waits_in or (None if record is None else record.ended_in)
-
-
-def _of_link(positions: Sequence[Position]) -> Verdict:
-    """Return the verdict on ranks that all wait for each other at the same place."""
-    first = min(positions, key=_waits_since)
-    state = first.evidence.state
-    knows_bucket = first.waits_in_reducer and state.bucket != UNKNOWN
-    module = _module(first, state.module) if knows_bucket else None
-    return Verdict(
-        fault=Fault.LINK,
-        step=state.step,
-        activity=activity_word(state.activity),
-        module=None if module is None else module.name,
-        bucket=None if module is None else state.bucket,
-        parameters=() if module is None else _names(module, state.bucket),
-        waiting=tuple(one.rank for one in positions),
-        waiting_at=first.place,
-        since_unix_ns=_waits_since(first),
-        usual_ns=usual_ns(first.evidence.steps),
-        at_unix_ns=first.evidence.now_ns,
-    )
-
-
-def _waits_since(position: Position) -> int:
-    """Return when a rank began to wait: when it launched its last bucket, or began what it does."""
-    state = position.evidence.state
-    return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
-
-
-def _missing_bucket(blamed: Position, waiting: Position | None) -> tuple[DdpModule | None, int | None]:
-    """Return the first bucket that `waiting` has launched in its backward pass, and `blamed` has not."""
-    if waiting is None or not waiting.waits_in_reducer:
-        return None, None
-    launched, behind = waiting.evidence.state, blamed.evidence.state
-    is_same_pass = behind.num_passes == launched.num_passes
-    if is_same_pass and behind.activity != Activity.BACKWARD:
-        return None, None  # it has launched all of this pass
-    bucket = behind.bucket + 1 if is_same_pass and behind.module == launched.module else 0
-    module = _module(waiting, launched.module)
-    if module is None or launched.bucket == UNKNOWN or bucket > launched.bucket:
-        return None, None
-    return module, bucket
-
-
-def _module(position: Position, index: int) -> DdpModule | None:
-    record = position.evidence.record
-    if record is None or not 0 <= index < len(record.modules):
-        return None
-    return record.modules[index]
-
-
-def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
-    if not 0 <= bucket < len(module.buckets):
-        return ()
-    indices = (index for index in module.buckets[bucket] if 0 <= index < len(module.parameters))
-    return tuple(module.parameters[index].name for index in indices)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
 from ddpprof.model.stack import Frame
 
 _LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subprocess|selectors|socket|ssl)\.py$")
+_SOCKETS = re.compile(r"/(?:socket|ssl|http/.*|urllib3/.*|requests/.*|httpx/.*|httpcore/.*|grpc/.*)\.py$")
 _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
 """from `subprocess.run` down to the selector in which it may wait"""
@@ -19,6 +23,11 @@ _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 def is_at_a_lock(stack: Sequence[Frame]) -> bool:
     """Return whether the thread waits for a lock, a queue, a socket or another process."""
     return bool(stack) and _LOCKS.search(stack[-1].file) is not None
+
+
+def is_at_a_socket(stack: Sequence[Frame]) -> bool:
+    """Return whether a thread that waits for events waits for the network: in a call of the user's, or of a library."""
+    return bool(stack) and (stack[-1].is_of_user or _SOCKETS.search(stack[-1].file) is not None)
 
 
 def awaits_a_program(stack: Sequence[Frame]) -> bool:
@@ -60,3 +69,21 @@ def why_no_exit(stack: Sequence[Frame]) -> str | None:
 def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame outside `threading`, in which all waits for threads end."""
     return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
+
+
+def is_in_a_loop(stack: Sequence[Frame]) -> bool | None:
+    """Return whether any line of the user's code on the stack is part of a loop; ``None`` if no source can be read."""
+    found = [(frame.line, _loops_in(frame.file)) for frame in stack if frame.is_of_user]
+    known = [(line, loops) for line, loops in found if loops is not None]
+    return any(first <= line <= last for line, loops in known for first, last in loops) if known else None
+
+
+@lru_cache(maxsize=32)
+def _loops_in(file: str) -> tuple[tuple[int, int], ...] | None:
+    """Return the first and the last line of each loop in a file of Python."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+    return tuple((node.body[0].lineno, node.body[-1].end_lineno or 0) for node in loops)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.child_processes import children, descendants
-from ddpprof.linux_files import OF_MACHINE, number_in, stat_of
+from ddpprof.linux_files import OF_MACHINE, is_frozen, number_in, stat_of
+from ddpprof.model.overdue import Wait
+from ddpprof.monitor.kernel_waits import wait_of
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -34,20 +36,18 @@ class Process:
     """memory of the process that is in swap"""
     seen_s: float
     """when it was looked at, by the monotonic clock"""
-    waits_in: str
-    """function of the kernel in which its main thread sleeps; empty if the system does not tell"""
+    wait: Wait | None
+    """for what its main thread sleeps; ``None`` if it does not, or the system does not tell"""
     moved_bytes: int
     """bytes that its main thread has read and written so far, whatever the file; 0 if the system does not tell"""
     started_ns: int | None = None
     """when it was started, ns since 1970, to a tick of the system; ``None`` if the system does not tell"""
-
-    @property
-    def is_at_a_lock(self) -> bool:
-        return self.waits_in.startswith("futex")
+    is_frozen: bool = False
+    """whether its control group is frozen"""
 
     @property
     def is_stopped(self) -> bool:
-        return self.state == "T"
+        return self.state == "T" or self.is_frozen
 
     @property
     def is_traced(self) -> bool:
@@ -72,22 +72,16 @@ def look_at(pid: int) -> Process | None:
         num_paged_in=main_thread.num_paged_in,
         swapped_bytes=1024 * (number_in(status, "VmSwap:") or 0),
         seen_s=time.monotonic(),
-        waits_in=_waits_in(pid),
+        wait=wait_of(Path(f"/proc/{pid}/task/{pid}")),
         moved_bytes=_moved_bytes(pid),
         started_ns=_started_ns(pid),
+        is_frozen=is_frozen(pid),
     )
 
 
 def workers_of(pid: int) -> list[Process]:
     """Return the living children of a process, such as the workers of its data loaders."""
     return [found for child in children(pid) if (found := look_at(child)) is not None]
-
-
-def _waits_in(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/task/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("0\n")
-    except OSError:
-        return ""
 
 
 def _started_ns(pid: int) -> int | None:

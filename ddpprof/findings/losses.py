@@ -20,10 +20,15 @@ def nonfinite_loss(o: Observed) -> Iterator[Finding]:
         yield finding
 
 
-def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None], *, is_over: bool = True) -> Finding | None:
+def nonfinite_finding(
+    ranks: Mapping[int, NonfiniteSteps | None],
+    *,
+    is_over: bool = True,
+    learning_rates: Mapping[int, float | None] | None = None,
+) -> Finding | None:
     """Return the finding on the steps with such a loss, of each rank; ``None`` if no rank has one.
 
-    `is_over`: no more such steps can come.
+    `is_over`: no more such steps can come. `learning_rates`: what ranks told just after their first such step.
     """
     found = {rank: one for rank, one in ranks.items() if one is not None}
     if not found:
@@ -38,6 +43,7 @@ def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None], *, is_over: bo
     else:
         batches, them = ("batch", "it") if len(first) == 1 else ("batches", "them")
         advice = _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}", them=them)
+        advice = _advice_on_rates(learning_rates or {}, first) or advice
         where = f" on {_named(first)}"
     return Finding(
         "nonfinite-loss",
@@ -60,6 +66,22 @@ _OF_SOME = (
     "Look at the {batches} of {ranks} in step {step}, and at what the loss does with {them}: a division by zero, the "
     "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients."
 )
+_OF_RATES = (
+    "Give every rank the same learning rate: it was {mine:.3g} on rank {rank} and {other:.3g} elsewhere. "
+    "DDP averages gradients, but each rank's own optimizer takes the step, so the parameters drifted apart."
+)
+_OTHER_RATE = 1.5
+"""least ratio of learning rates that differ; ranks tell them a few steps apart, and schedules change them"""
+
+
+def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str | None:
+    """Return advice if a rank where the NaN began trains with a learning rate that others do not have."""
+    others = [rate for rank, rate in rates.items() if rank not in first and rate]
+    for rank in first:
+        mine = rates.get(rank)
+        if mine and others and all(max(mine, one) > _OTHER_RATE * min(mine, one) for one in others):
+            return _OF_RATES.format(mine=mine, rank=rank, other=others[0])
+    return None
 
 
 def _evidence(ranks: Mapping[int, NonfiniteSteps | None], first: list[int], step: int) -> str:

@@ -12,20 +12,22 @@ from msgspec import structs
 
 from ddpprof import own_files, rundir
 from ddpprof.diagnosis.evidence import gather
-from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
-from ddpprof.diagnosis.judge import judge_exit
+from ddpprof.diagnosis.examination import examine_running
+from ddpprof.diagnosis.hang_detector import HangDetector
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.run_watch import Say
-from ddpprof.model.hang import Verdict
+from ddpprof.model.hang import Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, read_heads
 from ddpprof.monitor.verdict_files import write_verdict
-from ddpprof.render.hang_words import verdict_lines
+from ddpprof.render.hang_words import standstill_line, verdict_lines
 
 _LAUNCHER_S = 30.0
 """seconds in which a launcher, once a rank has died, ends the others"""
 _RESTART_S = 600.0
 """seconds in which it starts all ranks anew, if none of them is left"""
+_MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
+"""jobs that ``--kill-after`` never ends"""
 
 
 class HangLook:
@@ -40,6 +42,8 @@ class HangLook:
         self._verdict: Verdict | None = None
         self._hangs_at: int | None = None
         """step of the current hang"""
+        self._told_of: set[tuple[int | None, str | None]] = set()
+        """ranks and lines of standstills that were told"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
@@ -48,31 +52,44 @@ class HangLook:
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
             self._verdict = self._hangs_at = None
+            self._told_of = set()
+        if self._verdict is None:
+            self._examine(directory, missed_s)
+            return
         overdue = self._detector.look(missed_s)
-        if overdue is None and self._verdict is None and all_have_ended(directory):
-            self._judge_exit(directory)
-        elif overdue is None:
+        if overdue is None or (self._hangs_at is not None and overdue.step > self._hangs_at):
             self._goes_on(directory)
-        elif self._hangs_at != overdue.step:
-            self._judge(directory, overdue)
-        elif self._kill_after_s is not None and time.monotonic() - self._judged_at > self._kill_after_s:
+        elif self._is_to_end():
             self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
 
-    def _judge_exit(self, directory: Path) -> None:
-        """Say once that the training is over and a process does not exit."""
-        verdict = judge_exit(gather(directory, records=False))
-        if verdict is not None:
-            self._verdict = verdict
-            self._tell(directory, verdict)
-
-    def _judge(self, directory: Path, overdue: Overdue) -> None:
-        verdict = self._detector.diagnose(overdue)
-        if verdict is None or (verdict.has_failed and overdue.waited_s < _patience_s(directory)):
+    def _examine(self, directory: Path, missed_s: float) -> None:
+        """Say once what is wrong, or for what outside the job a rank waits while others wait for it."""
+        seen = examine_running(directory, self._detector, missed_s)
+        if seen.standstill is not None:
+            self._tell_of_standstill(seen.standstill)
+        if seen.verdict is None:
             return
-        self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
-        self._tell(directory, verdict)
+        waited_s = 0.0 if seen.overdue is None else seen.overdue.waited_s
+        if seen.verdict.has_failed and waited_s < _patience_s(directory):
+            return
+        self._hangs_at = None if seen.overdue is None else seen.overdue.step
+        self._verdict, self._judged_at = seen.verdict, time.monotonic()
+        self._tell(directory, seen.verdict)
+
+    def _is_to_end(self) -> bool:
+        """Return whether the user wants the job to be ended. What it waits for outside may still answer."""
+        if self._kill_after_s is None or self._verdict is None or self._verdict.hint in _MAY_GO_ON:
+            return False
+        return time.monotonic() - self._judged_at > self._kill_after_s
+
+    def _tell_of_standstill(self, found: Standstill) -> None:
+        """Say once for each line for what outside the job a rank waits there, while others wait for it."""
+        place = found.rank, found.place
+        if found.waits_for is not None and found.waiting and place not in self._told_of:
+            self._told_of.add(place)
+            self._say(standstill_line(found))
 
     def _tell(self, directory: Path, verdict: Verdict) -> None:
         with suppress(OSError):
@@ -101,11 +118,6 @@ class HangLook:
             write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
         self._say(f"the job goes on: step {self._hangs_at} is over")
         self._verdict = self._hangs_at = None
-
-
-def all_have_ended(directory: Path) -> bool:
-    """Return whether every rank has finished training, as far as they have pulses."""
-    return all(head.state.ended == Ended.FINISHED for head in read_heads(directory, 1))
 
 
 def _patience_s(directory: Path) -> float:

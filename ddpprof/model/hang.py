@@ -19,7 +19,7 @@ class Fault(StrEnum):
     DOES_NOT_EXIT = "does-not-exit"
     """training is over on all ranks, and the process of one has not exited"""
     ENDED_EARLY = "ended-early"
-    """a rank has no more batches, or has left the training loop"""
+    """a rank has left the training loop, as when it has no more batches"""
     FEWER_PASSES = "fewer-passes"
     """a rank has skipped a backward pass that others took part in"""
     MISSING_COLLECTIVE = "missing-collective"
@@ -51,12 +51,40 @@ class Fault(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Hint(StrEnum):
+    """A fact on which the advice depends, where the kind of fault alone would mislead."""
+
+    FROZEN = "frozen"
+    """the rank's control group is frozen"""
+    LEFT_LOOP = "left-loop"
+    """the rank left the training loop before its data ran out, or has no `DataLoader`"""
+    ERROR_IN_FLIGHT = "error-in-flight"
+    """the rank is handling an error while it waits"""
+    OTHER_ORDER = "other-order"
+    """ranks call collectives of several process groups in different order"""
+    OF_PEERS = "of-peers"
+    """the rank waits in ``send`` or ``recv`` for another one"""
+    STATIC_GRAPH = "static-graph"
+    """DDP has ``static_graph=True``, and the parameters that a step uses have changed"""
+    SKIPPED_COLLECTIVE = "skipped-collective"
+    """the rank has called the collective in earlier steps"""
+    WAITS_FOR_INPUT = "waits-for-input"
+    WAITS_OUTSIDE = "waits-outside"
+    """the rank waits for the network, a pipe or a file"""
+    TERMINATED = "terminated"
+    """SIGTERM ended the rank, before any other rank ended"""
+    CRASHED = "crashed"
+    """a signal of the processor ended the rank, such as SIGSEGV"""
+    UNSEEN_END = "unseen-end"
+    """nobody saw how the rank's process ended"""
+
+
 class Verdict(Struct, frozen=True):
     """A verdict on a job: which fault holds it up, where, and who waits. Fields are ``None`` where nothing is known."""
 
     fault: Fault
     rank: int | None = None
-    """rank that is to blame; ``None`` if it is none, as for a link"""
+    """rank that is to blame; ``None`` if it is none, as for a link, or all, as if all are stopped"""
     host: str | None = None
     pid: int | None = None
     step: int | None = None
@@ -90,5 +118,24 @@ class Verdict(Struct, frozen=True):
     """time of the verdict"""
     resumed_unix_ns: Int64 | None = None
     """time at which the job went on"""
+    hint: Hint | None = None
+    """fact on which the advice depends"""
     format: int = VERDICT_FORMAT
     """number of this layout"""
+
+
+class Standstill(Struct, frozen=True):
+    """A job that stands still and is not said to hang: a rank pauses on purpose, or has just moved on."""
+
+    waited_s: float
+    rank: int | None = None
+    """rank that pauses, if it is one"""
+    step: int | None = None
+    waits_for: str | None = None
+    """what the rank waits for outside the job, in words; ``None`` if it works, or is between two activities"""
+    place: str | None = None
+    """innermost line of the user's code on that rank"""
+    waiting: tuple[int, ...] = ()
+    """ranks that wait for it"""
+    hangs_after_s: float | None = None
+    """time after which this is called a hang; ``None`` if never"""

@@ -3,6 +3,7 @@
     head        who the rank is, and the number of the format
     state       what it is doing now
     stack       where its training thread stands, in words, if a step takes far too long
+    facts       what else the process knows then, as JSON: see `OverdueFacts`
     steps       a row for each of the last steps, in a ring
     summaries   a row for 100 steps, later for 200, 400, …, from the first step on
     samples     a row every second for what the machine gives to the process, in a ring
@@ -23,7 +24,7 @@ from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, 
 from ddpprof.model.tables import UNKNOWN, rows_of
 
 MAGIC = b"ddpprofp"
-FORMAT = 5
+FORMAT = 6
 NUM_STEPS_KEPT = 2048
 NUM_SUMMARIES_KEPT = 4096
 NUM_SAMPLES_KEPT = 1024
@@ -71,7 +72,9 @@ STATE_AT = HEAD_BYTES
 STATE_BYTES = 256
 STACK_AT = STATE_AT + STATE_BYTES
 STACK_BYTES = 4096 - STATE_BYTES
-STEPS = Ring(STACK_AT + STACK_BYTES, NUM_STEPS_KEPT, _row(PulseSteps))
+FACTS_AT = STACK_AT + STACK_BYTES
+FACTS_BYTES = 8192
+STEPS = Ring(FACTS_AT + FACTS_BYTES, NUM_STEPS_KEPT, _row(PulseSteps))
 SUMMARY = _row(PulseSummaries)
 SUMMARIES_AT = STEPS.end
 SAMPLES = Ring(SUMMARIES_AT + NUM_SUMMARIES_KEPT * SUMMARY.size, NUM_SAMPLES_KEPT, _row(PulseSamples))

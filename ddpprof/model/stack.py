@@ -16,6 +16,8 @@ COLLECTIVES_OF_ALL = frozenset(
         "all_gather",
         "all_gather_into_tensor",
         "all_gather_object",
+        "all_gather_coalesced",
+        "all_reduce_coalesced",
         "all_to_all",
         "all_to_all_single",
         "barrier",
@@ -23,6 +25,7 @@ COLLECTIVES_OF_ALL = frozenset(
         "broadcast_object_list",
         "gather",
         "gather_object",
+        "scatter_object_list",
         "monitored_barrier",
         "reduce",
         "reduce_scatter",
@@ -31,12 +34,24 @@ COLLECTIVES_OF_ALL = frozenset(
     }
 )
 """functions of ``torch.distributed`` in which every rank of the group has to take part"""
-_OF_SETUP = ("init_process_group", "destroy_process_group", "new_group")
+_OF_SETUP = (
+    "init_process_group",
+    "destroy_process_group",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+)
+_OF_PEERS = ("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv")
 _OF_DDP = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_buffers")
 """functions in which DDP's constructor and its forward wait for other ranks"""
-_COLLECTIVES = COLLECTIVES_OF_ALL | {"send", "recv", *_OF_SETUP, *_OF_DDP}
+_COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
 """files with collectives; torch's checkpoints have functions of the same names, in which a rank also writes its part"""
+WORK_WAIT = "work.wait"
+"""stands for a collective that was begun with ``async_op=True``, or whose result is a future"""
+_OF_ASYNCHRONOUS = re.compile(r"/ddpprof/record/patches\.py$|/torch/futures/__init__\.py$")
+"""files in which a thread waits for what it began before: ddpprof wraps ``Work.wait``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +90,18 @@ def is_of_ddp(collective: str | None) -> bool:
     return collective in _OF_DDP
 
 
+def is_of_peers(collective: str | None) -> bool:
+    """Return whether only two ranks take part in it."""
+    return collective in _OF_PEERS
+
+
 def collective_of(stack: Sequence[Frame]) -> str | None:
     """Return the name of the collective that the thread is in, by the outermost of torch's functions."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
-    return next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
+    found = next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
+    if found is None and any(one.function == "wait" and _OF_ASYNCHRONOUS.search(one.file) for one in stack):
+        return WORK_WAIT
+    return found
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*most recent call first\):\n((?:  [^\n]*\n?)*)", re.MULTILINE)

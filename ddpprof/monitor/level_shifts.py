@@ -3,7 +3,7 @@
     value       log of a step's length, averaged over two steps in a row, since in some jobs every second step is longer
     level       median of the last 512 values of normal steps, or of the last 192 if that is less
     window      mean of the middle half of the last 32 values
-    slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
+    slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows), but at most log 2
 
 The noise of windows is learned from the last 1024 values, with each slow-down's own increase subtracted, so that it
 includes the correlation between neighbouring values. Values are measured from the median of the 512 around them, since
@@ -36,6 +36,8 @@ OVER = log(1.03)
 """a slow-down is over if less than this remains"""
 TWO_LEVELS = log(1.10)
 """least change of length within a slow-down that makes it another one"""
+MOST_SHIFT = log(2)
+"""a slow-down to twice the length of a step is one, however noisy the steps before were"""
 NOISES = 5.0
 _PARTS = 3
 
@@ -182,7 +184,7 @@ class LevelShifts:
 
     @property
     def _threshold(self) -> float:
-        return max(LEAST_SHIFT, NOISES * self._noise)
+        return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
         """Return for each row whether it has left the level, and not just for a moment."""

@@ -18,7 +18,9 @@ import numpy as np
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
+from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
+from ddpprof.model.overdue import OverdueFacts, decode_facts
 from ddpprof.model.pulse import Ended, Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps
 from ddpprof.model.pulse_layout import NotAPulseError
 from ddpprof.model.tables import rows_of
@@ -58,6 +60,8 @@ class PulseHead:
     steps: PulseSteps
     memory_bytes: int | None = None
     """resident memory at the last sample"""
+    facts: OverdueFacts | None = None
+    """what else the process knows, while its step is overdue, or once its loss was NaN or it has failed"""
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
@@ -77,10 +81,15 @@ def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
         return PulseHead(
             identity,
             state,
-            layout.decode_stack(state, begin[layout.STACK_AT :]),
+            layout.decode_stack(state, begin[layout.STACK_AT : layout.FACTS_AT]),
             _last_steps(file, identity, state, num_steps),
             _last_memory_bytes(file, state),
+            decode_facts(begin[layout.FACTS_AT :]) if _has_facts(state) else None,
         )
+
+
+def _has_facts(state: PulseState) -> bool:
+    return state.stack_ns != UNKNOWN or state.ended == Ended.FAILED or state.num_nonfinite > 0
 
 
 def is_here(identity: PulseIdentity) -> bool:

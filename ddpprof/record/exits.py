@@ -66,6 +66,13 @@ def install(errors: ModuleType) -> None:
     failure.__post_init__ = post_init
 
 
+def note_child(pid: int, exit_code: int) -> None:
+    """Note the end of a process that a process of the job has started. It may be a rank. Raises ``OSError``."""
+    settings = settings_from_environment()
+    if settings is not None and AGENT not in os.environ:  # torchrun's process notes its ranks by itself: see `install`
+        append(Path(settings.out), {"pid": pid, "exit_code": exit_code})
+
+
 def append(out: Path, seen: dict[str, Any]) -> None:
     """Append a line to the run's file, if there is a run. Raises ``OSError``."""
     if not rundir.is_run(out):

@@ -12,6 +12,7 @@ import pickle
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -34,20 +35,53 @@ class GlooCollective(NamedTuple):
     numel: int
 
 
+class NumberedCollective(NamedTuple):
+    """A collective with its place among those of its process group."""
+
+    created_ns: int
+    group: str
+    sequence: int
+    name: str
+    numel: int
+
+
+def numbered_collectives() -> tuple[NumberedCollective, ...]:
+    """Return the collectives that this process has launched, in order; none if torch does not tell."""
+    entries = _entries_of(_OF_NCCL) or _entries_of(_OF_GLOO)
+    with suppress(TypeError, ValueError, AttributeError, LookupError):
+        return tuple(sorted(map(_numbered, filter(_is_collective, entries))))
+    return ()
+
+
+def _is_collective(entry: dict[str, Any]) -> bool:
+    return not entry.get("is_p2p") and "time_created_ns" in entry
+
+
+def _numbered(entry: dict[str, Any]) -> NumberedCollective:
+    created_ns, name, numel = _collective(entry)
+    group = str((entry.get("process_group") or ("",))[0])
+    return NumberedCollective(created_ns, group, int(entry.get("collective_seq_id", 0)), name, numel)
+
+
 def collectives_of_gloo() -> tuple[GlooCollective, ...]:
     """Return the collectives that this process has launched with gloo, in order; none if torch does not tell."""
     return _dumped_by(_OF_GLOO)
 
 
 def _dumped_by(name: str) -> tuple[GlooCollective, ...]:
+    with suppress(TypeError, ValueError, AttributeError):
+        return tuple(_collective(entry) for entry in _entries_of(name) if "time_created_ns" in entry)
+    return ()
+
+
+def _entries_of(name: str) -> list[dict[str, Any]]:
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     if dump is None:
-        return ()
+        return []
     try:
-        entries = json.loads(dump(True, False)).get("entries", [])
-        return tuple(_collective(entry) for entry in entries if "time_created_ns" in entry)
+        return list(json.loads(dump(True, False)).get("entries", []))
     except (RuntimeError, TypeError, ValueError, AttributeError):
-        return ()
+        return []
 
 
 def _collective(entry: dict[str, Any]) -> GlooCollective:

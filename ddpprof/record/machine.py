@@ -28,16 +28,43 @@ def queued_ns() -> int:
     return queued if found else UNKNOWN
 
 
+class Throttling:
+    """For how long limits of control groups have kept this process from running, whichever groups it was put into."""
+
+    def __init__(self) -> None:
+        self._groups: str | None = None
+        self._of_earlier_groups = self._total = 0
+
+    def total_ns(self) -> int:
+        groups = _own_groups()
+        where = _throttling(groups)
+        throttled = None if where is None else number_in(*where)
+        if where is None or throttled is None:
+            return UNKNOWN
+        throttled *= _THROTTLED_UNITS_NS[where[1]]
+        if self._groups not in (None, groups):
+            self._of_earlier_groups = self._total - throttled
+        self._groups, self._total = groups, self._of_earlier_groups + throttled
+        return self._total
+
+
+_THROTTLED = Throttling()
+
+
 def throttled_ns() -> int:
     """Return for how long the limit of the control group has kept its processes from running."""
-    where = _throttling()
-    if where is not None and (throttled := number_in(*where)) is not None:
-        return throttled * _THROTTLED_UNITS_NS[where[1]]
-    return UNKNOWN
+    return _THROTTLED.total_ns()
 
 
-@functools.cache
-def _throttling() -> tuple[Path, str] | None:
+def _own_groups() -> str:
+    """Return the control groups of this process, which somebody may change."""
+    with suppress(OSError):
+        return (_PROC / "cgroup").read_text(encoding="utf-8")
+    return ""
+
+
+@functools.lru_cache(maxsize=8)
+def _throttling(_groups: str) -> tuple[Path, str] | None:
     """Return the file that tells, and the name of its number; ``None`` if there is none."""
     for group in own_groups("cpu"):
         for name in _THROTTLED_UNITS_NS:

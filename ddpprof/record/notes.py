@@ -44,6 +44,8 @@ class StepNotes:
         self._facts_of_released: dict[str, Any] | None = None
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
+        self.optimizer: weakref.ref[Any] | None = None
+        """the optimizer that took the last of the first steps"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -122,6 +124,13 @@ class StepNotes:
         """Return whether all DDP modules are in evaluation mode. Any thread may call this."""
         ddps = self._living()
         return bool(ddps) and not any(ddp.module.training for ddp in ddps)
+
+    def learning_rate(self) -> float | None:
+        """Return that of the first parameters. Any thread may call this."""
+        optimizer = None if self.optimizer is None else self.optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        rate = groups[0].get("lr") if groups else None
+        return float(rate) if isinstance(rate, int | float) else None
 
     def _living(self) -> list[DistributedDataParallel]:
         return [ddp for seen in list(self._seen) if (ddp := seen()) is not None]

@@ -263,6 +263,11 @@ class PulseWriter:
             self.words[_UNPAIRED_STEP] = step
         self.words[_NUM_UNPAIRED] += unpaired - self._usual_unpaired
 
+    @property
+    def num_nonfinite(self) -> int:
+        """Number of steps so far whose loss was NaN or infinite."""
+        return self.words[_NUM_NONFINITE]
+
     def ends_as(self, ended: Ended, exits: bool = False) -> None:
         """Note how the training ended, and whether the process exits now."""
         write_state(self.words, "exits", exits)

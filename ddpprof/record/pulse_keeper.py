@@ -16,6 +16,7 @@ from types import FrameType
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
+from ddpprof.model.overdue import encode_facts
 from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, overdue_after_s, usual_ns
 from ddpprof.model.pulse_layout import write_state
 from ddpprof.model.stack import frames_of
@@ -24,6 +25,7 @@ from ddpprof.record import machine
 from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
 from ddpprof.record.memory import resident_bytes
 from ddpprof.record.output import LastStep
+from ddpprof.record.overdue_facts import overdue_facts
 from ddpprof.record.pulse import PulseWriter
 
 _ROUND_S = 0.25
@@ -33,9 +35,8 @@ _USUAL_STEPS = 50
 _END_S = 5.0
 _EXIT_S = 5.0
 """seconds between two looks at a process that does not exit"""
-_RECENTLY_NS = 60_000_000_000
-"""time before a step in which its modules were in training mode if they train in it; some jobs never leave evaluation
-mode"""
+_FACTS_EVERY_S = 10.0
+_TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
 
 class PulseKeeper:
@@ -55,8 +56,8 @@ class PulseKeeper:
         modules are in evaluation mode.
         """
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
-        self._seen_training_ns = 0
-        """when the modules were last seen in training mode"""
+        self._trains_in_training_mode = True
+        """False while the modules stay in evaluation mode when they train; the pulse begins between two steps"""
         self._pulse, self._last_step = pulse, last_step
         self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it sure to exist
         self._warn = warn
@@ -67,8 +68,16 @@ class PulseKeeper:
         self._told_of_rows = False
         self._ending, self._ended = threading.Event(), threading.Event()
         self._process_exits = False
+        self._stack = ""
+        """the stack that was written last"""
+        self._facts_of: str | None = None
+        """the stack for which facts were written last"""
+        self._facts_at_s = 0.0
+        self._wrote_facts = False
+        self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
+        self._trains_in_training_mode = not self._are_in_evaluation_mode()
         with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers find no pulse or a whole one
             self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._copy, layout.NUM_BYTES)
@@ -166,14 +175,12 @@ class PulseKeeper:
             return UNKNOWN
 
     def _find_stack(self) -> None:
-        """Write where the training thread stands, if its step is overdue."""
+        """Write where the training thread stands, and what else is known of it, if its step is overdue."""
         state = self._state()
         is_evaluating = self._is_evaluating(state)
         if not self._is_overdue(state):
             if state.stack_ns != UNKNOWN:
-                for name in ("stack_ns", "module", "bucket"):
-                    write_state(self._pulse.words, name, UNKNOWN)
-                write_state(self._pulse.words, "evaluates", False)
+                self._forget_stack()
             return
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
@@ -182,25 +189,57 @@ class PulseKeeper:
             self._write_stack(frame)
             write_state(self._pulse.words, "evaluates", is_evaluating)
 
+    def _forget_stack(self) -> None:
+        for name in ("stack_ns", "module", "bucket"):
+            write_state(self._pulse.words, name, UNKNOWN)
+        write_state(self._pulse.words, "evaluates", False)
+        self._stack, self._facts_of = "", None
+
     def _write_stack(self, frame: FrameType) -> None:
         kept: list[str] = []
         for line in map(str, frames_of(traceback.walk_stack(frame))):  # innermost first, as long as they fit
             if sum(len(one.encode(errors="replace")) + 1 for one in [*kept, line]) >= layout.STACK_BYTES:
                 break
             kept.append(line)
-        text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
+        stack = "\n".join(reversed(kept))
+        if self._are_facts_due(stack):
+            self._facts_of, self._facts_at_s = stack, time.monotonic()
+            self.write_facts(stack)
+        self._stack = stack
+        text = stack.encode(errors="replace") + b"\0"
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
         write_state(self._pulse.words, "stack_ns", time.time_ns())
 
+    def _are_facts_due(self, stack: str) -> bool:
+        """Return whether to ask torch for facts: as a step becomes overdue, and where the thread stands still later.
+
+        A long evaluation is overdue, too, and must not be slowed down.
+        """
+        if self._facts_of is None:
+            return True
+        stands_still = stack == self._stack and stack != self._facts_of
+        return stands_still and time.monotonic() - self._facts_at_s > _FACTS_EVERY_S
+
+    def write_facts(self, stack: str = "") -> None:
+        """Write what else is known, such as which collectives it has called. Torch needs some 100 ms for that."""
+        pulse = self._pulse
+        facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate(), stack)
+        content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
+        pulse.memory[layout.FACTS_AT : layout.FACTS_AT + len(content)] = content
+        self._wrote_facts = True
+
     def _is_evaluating(self, state: PulseState) -> bool:
-        """Return whether all modules are in evaluation mode, in which they did not train just before."""
+        """Return whether all modules are in evaluation mode, and were not when they trained."""
+        evaluates = self._are_in_evaluation_mode()
+        if not evaluates or state.activity in _TRAINS:
+            self._trains_in_training_mode = not evaluates
+        return evaluates and self._trains_in_training_mode
+
+    def _are_in_evaluation_mode(self) -> bool:
         try:
-            evaluates = self._evaluates()
+            return self._evaluates()
         except Exception:  # a module of the user's may be unusual
             return False
-        if not evaluates:
-            self._seen_training_ns = time.time_ns()
-        return evaluates and self._seen_training_ns > state.step_since_ns - _RECENTLY_NS
 
     def _find_bucket(self, state: PulseState) -> None:
         """Write which bucket was launched last in the current backward pass, as torch's flight recorder knows."""
@@ -239,7 +278,8 @@ class PulseKeeper:
             first = self._copied_summaries if state.steps_per_summary == self._copied_span else 0
             size = layout.SUMMARY.size
             changed.append((layout.SUMMARIES_AT + first * size, layout.SUMMARIES_AT + state.num_summaries * size))
-        changed.append((0, layout.STEPS.at))  # the state comes last, since it says which rows are valid
+        # The state comes last, since it says which rows are valid.
+        changed.append((0, layout.STEPS.at if self._wrote_facts else layout.FACTS_AT))
         for begin, end in changed:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples

@@ -35,6 +35,8 @@ class RunningPulse:
         self._unfrozen: tuple[str, ...] = ()
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
+        self._tells_rate = True
+        """whether the learning rate is to be told once a loss is NaN"""
         gather_left()
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
@@ -45,11 +47,14 @@ class RunningPulse:
             undo.callback(self._keeper.close)
             self.captures = Captures(job, settings)
             undo.pop_all()
-        self._keeper.each_round = self._round
+        self._keeper.each_round, self._keeper.learning_rate = self._round, notes.learning_rate
 
     def _round(self) -> None:
         """Do what is to be done several times a second."""
         self._num_rounds += 1
+        if self._tells_rate and self.writer.num_nonfinite:
+            self._tells_rate = False
+            self._keeper.write_facts()
         if self._looks_for_unfrozen and self._num_rounds % _ROUNDS_PER_LOOK == 0:
             try:
                 self._look_for_unfrozen()
@@ -69,6 +74,8 @@ class RunningPulse:
         if not self._job.in_this_process():
             return
         self.captures.close()
+        if ended is Ended.FAILED:  # perhaps of a collective that met another one
+            self._keeper.write_facts()
         self.writer.ends_as(ended, process_exits)
         if self._keeper.close(process_exits):  # otherwise the next job copies it
             self.writer.close()

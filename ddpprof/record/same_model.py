@@ -1,7 +1,8 @@
 """Do all ranks construct DDP with the same model and the same arguments?
 
 Rank 0 describes its model in the job's own store just before DDP compares the ranks' parameters. A rank on which that
-comparison fails, or which will reduce other buckets, prints what is different, by name. DDP's error has only a number.
+comparison fails, or which will reduce other buckets, prints what is different, by name. DDP's error has only a number,
+and DDP compares only shapes: parameters in another order, or of another type, pass.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from ddpprof.words import clauses
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
 """A model of more parameters is not described: that could take megabytes of the store."""
+_BY_PLACE = (
+    "DDP matches parameters by their place, not by their names, so it gives one the values and gradients of another. "
+    "Build the model in the same order, and with the same types, on every rank."
+)
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
 """DDP's attributes that decide which collectives a step has, as far as this torch has them"""
 
@@ -60,10 +65,16 @@ class ModelComparison:
         if found:
             _say(ddp, "its model is not the same as on", f": {clauses(found, _MOST_SAID)}.")
 
-    def compare_arguments(self) -> None:
-        """Warn if this rank will not reduce the same buckets as rank 0."""
+    def compare_what_passed(self) -> None:
+        """Warn if this rank will not reduce the same buckets as rank 0, after DDP has found the same shapes."""
         ddp, first = self._module(), self._of_rank_0()
-        found = list(differing_arguments(_describe(ddp), first)) if first is not None else []
+        if first is None:
+            return
+        mine = _describe(ddp)
+        unlike = list(differing_parameters(mine, first)) if mine.parameters.keys() == first.parameters.keys() else []
+        if unlike:
+            _say(ddp, "its model is not the same as on", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
+        found = list(differing_arguments(mine, first))
         if found:
             _say(
                 ddp, "DDP has other arguments than on", f", which can hang the training: {clauses(found, _MOST_SAID)}."
@@ -112,7 +123,7 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
                     comparison.explain_failure()
                 raise
             with suppress(Exception):
-                comparison.compare_arguments()
+                comparison.compare_what_passed()
             return result
 
         return verifies

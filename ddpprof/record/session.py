@@ -166,6 +166,7 @@ class Session(Recording):
     def _optimizer_is_done(self, optimizer: Any) -> None:
         if not self._job.attached:
             self._trains_without_forward(optimizer)
+        self._notes.optimizer = weakref.ref(optimizer)
         self._notes.unaveraged.optimizer_steps(optimizer)
         if self._job.attached and self.finder.optimizer_stepped(id(optimizer)):
             if self._between_backward_passes():

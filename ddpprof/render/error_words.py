@@ -12,6 +12,8 @@ _SHARED_GPU = (
     "host has GPUs."
 )
 _ADVICE = {
+    r"BdbQuit": """
+        A breakpoint() was reached, and nobody could answer: leave it out, or run one process under a debugger.""",
     r"Expected to have finished reduction": """
         These parameters took no part in the loss on that rank: use them in every forward, or pass
         find_unused_parameters=True to DistributedDataParallel.""",
@@ -47,8 +49,13 @@ _ADVICE = {
         The ranks have built different models: build the same one from the same arguments on every rank.""",
     r"out of memory|OutOfMemory": """
         Its memory was full: a smaller batch, or accumulation of gradients.""",
+    r"MemoryError|an't allocate memory|annot allocate memory": """
+        It was given no more memory: the machine's is full, or there is a limit for it (ulimit -v, a control group). Use
+        a smaller batch or fewer DataLoader workers, or raise the limit.""",
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
+    r"No space left on device": """
+        A disk was full, or /dev/shm, where DataLoader workers put batches: df shows which.""",
 }
 """what to do, by an expression for the error's text; the first one that fits counts"""
 _NOISE = re.compile(

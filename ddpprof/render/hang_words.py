@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
 from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER
 from ddpprof.layout import clean, count
-from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
 from ddpprof.words import listed, ranks_in_words
@@ -36,6 +36,19 @@ _WHAT = {
     Fault.LINK: "all ranks wait for each other at the same place, and nothing arrives",
     Fault.UNKNOWN: "no rank left a pulse that tells why",
 }
+_WHAT_BY_HINT = {
+    Hint.LEFT_LOOP: "rank {rank} has left the training loop",
+    Hint.FROZEN: "rank {rank} is stopped",
+    Hint.OF_PEERS: "rank {rank} waits for a message that does not come, or that nobody takes",
+    Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different order",
+    Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
+}
+"""what happened, where the kind of fault alone says too much or too little"""
+_WHAT_OF_ALL = {
+    Fault.STOPPED: "all ranks are stopped",
+    Fault.TRACED: "all ranks are held by a debugger",
+    Fault.SWAPPING: "all ranks are swapping: they need more memory than there is",
+}
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each result, "
     "and join() after that. End threads, executors and loaders before the script ends.",
@@ -43,9 +56,10 @@ _DO = {
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
     f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
-    Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
-    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
-    "comes after the training loop, that rank had fewer batches: give every rank the same number.",
+    Fault.MISSING_COLLECTIVE: "Every rank must call it: look for a condition on the rank or its batch around it, for a "
+    "`continue` or `break` before it, and for an error in it that the script catches on that rank.",
+    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
+    "line comes after the training loop, that rank left the loop early: let all ranks leave it after the same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many batches "
     "on each. The forward of DDP broadcasts buffers, such as BatchNorm's statistics, in evaluation mode, too.",
@@ -65,6 +79,46 @@ _DO = {
 }
 
 
+_DO_BY_HINT = {
+    Hint.FROZEN: """
+        Let the control group go on: docker unpause, the scheduler's resume, or write 0 to its cgroup.freeze (THAWED to
+        freezer.state in version 1).""",
+    Hint.LEFT_LOOP: f"""
+        Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
+        early stopping, let the ranks agree first, by an all_reduce of the decision. If their numbers of batches differ,
+        give every rank as many, or {TRAIN_WITHIN_JOIN}.""",
+    Hint.ERROR_IN_FLIGHT: """
+        Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
+        let the error end the rank, and its launcher ends the others.""",
+    Hint.OTHER_ORDER: """
+        Call the collectives of all groups in the same order on every rank: look for an `if rank` or an unordered set
+        that decides which group comes first.""",
+    Hint.OF_PEERS: """
+        Look for the recv() or send() on the other rank that belongs to it: it may depend on a condition, come in
+        another order, or have another tag.""",
+    Hint.STATIC_GRAPH: """
+        With static_graph=True every step must use the same parameters. Leave it out and pass
+        find_unused_parameters=True, or use these parameters in every forward.""",
+    Hint.SKIPPED_COLLECTIVE: """
+        That rank called it in earlier steps: look for a condition on the rank or its batch around it, for a `continue`
+        or `break` before it, and for an error in it that the script catches on that rank.""",
+    Hint.WAITS_FOR_INPUT: """
+        Look for an input() or a breakpoint() at that line: nobody may be there to answer.""",
+    Hint.WAITS_OUTSIDE: """
+        Look at what should answer at that line, and set a timeout there: the other ranks wait until it is done.""",
+    Hint.TERMINATED: """
+        Something sent SIGTERM to that rank: a scheduler that ends the job, a time limit, a script that watches the
+        ranks, or a person.""",
+    Hint.CRASHED: """
+        Code in C crashed: look at the line above and at the libraries that it calls. rank-{rank}.crash.txt in the run
+        has the stacks of all threads, and `dmesg` may name the library.""",
+    Hint.UNSEEN_END: """
+        Nobody saw how its process ended, and it said nothing: look for os._exit(), for a signal that something sent to
+        it (dmesg tells of the out-of-memory killer), and at the output of its launcher.""",
+}
+"""what to do, where the kind of fault alone would mislead"""
+
+
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
     """Return the verdict as sentences: what and where, who waits for what, and what to do.
 
@@ -73,6 +127,22 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
     lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict, is_over=is_over)]
     advice = _advice(verdict)
     return [*lines, *([advice] if advice else [])]
+
+
+def standstill_line(found: Standstill) -> str:
+    """Return in one sentence or two why a job that stands still is not said to hang."""
+    if found.waits_for is None or found.rank is None:
+        return (
+            f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or "
+            "computes), or has just gone on"
+        )
+    who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
+    at = f" at {clean(found.place)}" if found.place is not None else ""
+    limit = f". This is not called a hang before {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
+    return (
+        f"rank {found.rank} has waited for {found.waits_for}{at} for {found.waited_s:.0f} s"
+        f"{who if found.waiting else ''}{limit}"
+    )
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -101,7 +171,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     """Return what happened, in which step, on which rank, in one sentence."""
     if verdict.fault is Fault.DOES_NOT_EXIT:
         return _does_not_exit(verdict, is_over=is_over)
-    what = _WHAT[verdict.fault].format(rank=verdict.rank)
+    what = _what(verdict)
     if verdict.fault is Fault.DIED:
         what += _how_it_died(verdict)
     elif verdict.detail is not None:
@@ -111,6 +181,13 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     if is_over and not verdict.has_failed:
         begin, at = f"The job hung{at}", ". ddpprof found then"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
+
+
+def _what(verdict: Verdict) -> str:
+    if verdict.rank is None and verdict.fault in _WHAT_OF_ALL:
+        return _WHAT_OF_ALL[verdict.fault]
+    by_hint = None if verdict.hint is None else _WHAT_BY_HINT.get(verdict.hint)
+    return (by_hint or _WHAT[verdict.fault]).format(rank=verdict.rank)
 
 
 def _does_not_exit(verdict: Verdict, *, is_over: bool) -> str:
@@ -125,7 +202,7 @@ def _does_not_exit(verdict: Verdict, *, is_over: bool) -> str:
 
 def _how_it_died(verdict: Verdict) -> str:
     if verdict.detail is not None:
-        return f": {clean(shortened(verdict.detail), most=300).rstrip('.')}"
+        return f": {clean(shortened(verdict.detail), most=300).rstrip('.: ')}"
     code = verdict.exit_code
     if code is not None and code < 0:
         return f" of {signal_name(-code)}"
@@ -158,8 +235,16 @@ def _waiting(verdict: Verdict, *, is_over: bool) -> Iterator[str]:
 
 
 def _advice(verdict: Verdict) -> str | None:
+    if verdict.hint is None or (verdict.hint is Hint.UNSEEN_END and verdict.num_oom_kills):
+        return _advice_on_fault(verdict)
+    return " ".join(_DO_BY_HINT[verdict.hint].format(rank=verdict.rank).split())
+
+
+def _advice_on_fault(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
         return _advice_on_death(verdict)
+    if verdict.fault is Fault.STOPPED and verdict.rank is None:
+        return "Let them go on: kill -CONT for each process, or `fg` in the terminal that stopped the job."
     if verdict.fault is Fault.OWN_CODE and not verdict.waiting:
         return "Look at that line: no rank is seen to wait for another."
     advice = _DO.get(verdict.fault)

@@ -51,6 +51,64 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     jsonschema.validate(verdict, schema)
 
 
+HANGS = Path(__file__).parent / "scripts" / "hangs.py"
+
+
+def line_in_hangs(how: str) -> str:
+    lines = HANGS.read_text(encoding="utf-8").splitlines()
+    return f"{HANGS}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'# FAULT {how}'))} in {how}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "says", "place"),
+    [
+        pytest.param(
+            "skips_barrier",
+            "rank 1 has not called a collective that the others have called; it left out barrier, at ",
+            "waiting_at",
+            id="skips-a-barrier",
+        ),
+        pytest.param(
+            "sleeps_before_async", "rank 1 is still in the script's own code.", "place", id="before-an-asynchronous-one"
+        ),
+    ],
+)
+def test_who_waits_in_which_collective(how: str, says: str, place: str, ddpprof: Run, tmp_path: Path) -> None:
+    done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(3, str(HANGS), how))
+    assert f": {says}" in done.stderr
+    verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
+    assert (verdict["rank"], verdict["waiting"]) == (1, [0, 2])
+    assert verdict[place] == line_in_hangs(how)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["waits_for_the_network", "evaluates_early"])
+def test_pauses_that_are_no_hangs(how: str, ddpprof: Run, tmp_path: Path) -> None:
+    done = ddpprof("watch", "--out", "run", "--kill-after", "1", *on_ranks(2, str(HANGS), how))
+    assert done.returncode == 0
+    assert "The job hangs" not in done.stderr
+    assert not (tmp_path / "run" / "hang.json").exists()
+    waits = f"ddpprof: rank 0 has waited for the network at {line_in_hangs('waits_for_the_network')} for "
+    assert (waits in done.stderr) is (how == "waits_for_the_network")
+
+
+@pytest.mark.long
+def test_diagnose_and_the_launcher_agree_on_a_rank_that_waits_for_a_pipe(ddpprof: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = on_ranks(2, str(HANGS), "reads_a_pipe")
+    with started(*DDPPROF, "watch", "--out", "run", *job, cwd=tmp_path) as launcher:
+        wait_until(lambda: is_training(run, 40), "the training to reach the pipe")
+        wait_until(lambda: "waited for a pipe" in ddpprof("diagnose", "run").stderr, "the step to be overdue")
+        assert ddpprof("diagnose", "run").returncode == 0
+        wait_until((run / "hang.json").exists, "the launcher to call it a hang")
+        said = ddpprof("diagnose", "run")
+        assert said.returncode == 1
+        assert f"at {line_in_hangs('reads_a_pipe')}." in said.stdout
+        os.kill(launcher.pid, signal.SIGTERM)
+        launcher.communicate(timeout=600)
+
+
 @pytest.mark.long
 def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(ddpprof: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"

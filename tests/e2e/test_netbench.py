@@ -85,7 +85,10 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
     [
         (["--nproc-per-node", "2", "--backend", "smoke"], "this torch has no backend smoke; it has gloo"),
         (["--nproc-per-node", "1"], "one rank has no other to communicate with: start two or more."),
-        (["--nproc-per-node", "many"], "argument --nproc-per-node/--nproc_per_node/--nproc: many is not a number of ranks"),
+        (
+            ["--nproc-per-node", "many"],
+            "argument --nproc-per-node/--nproc_per_node/--nproc: many is not a number of ranks",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(options: list[str], said: str, ddpprof: Run) -> None:

@@ -38,7 +38,7 @@ def process(state: str = "S", **other: Any) -> Process:
         "num_paged_in": 0,
         "swapped_bytes": 0,
         "seen_s": 0.0,
-        "waits_in": "",
+        "wait": None,
         "moved_bytes": 0,
     }
     return Process(**{**values, **other})

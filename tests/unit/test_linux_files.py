@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.linux_files import ProcessStat, cpu_quota, number_in, own_groups, stat_of
+from ddpprof.linux_files import ProcessStat, cpu_quota, is_frozen, number_in, own_groups, stat_of
 
 
 def test_numbers_by_name(tmp_path: Path) -> None:
@@ -79,3 +79,20 @@ def test_cores_that_a_control_group_may_use(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "frozen"),
+    [
+        pytest.param("0::/a\n", {"a/cgroup.events": "populated 1\nfrozen 1\n"}, True, id="version-2"),
+        pytest.param("0::/a\n", {"a/cgroup.events": "populated 1\nfrozen 0\n"}, False, id="runs"),
+        pytest.param("5:freezer:/a\n", {"freezer/a/freezer.state": "FROZEN\n"}, True, id="version-1"),
+        pytest.param("5:freezer:/a\n", {"freezer/a/freezer.state": "THAWED\n"}, False, id="thawed"),
+        pytest.param("0::/a\n", {}, False, id="the-system-does-not-tell"),
+    ],
+)
+def test_a_process_whose_group_is_frozen(membership: str, files: dict[str, str], frozen: bool, tmp_path: Path) -> None:
+    for name, content in {"proc/77/cgroup": membership, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert is_frozen(77, tmp_path) is frozen

@@ -14,13 +14,15 @@ _TARGETS = {
     "lightning_fabric.plugins.environments.lightning": "one_rank",
 }
 """modules of torch and Lightning, and the modules of ddpprof.record that handle their import"""
+_CHILDREN = {"multiprocessing.popen_fork": "install_multiprocessing", "subprocess": "install_subprocess"}
+"""modules that start processes, and the functions of _ddpprof_notes_ends that handle their import"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    """Finder of `_TARGETS` that uses the other finders, and calls ddpprof when the module has run."""
+    """Finder of one module that uses the other finders, and calls `handle` when the module has run."""
 
-    def __init__(self, target):
-        self._target = target
+    def __init__(self, target, handle):
+        self._target, self._handle = target, handle
 
     def find_spec(self, name, path=None, target=None):
         if name != self._target:
@@ -28,22 +30,26 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            _run_afterwards(spec.loader, _TARGETS[name])
+            _run_afterwards(spec.loader, self._handle)
         return spec
 
 
-def _run_afterwards(loader, patches):
+def _run_afterwards(loader, handle):
     exec_module = loader.exec_module
 
     def exec_then_patch(module):
         exec_module(module)
         try:
-            importlib.import_module(f"ddpprof.record.{patches}").install(module)
+            handle(module)
         except Exception as error:
             if sys.stderr is not None:
                 sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.\n")
 
     loader.exec_module = exec_then_patch
+
+
+def _install(patches):
+    return lambda module: importlib.import_module(f"ddpprof.record.{patches}").install(module)
 
 
 def _chain_to_next_sitecustomize():
@@ -64,8 +70,13 @@ def _say_that_it_is_here(note):
 if "DDPPROF_SETTINGS" in os.environ:
     if "DDPPROF_REACHED" in os.environ:
         _say_that_it_is_here(os.environ["DDPPROF_REACHED"])
-    for target in _TARGETS:
-        sys.meta_path.insert(0, _PatchOnImport(target))
+    for target, patches in _TARGETS.items():
+        sys.meta_path.insert(0, _PatchOnImport(target, _install(patches)))
+    for target, install in _CHILDREN.items():
+        if target not in sys.modules:
+            import _ddpprof_notes_ends
+
+            sys.meta_path.insert(0, _PatchOnImport(target, getattr(_ddpprof_notes_ends, install)))
     note = os.environ.pop("DDPPROF_EXPLAIN_RANK", None)
     if note:
         import _ddpprof_needs_rank

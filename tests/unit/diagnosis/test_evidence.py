@@ -13,8 +13,10 @@ from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 from ddpprof.diagnosis import evidence
 from ddpprof.diagnosis.evidence import RankEvidence, gather
 from ddpprof.diagnosis.processes import Process
+from ddpprof.model.overdue import OverdueFacts, crc_of
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor import pulse_files
+from ddpprof.monitor.pulse_files import PulseHead
 
 
 @pytest.fixture(autouse=True)
@@ -179,3 +181,18 @@ def test_a_rank_on_another_machine_has_no_process(tmp_path: Path) -> None:
     found = of_one_rank(tmp_path)
     assert (found.is_here, found.process, found.workers, found.computes, found.record) == (False, None, (), False, None)
     assert found.is_silent, "its last sign is years old"
+
+
+@pytest.mark.parametrize(
+    ("stack", "ended", "counts"),
+    [
+        pytest.param("a.py:3 in f", Ended.NOT_YET, True, id="stands-there"),
+        pytest.param("a.py:4 in f", Ended.NOT_YET, False, id="has-moved-on"),
+        pytest.param("", Ended.FAILED, True, id="has-failed"),
+    ],
+)
+def test_facts_count_for_the_place_for_which_they_were_written(stack: str, ended: Ended, counts: bool) -> None:
+    facts = OverdueFacts(stack_crc=crc_of("a.py:3 in f"), error="ValueError")
+    one = rank(0, ended=ended)
+    head = PulseHead(one.identity, one.state, stack, one.steps, facts=facts)
+    assert (evidence._facts_of(head).error is not None) is counts

@@ -13,6 +13,8 @@ from ddpprof import rundir
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.errors import DdpprofError
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
@@ -126,7 +128,7 @@ def test_the_rest_of_a_step_is_waited_for_after_a_pause(monkeypatch: pytest.Monk
     job = Job(monkeypatch, waiting(1), saving := rank(0, USER, activity=Activity.SAVE, since_s=20))
     found = job.detector.look()
     assert found is not None
-    assert job.detector.is_on_purpose([saving], found)
+    assert job.detector.standstill([saving], found)
     job.now_ns += 2 * S
     assert job.detector.look() is None
     job.now_ns += S
@@ -137,9 +139,10 @@ def test_a_rank_that_has_just_moved_on_ends_a_pause(monkeypatch: pytest.MonkeyPa
     """A save of 10 s has just ended, and the forward has begun: nobody hangs, unless that happens again and again."""
     moves = rank(0, USER, activity=Activity.FORWARD, since_s=0.1)
     detector = Job(monkeypatch).detector
-    assert [detector.is_on_purpose([waiting(1), moves], overdue(10)) for _ in range(4)] == [True, True, True, False]
+    seen = [detector.standstill([waiting(1), moves], overdue(10)) is not None for _ in range(4)]
+    assert seen == [True, True, True, False]
     slow = rank(0, USER, activity=Activity.FORWARD, since_s=40)
-    assert Job(monkeypatch).detector.is_on_purpose([waiting(1), slow], overdue(400, usual_s=30))
+    assert Job(monkeypatch).detector.standstill([waiting(1), slow], overdue(400, usual_s=30))
 
 
 def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +152,7 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
     for later, is_hang in ((held, True), (gone_on, False), (ended, False)):
         seen = iter((held, later))
         monkeypatch.setattr("ddpprof.diagnosis.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
-        assert (Job(monkeypatch).detector.diagnose(overdue(20)) is not None) is is_hang
+        assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,12 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(replace(rank(0, USER), moves_data=True), 120, id="writes-a-file"),
         pytest.param(replace(rank(0, USER, PROGRAM), workers=(process(),)), 120, id="awaits-a-program"),
         pytest.param(rank(0, USER, PROGRAM), 0, id="awaits-a-program-that-is-gone"),
+        pytest.param(
+            replace(rank(0, USER), facts=OverdueFacts(wait=Wait.PROCESS), workers=(process(),)), 120, id="in-os-system"
+        ),
+        pytest.param(
+            replace(rank(0, USER, LOCK), facts=OverdueFacts(wait=Wait.PROCESS), workers=(process(),)), 0, id="joins"
+        ),
         pytest.param(
             replace(rank(0, USER, PROGRAM, PROGRAM, PROGRAM, SELECTOR), workers=(process(),)),
             120,
@@ -198,9 +207,9 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
 )
 def test_what_jobs_pause_for(one: RankEvidence, until_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     detector = Job(monkeypatch).detector
-    assert detector.is_on_purpose([waiting(1), one], overdue(until_s + 1)) is False
+    assert detector.standstill([waiting(1), one], overdue(until_s + 1)) is None
     if until_s:
-        assert detector.is_on_purpose([waiting(1), one], overdue(until_s - 1)) is True
+        assert detector.standstill([waiting(1), one], overdue(until_s - 1)) is not None
 
 
 @pytest.mark.parametrize(
@@ -219,15 +228,15 @@ def test_ranks_none_of_which_waits_for_another(
 ) -> None:
     detector = Job(monkeypatch).detector
     ranks = tuple(on_device(one, one.identity.device or "cpu") for one in ranks)
-    assert detector.is_on_purpose(ranks, overdue(until_s + 1)) is False
+    assert detector.standstill(ranks, overdue(until_s + 1)) is None
     if until_s:
-        assert detector.is_on_purpose(ranks, overdue(until_s - 1)) is True
+        assert detector.standstill(ranks, overdue(until_s - 1)) is not None
 
 
 def test_a_job_that_somebody_debugs_pauses_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     for _ in range(3):
-        assert job.detector.is_on_purpose([waiting(1), rank(0, USER, PDB)], overdue(1e6))
+        assert job.detector.standstill([waiting(1), rank(0, USER, PDB)], overdue(1e6))
         job.now_ns += 3600 * S
 
 
@@ -236,18 +245,18 @@ def test_workers_that_read_the_first_batch_are_not_idle(monkeypatch: pytest.Monk
     loading = rank(0, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH)
     for number in range(3):
         worker = process(moved_bytes=number)
-        assert job.detector.is_on_purpose([replace(loading, workers=(worker,))], overdue(100))
+        assert job.detector.standstill([replace(loading, workers=(worker,))], overdue(100))
         job.now_ns += 40 * S
 
 
 def test_a_rank_that_saves_and_does_nothing_does_not_save(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     saving = rank(0, activity=Activity.SAVE)
-    assert job.detector.is_on_purpose([saving], overdue(10))
+    assert job.detector.standstill([saving], overdue(10))
     job.now_ns += 61 * S
-    assert not job.detector.is_on_purpose([saving], overdue(71))
+    assert not job.detector.standstill([saving], overdue(71))
     busy = replace(saving, process=process(moved_bytes=1000))
-    assert job.detector.is_on_purpose([busy], overdue(71))
+    assert job.detector.standstill([busy], overdue(71))
 
 
 def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +294,9 @@ def evaluating(number: int, *stack: Frame, since_s: float = 10) -> RankEvidence:
 def test_an_evaluation_that_waits_for_ranks_outside_of_it_is_no_pause(
     other: RankEvidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not Job(monkeypatch).detector.is_on_purpose([evaluating(0, SYNC), other], overdue(8))
+    assert not Job(monkeypatch).detector.standstill([evaluating(0, SYNC), other], overdue(8))
     just_begun = evaluating(0, SYNC, since_s=1)
-    assert Job(monkeypatch).detector.is_on_purpose([just_begun, other], overdue(8))
+    assert Job(monkeypatch).detector.standstill([just_begun, other], overdue(8))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ def test_an_evaluation_that_waits_for_ranks_outside_of_it_is_no_pause(
     ],
 )
 def test_ranks_that_all_evaluate_with_ddp_pause(other: RankEvidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Job(monkeypatch).detector.is_on_purpose([evaluating(0, SYNC), other], overdue(8))
+    assert Job(monkeypatch).detector.standstill([evaluating(0, SYNC), other], overdue(8))
 
 
 @pytest.mark.parametrize("waited_s", [8, 700])
@@ -309,4 +318,79 @@ def test_an_evaluation_of_all_ranks_may_make_as_many_forwards_as_it_likes(
 ) -> None:
     detector = Job(monkeypatch).detector
     ranks = [evaluating(number, SYNC, since_s=0) for number in range(2)]
-    assert all(detector.is_on_purpose(ranks, overdue(waited_s)) for _ in range(9))
+    assert all(detector.standstill(ranks, overdue(waited_s)) for _ in range(9))
+
+
+def waits_for(wait: Wait, *stack: Frame, **state: int) -> RankEvidence:
+    return replace(rank(0, USER, *stack, **state), facts=OverdueFacts(wait=wait))
+
+
+SOCKET = Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
+
+
+@pytest.mark.parametrize(
+    ("one", "until_s", "what"),
+    [
+        pytest.param(waits_for(Wait.NETWORK), 120, "the network", id="network"),
+        pytest.param(waits_for(Wait.EVENTS, SOCKET), 120, "the network", id="network-with-a-timeout"),
+        pytest.param(replace(waits_for(Wait.FILE), process=process("D")), 120, "a file", id="os-fsync"),
+        pytest.param(waits_for(Wait.INPUT), 120, "input from the terminal", id="input"),
+        pytest.param(waits_for(Wait.PIPE, evaluates=True), 60, "a pipe to another program", id="pipe-in-an-evaluation"),
+        pytest.param(waits_for(Wait.SLEEP), 0, None, id="sleeps"),
+        pytest.param(waits_for(Wait.EVENTS, SELECTOR), 0, None, id="waits-for-events-of-a-loop"),
+        pytest.param(waits_for(Wait.NETWORK, distributed("barrier")), 0, None, id="in-a-collective"),
+        pytest.param(waits_for(Wait.NETWORK, tick_ns=0), 0, None, id="silent"),
+    ],
+)
+def test_what_ranks_wait_for_outside_the_job(
+    one: RankEvidence, until_s: float, what: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = Job(monkeypatch).detector
+    assert detector.standstill([waiting(1), one], overdue(until_s + 1)) is None
+    found = Job(monkeypatch).detector.standstill([waiting(1), one], overdue(max(0, until_s - 1)))
+    if what is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.rank, found.waits_for, found.waiting) == (0, what, (1,))
+        assert (found.place, found.hangs_after_s) == (str(USER), until_s)
+
+
+def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Job(monkeypatch).detector.standstill([waiting(1), rank(0, USER, PDB)], overdue(20))
+    assert found is not None
+    assert (found.waits_for, found.hangs_after_s) == ("somebody who debugs it", None)
+
+
+def told(waited_s: float, resumed: bool, place: Frame = USER) -> Verdict:
+    """Return a verdict that rank 0 held the job up, which has gone on since or still hangs."""
+    begun = NOW_NS - 100 * S
+    ended = begun + int(waited_s * S) if resumed else None
+    return Verdict(
+        Fault.OWN_CODE, rank=0, place=str(place), since_unix_ns=begun, at_unix_ns=NOW_NS, resumed_unix_ns=ended
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "waited_s", "pauses"),
+    [
+        pytest.param(told(9, resumed=True), 17, True, id="less-than-twice-as-long"),
+        pytest.param(told(9, resumed=True), 19, False, id="longer"),
+        pytest.param(told(9, resumed=True, place=Frame("/home/me/train.py", 99, "f")), 17, False, id="another-line"),
+        pytest.param(told(9, resumed=False), 17, False, id="it-did-not-go-on"),
+    ],
+)
+def test_a_pause_like_one_that_ended(
+    before: Verdict, waited_s: float, pauses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Job(monkeypatch).detector.standstill([waiting(1), rank(0, USER)], overdue(waited_s), before)
+    assert (found is not None) is pauses
+
+
+def test_a_step_that_was_said_to_hang_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks anew does not know since when the rank has been idle."""
+    ranks = (waits_for(Wait.PIPE, since_s=20), waiting(1))
+    monkeypatch.setattr("ddpprof.diagnosis.hang_detector.gather", lambda *_, **__: ranks)
+    for before, is_hang in ((told(9, resumed=False), True), (told(9, resumed=True), False), (None, False)):
+        monkeypatch.setattr("ddpprof.diagnosis.hang_detector.read_verdict", lambda _, before=before: before)
+        assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang

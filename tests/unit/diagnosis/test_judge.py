@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, on_device, process, rank, record, waiting
@@ -12,7 +13,8 @@ from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.judge import judge, judge_exit, judge_records
 from ddpprof.diagnosis.processes import Process
 from ddpprof.model import ProcessExit, UnusualCollective
-from ddpprof.model.hang import Fault
+from ddpprof.model.hang import Fault, Hint
+from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame
 
@@ -25,7 +27,7 @@ LIBRARY = Frame("/usr/lib/python3.11/queue.py", 180, "get")
         pytest.param(rank(1, USER, num_passes=10), Fault.OWN_CODE, id="sleeps-in-the-script"),
         pytest.param(rank(1, USER, LIBRARY, num_passes=10), Fault.LOCK, id="waits-for-a-queue"),
         pytest.param(
-            replace(rank(1, USER, num_passes=10), process=process(waits_in="futex_wait_queue")),
+            replace(rank(1, USER, num_passes=10), process=process(wait=Wait.LOCK)),
             Fault.LOCK,
             id="waits-for-a-lock",
         ),
@@ -268,6 +270,74 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
     assert (verdict.fault, verdict.detail) == (Fault.DIED, "RuntimeError: the batch is empty")
 
 
+@pytest.mark.parametrize(
+    ("held", "hint"),
+    [
+        pytest.param(process("T"), None, id="by-a-signal"),
+        pytest.param(process("D", is_frozen=True), Hint.FROZEN, id="by-their-control-group"),
+    ],
+)
+def test_if_all_ranks_are_stopped_none_is_to_blame(held: Process, hint: Hint | None) -> None:
+    verdict = judge([replace(waiting(number), process=held) for number in (0, 1)])
+    assert (verdict.fault, verdict.rank, verdict.waiting, verdict.hint) == (Fault.STOPPED, None, (), hint)
+
+
+def test_a_frozen_process_is_stopped_and_does_not_wait_for_a_disk() -> None:
+    frozen = replace(rank(1, tick_ns=NOW_NS - 5 * S), process=process("D", is_frozen=True))
+    verdict = judge([waiting(0), frozen])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.STOPPED, 1, Hint.FROZEN)
+
+
+@pytest.mark.parametrize(
+    ("wait", "fault", "hint"),
+    [
+        pytest.param(Wait.INPUT, Fault.OWN_CODE, Hint.WAITS_FOR_INPUT, id="input"),
+        pytest.param(Wait.NETWORK, Fault.OWN_CODE, Hint.WAITS_OUTSIDE, id="network"),
+        pytest.param(Wait.PIPE, Fault.OWN_CODE, Hint.WAITS_OUTSIDE, id="pipe"),
+        pytest.param(Wait.SLEEP, Fault.OWN_CODE, None, id="sleep"),
+        pytest.param(Wait.LOCK, Fault.LOCK, None, id="lock"),
+    ],
+)
+def test_for_what_a_rank_waits_in_its_own_code(wait: Wait, fault: Fault, hint: Hint | None) -> None:
+    one = replace(rank(1, USER, num_passes=10), facts=OverdueFacts(wait=wait))
+    verdict = judge([waiting(0), one])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (fault, 1, hint)
+
+
+def test_an_error_that_a_rank_retries_after_is_named() -> None:
+    facts = OverdueFacts(wait=Wait.SLEEP, error="OSError: no route to host", error_place="a.py:3 in load")
+    verdict = judge([waiting(0), replace(rank(1, USER, num_passes=10), facts=facts)])
+    assert (verdict.fault, verdict.rank) == (Fault.OWN_CODE, 1)
+    assert verdict.detail == "it is handling OSError: no route to host, raised at a.py:3 in load"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "hint"),
+    [(-15, Hint.TERMINATED), (-11, Hint.CRASHED), (None, Hint.UNSEEN_END), (-9, None)],
+)
+def test_what_is_known_of_a_rank_that_died_without_a_word(exit_code: int | None, hint: Hint | None) -> None:
+    verdict = judge([waiting(0), died(rank(1, num_passes=10), exit_code=exit_code)])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, hint)
+
+
+def test_of_ranks_that_sigterm_ended_the_first_is_to_blame() -> None:
+    """Its launcher then ends the others by the same signal."""
+    ends = [ProcessExit(-15, rank=number, unix_ns=at) for number, at in ((0, 200), (1, 100))]
+    ranks = [replace(died(rank(number, num_passes=10)), exit=ends[number]) for number in (0, 1)]
+    lost = died(rank(2, num_passes=9), "failed: RuntimeError: Connection closed by peer", 1)
+    verdict = judge([*ranks, lost])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.DIED, 1, Hint.TERMINATED)
+
+
+def test_a_static_graph_that_changes_is_known_from_the_arguments_of_ddp() -> None:
+    failed = died(rank(1), "failed: RuntimeError: Expected to have finished reduction in …", unused=("second",))
+    assert failed.record is not None
+    modules = tuple(replace_struct(one, settings={"static_graph": True}) for one in failed.record.modules)
+    static = replace(failed, record=replace_struct(failed.record, modules=modules))
+    assert judge([waiting(0), static]).hint is Hint.STATIC_GRAPH
+    assert judge([waiting(0), failed]).hint is None
+
+
 def test_nothing_is_known_without_pulses() -> None:
     assert judge([]).fault is Fault.UNKNOWN
 
@@ -470,6 +540,47 @@ def test_an_abort_in_a_backward_pass_blames_no_rank_that_called_no_collective() 
     one = aborted(1, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11)
     verdict = judge([lost_in(0, None, "a.py:9 in f", activity=Activity.OTHER, num_passes=11), one])
     assert (verdict.fault, verdict.rank) == (Fault.DIED, 1)
+
+
+def test_a_rank_that_left_a_collective_of_the_script_out_died_in_one_of_ddp() -> None:
+    callers = [lost_in(number, "all_reduce", "a.py:8 in f", num_passes=10) for number in (0, 1)]
+    without = aborted(2, None, "a.py:5 in g", activity=Activity.BACKWARD, num_passes=11)
+    verdict = judge([*callers, without])
+    assert (verdict.fault, verdict.rank) == (Fault.MISSING_COLLECTIVE, 2)
+
+
+SCRIPT = "for batch in range(9):\n    train(batch)\nbarrier()\n"
+
+
+@pytest.mark.parametrize(
+    ("other_line", "fault", "hint"),
+    [
+        pytest.param(2, Fault.ENDED_EARLY, Hint.LEFT_LOOP, id="the-other-trains"),
+        pytest.param(3, Fault.LINK, None, id="so-is-the-other"),
+    ],
+)
+def test_a_rank_in_a_collective_behind_the_training_loop(
+    other_line: int, fault: Fault, hint: Hint | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def at(line: int) -> Frame:
+        return Frame(str(tmp_path / "train.py"), line, "<module>")
+
+    behind = rank(1, at(3), distributed("barrier"), num_passes=10)
+    other = rank(0, at(3), distributed("barrier"), num_passes=10)
+    if other_line == 2:
+        other = rank(0, at(2), ENGINE, activity=Activity.BACKWARD, num_passes=11)
+    verdict = judge([other, behind])
+    assert (verdict.fault, verdict.hint) == (fault, hint)
+
+
+def test_after_the_loop_of_all_ranks_none_has_left_it_early() -> None:
+    """One registers the model somewhere, and the others wait for it."""
+    flags = StepFlag.RAN_OUT
+    registers = replace(rank(0, USER, num_passes=10, flags=flags), facts=OverdueFacts(wait=Wait.NETWORK))
+    verdict = judge([registers, rank(1, USER, distributed("barrier"), num_passes=10, flags=flags)])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OWN_CODE, 0, Hint.WAITS_OUTSIDE)
 
 
 def test_collectives_whose_lines_are_not_known() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hung_ranks import ENGINE, USER, distributed
 
 from ddpprof.diagnosis import places
-from ddpprof.diagnosis.places import is_at_a_lock, is_debugged, is_in_engine
+from ddpprof.diagnosis.places import is_at_a_lock, is_debugged, is_in_a_loop, is_in_engine
 from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack, stack_of_crash
 
 THREADING = Frame("/usr/lib/python3.11/threading.py", 300, "wait")
@@ -115,3 +117,30 @@ def test_the_stack_that_python_leaves_when_a_signal_ends_it() -> None:
     current = CRASH.replace("Thread 0x00007f4a975546c0", "Current thread 0x00007f4a975546c0 [python]")
     assert stack_of_crash(current + CODE_IN_C) == stack, "of Python 3.14"
     assert stack_of_crash(CRASH.replace("metrics", "_worker_loop")) == (), "of a worker of a DataLoader"
+
+
+LOOPS = """\
+def train():
+    for batch in range(9):
+        step(batch)
+    barrier()
+
+
+while True:
+    train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "in_a_loop"),
+    [((3,), True), ((4,), False), ((8, 4), True), ((99,), False)],
+)
+def test_whether_a_line_is_part_of_a_loop(lines: tuple[int, ...], in_a_loop: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOPS)
+    assert is_in_a_loop([Frame(str(tmp_path / "train.py"), line, "f") for line in lines]) is in_a_loop
+
+
+def test_a_source_that_cannot_be_read_tells_of_no_loops(tmp_path: Path) -> None:
+    assert is_in_a_loop([Frame(str(tmp_path / "gone.py"), 1, "f")]) is None
+    (tmp_path / "odd.py").write_text("for\n")
+    assert is_in_a_loop([Frame(str(tmp_path / "odd.py"), 1, "f")]) is None

@@ -6,6 +6,7 @@ import pytest
 from observations import observed, only
 
 from ddpprof.findings import find
+from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.model.whole_run import NonfiniteSteps
 
 Ranks = dict[int, NonfiniteSteps | None]
@@ -91,3 +92,17 @@ def test_nonfinite_loss(ranks: Ranks, title: str, evidence: str, advice: str) ->
 
 def test_finite_losses_are_no_finding() -> None:
     assert find(observed(nonfinite={0: None, 1: None})) == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "advice"),
+    [
+        pytest.param({0: 0.001, 1: 4.4}, "Give every rank the same learning rate: it was 4.4 on rank 1", id="another"),
+        pytest.param({0: 0.001, 1: 0.0011}, "Look at the batch of rank 1", id="some-steps-apart-in-a-schedule"),
+        pytest.param({0: None, 1: 4.4}, "Look at the batch of rank 1", id="unknown"),
+    ],
+)
+def test_a_rank_with_another_learning_rate(rates: dict[int, float | None], advice: str) -> None:
+    found = nonfinite_finding({0: since(8), 1: since(7)}, learning_rates=rates)
+    assert found is not None
+    assert found.advice.startswith(advice)

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from pulse_files import write_pulse
 
 from ddpprof.diagnosis.hang_detector import Overdue
 from ddpprof.job_watch import hang_look
 from ddpprof.job_watch.hang_look import HangLook
-from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
 
 DIED = Verdict(Fault.DIED, rank=1, has_failed=True)
@@ -23,13 +24,13 @@ class Detector:
 
     waited_s = 0.0
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict | Standstill) -> None:
         self._verdict = verdict
 
     def look(self, _missed_s: float) -> Overdue:
         return Overdue(20, self.waited_s, 0.1)
 
-    def diagnose(self, _overdue: Overdue) -> Verdict:
+    def diagnose(self, _overdue: Overdue) -> Verdict | Standstill:
         return self._verdict
 
 
@@ -79,3 +80,52 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
         look.at(tmp_path / attempt, 0.0, is_over=False)
         assert (tmp_path / attempt / "hang.json").exists()
     assert len([line for line in said if line.startswith("The job hangs")]) == 2
+
+
+WAITS = Standstill(6.4, rank=1, step=20, waits_for="the network", place="up.py:3 in f", waiting=(0,), hangs_after_s=120)
+SAID = (
+    "rank 1 has waited for the network at up.py:3 in f for 6 s; rank 0 waits for it. This is not called a hang before "
+    "120 s"
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        pytest.param(
+            WAITS,
+            [SAID],
+            id="outside-the-job",
+        ),
+        pytest.param(structs.replace(WAITS, waiting=()), [], id="nobody-waits"),
+        pytest.param(structs.replace(WAITS, waits_for=None), [], id="it-computes"),
+    ],
+)
+def test_a_wait_outside_the_job_is_told_once_for_each_line(
+    found: Standstill, said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_pulse(tmp_path, 0)
+    monkeypatch.setattr(hang_look, "HangDetector", lambda _: Detector(found))
+    heard: list[str] = []
+    look = HangLook(heard.append, 0.0, dumps_stacks=False)
+    for _ in range(2):
+        look.at(tmp_path, 0.0, is_over=False)
+    assert heard == said
+    assert not (tmp_path / "hang.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("hint", "num_killed"),
+    [(None, 1), (Hint.WAITS_OUTSIDE, 0), (Hint.WAITS_FOR_INPUT, 0), (Hint.SKIPPED_COLLECTIVE, 1)],
+)
+def test_a_job_that_waits_for_something_outside_is_never_ended(
+    hint: Hint | None, num_killed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_pulse(tmp_path, 0)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda *_: killed.append(1))
+    monkeypatch.setattr(hang_look, "HangDetector", lambda _: Detector(Verdict(Fault.OWN_CODE, rank=1, hint=hint)))
+    look = HangLook(lambda _: None, 0.0, dumps_stacks=False)
+    for _ in range(3):
+        look.at(tmp_path, 0.0, is_over=False)
+    assert len(killed) == num_killed

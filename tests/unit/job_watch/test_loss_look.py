@@ -35,7 +35,9 @@ def test_a_loss_is_told_once_the_other_ranks_had_a_step_to_follow(
     assert said == []
     train(tmp_path, 7)
     look.at(tmp_path, 0.0, is_over=False)
-    look.at(tmp_path, 0.0, is_over=False)
+    assert said == [], "ranks need a moment to tell their learning rates"
+    for _ in range(2):
+        look.at(tmp_path, 0.0, is_over=False)
     look.at(tmp_path, 0.0, is_over=True)
     (line,) = said
     assert line.startswith(f"{BEGAN}: the other rank followed in step 6, with gradients that DDP had averaged. Look at")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -166,3 +168,21 @@ def test_three_summaries_are_enough() -> None:
     ((first, last),) = [(shift.first_step, shift.last_step) for shift in detector.shifts]
     assert first == 2000
     assert last == 2299
+
+
+THROTTLED = Path(__file__).with_name("throttled_steps.txt")
+"""lengths of steps in 0.1 ms, recorded on a busy machine; from step 393 on a rank had 4 % of a core"""
+
+
+def test_a_slow_down_is_found_after_noisy_steps() -> None:
+    """Most steps take 10 ms and some 100 ms, so that their noise grew with the slow-down until it hid it."""
+    lengths_ms = [int(word) / 10 for word in THROTTLED.read_text(encoding="utf-8").split()]
+    (shift,) = found(lengths_ms, fed=20)
+    assert abs(shift.first_step - 395) < 10
+    assert shift.last_step is None
+    assert shift.was_slow
+
+
+def test_a_slow_down_to_much_more_than_twice_is_found_whatever_the_noise_before() -> None:
+    noisy = [4.0 if step // 40 % 2 else 60.0 for step in range(520)]
+    assert found([*noisy, *[400.0] * 60])[-1].last_step is None

@@ -37,4 +37,19 @@ def test_throttling(
     (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
     (tmp_path / "sys/fs/cgroup" / folder).mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup" / folder / "cpu.stat").write_text(content)
-    assert machine.throttled_ns() == expected_ns
+    assert machine.Throttling().total_ns() == expected_ns
+
+
+def test_a_process_that_is_put_into_another_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others suffered in that group before is not its own."""
+    monkeypatch.setattr(machine, "own_groups", partial(own_groups, root=tmp_path))
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "proc/self")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    throttling = machine.Throttling()
+    totals = []
+    for group, throttled in (("a", 5), ("a", 6), ("b", 900), ("b", 904)):
+        (tmp_path / "proc/self/cgroup").write_text(f"4:cpu:/{group}\n")
+        (tmp_path / "sys/fs/cgroup/cpu" / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup/cpu" / group / "cpu.stat").write_text(f"throttled_time {throttled}\n")
+        totals.append(throttling.total_ns())
+    assert totals == [5, 6, 6, 10]

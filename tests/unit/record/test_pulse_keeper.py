@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import wait_until
 from pulse_writers import Clock, keep
 
@@ -16,6 +17,7 @@ from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Ended
+from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.flight_recorder import GlooCollective
@@ -147,10 +149,50 @@ def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeyp
     keeper.close()
 
 
+def test_torch_is_asked_for_facts_as_a_step_becomes_overdue_and_where_it_stands_still_later(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keep(pulse)
+    now_s, asked = 100.0, []
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(keeper, "write_facts", asked.append)
+
+    def looks(at_s: float, line: int) -> int:
+        nonlocal now_s
+        now_s = at_s
+        monkeypatch.setattr("ddpprof.record.pulse_keeper.frames_of", lambda _: [Frame("train.py", line, "f")])
+        keeper._find_stack()
+        return len(asked)
+
+    assert [looks(100, 1), looks(101, 1)] == [1, 1]
+    assert [looks(number, number) for number in range(102, 120)] == [1] * 18, "it moves on, as in an evaluation"
+    assert looks(120, 119) == 2
+    assert [looks(121, 5), looks(122, 5), looks(131, 5)] == [2, 2, 3]
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 1e9)
+    keeper._find_stack()
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    assert looks(132, 5) == 4
+    monkeypatch.undo()
+    keeper.close()
+
+
+def test_facts_can_be_read_once_a_loss_was_nan(pulse: PulseWriter, tmp_path: Path) -> None:
+    keeper = keep(pulse)
+    keeper.learning_rate = lambda: 0.5
+    keeper.write_facts()
+    assert read_head(tmp_path, 0, 0).facts is None
+    pulse.backward_begins(torch.tensor(float("nan")))
+    facts = read_head(tmp_path, 0, 0).facts
+    assert facts is not None
+    assert facts.learning_rate == 0.5
+    keeper.close()
+
+
 def test_an_overdue_step_of_modules_that_left_training_mode_is_an_evaluation(
     pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes = iter((False, True, False, True))
+    modes = iter((False, False, True, False, True))
     keeper = keep(pulse, evaluates=lambda: next(modes))
 
     def looks(overdue_s: float) -> int:
@@ -161,6 +203,18 @@ def test_an_overdue_step_of_modules_that_left_training_mode_is_an_evaluation(
     assert [looks(1e9), looks(0.0), looks(0.0)] == [0, 1, 0]
     assert looks(0.0) == 1
     assert looks(1e9) == 0, "whatever was wrong with a module"
+    keeper.close()
+
+
+def test_an_evaluation_before_the_first_look_is_one(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode is known from the end of the step with which the pulse begins."""
+    modes = iter((False, True))
+    keeper = keep(pulse, evaluates=lambda: next(modes))
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    keeper._find_stack()
+    assert read_pulse(tmp_path, 0).state.evaluates == 1
     keeper.close()
 
 

@@ -16,7 +16,7 @@ def running(unfrozen: list[tuple[str, ...]], said: list[str]) -> RunningPulse:
     pulse.captures = SimpleNamespace(round=lambda: None)
     pulse._notes = SimpleNamespace(unfrozen=iter(unfrozen).__next__)
     pulse._job, pulse._unfrozen, pulse._looks_for_unfrozen = SimpleNamespace(warn=said.append), (), True
-    pulse._num_rounds = 0
+    pulse._num_rounds, pulse._tells_rate = 0, False
     return cast("RunningPulse", pulse)
 
 

@@ -79,7 +79,7 @@ def test_a_rank_compares_itself_with_rank_0(
     of_rank_0, of_rank_1 = ModelComparison(), ModelComparison()
     of_rank_0.constructs(ddp)
     of_rank_0.before_comparing()
-    of_rank_0.compare_arguments()
+    of_rank_0.compare_what_passed()
     of_rank_0.explain_failure()
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
@@ -88,13 +88,55 @@ def test_a_rank_compares_itself_with_rank_0(
     of_rank_1.constructs(other)
     of_rank_1.before_comparing()
     of_rank_1.explain_failure()
-    of_rank_1.compare_arguments()
+    other.module = nn.Linear(3, 2)
+    of_rank_1.compare_what_passed()
     assert capsys.readouterr().err == (
         "ddpprof: rank 1: its model is not the same as on rank 0: weight is 4×3 here and 2×3 there; bias is 4 here and "
         "2 there.\n"
         "ddpprof: rank 1: DDP has other arguments than on rank 0, which can hang the training: find_unused_parameters "
         "is True here and False there.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        pytest.param(
+            {"key": torch.float32, "query": torch.float32},
+            "key stands here where query stands there; query stands here where key stands there",
+            id="another-order",
+        ),
+        pytest.param(
+            {"query": torch.float64, "key": torch.float32}, "query is float64 here and float32 there", id="another-type"
+        ),
+        pytest.param({"query": torch.float32, "key": torch.float32}, None, id="the-same"),
+        pytest.param({"q": torch.float32, "k": torch.float32}, None, id="other-names-at-the-same-places"),
+    ],
+)
+def test_what_differs_although_all_shapes_are_the_same(
+    named: dict[str, torch.dtype],
+    said: str | None,
+    group: dist.Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def model(parameters: dict[str, torch.dtype]) -> nn.ParameterDict:
+        return nn.ParameterDict([(name, nn.Parameter(torch.zeros(2, dtype=one))) for name, one in parameters.items()])
+
+    ddp = DistributedDataParallel(model({"query": torch.float32, "key": torch.float32}))
+    of_rank_0, of_rank_1 = ModelComparison(), ModelComparison()
+    of_rank_0.constructs(ddp)
+    of_rank_0.before_comparing()
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_global_rank", lambda _group, rank: rank)
+    other = OnRank1(ddp, model(named))
+    other.find_unused_parameters = False
+    of_rank_1.constructs(other)
+    of_rank_1.before_comparing()
+    of_rank_1.compare_what_passed()
+    printed = capsys.readouterr().err
+    assert (f"its model is not the same as on rank 0: {said}. DDP matches" in printed) is (said is not None)
+    assert bool(printed) is (said is not None)
 
 
 def test_without_a_word_of_rank_0_nothing_is_said(group: dist.Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,5 +146,5 @@ def test_without_a_word_of_rank_0_nothing_is_said(group: dist.Store, capsys: pyt
     comparison.constructs(other)
     comparison.before_comparing()
     comparison.explain_failure()
-    comparison.compare_arguments()
+    comparison.compare_what_passed()
     assert capsys.readouterr().err == ""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddpprof.model.hang import Fault, Verdict
-from ddpprof.render.hang_words import verdict_line, verdict_lines
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
+from ddpprof.render.hang_words import standstill_line, verdict_line, verdict_lines
 
 S = 1_000_000_000
 HANGING = Verdict(
@@ -101,8 +101,20 @@ def test_who_killed_a_rank(exit_code: int | None, num_oom_kills: int | None, adv
 
 
 @pytest.mark.parametrize(
+    ("exit_code", "advice"),
+    [(-24, "It used as much processor time as it may"), (-1, "Its terminal or its connection was closed")],
+)
+def test_signals_that_say_enough(exit_code: int, advice: str) -> None:
+    died = replace(HANGING, fault=Fault.DIED, has_failed=True, detail=None, parameters=(), exit_code=exit_code)
+    assert verdict_lines(died)[-1].startswith(advice)
+
+
+@pytest.mark.parametrize(
     ("error", "advice"),
     [
+        ("MemoryError", "It was given no more memory"),
+        ("bdb.BdbQuit", "A breakpoint() was reached"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "A disk was full, or /dev/shm"),
         ("DataLoader worker (pid 7) is killed by signal: Killed.", NOT_KNOWN),
         (
             "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers …",
@@ -193,3 +205,31 @@ def test_a_detail_of_several_sentences_follows_as_such() -> None:
     detail = "Its forward in step 60 was not followed by a backward pass. Since then, …"
     first, *_ = verdict_lines(replace(HANGING, fault=Fault.FEWER_PASSES, detail=detail))
     assert "that the others take part in. Its forward in step 60 was not" in first
+
+
+@pytest.mark.parametrize("hint", list(Hint))
+def test_every_hint_has_advice(hint: Hint) -> None:
+    lines = verdict_lines(replace(HANGING, hint=hint))
+    assert "rank 1" in lines[0] or hint is Hint.OTHER_ORDER
+    assert lines[-1][-1] == "."
+    assert "{" not in " ".join(lines)
+
+
+def test_advice_on_a_rank_that_left_its_loop_does_not_speak_of_its_batches_alone() -> None:
+    first, *_, advice = verdict_lines(replace(HANGING, fault=Fault.ENDED_EARLY, hint=Hint.LEFT_LOOP))
+    assert first == "The job hangs at step 1,200: rank 1 has left the training loop."
+    assert "early stopping" in advice
+
+
+def test_all_ranks_are_stopped() -> None:
+    stopped = Verdict(Fault.STOPPED, step=7)
+    assert verdict_lines(stopped)[0] == "The job hangs at step 7: all ranks are stopped."
+    assert "kill -CONT" in verdict_lines(stopped)[-1]
+
+
+def test_a_job_that_stands_still_on_purpose() -> None:
+    assert standstill_line(Standstill(8.0, step=7)).startswith("step 7 takes longer than usual, but the job pauses on")
+    debugged = Standstill(70.0, rank=1, waits_for="somebody who debugs it", place="a.py:1 in f", waiting=(0, 2))
+    assert standstill_line(debugged) == (
+        "rank 1 has waited for somebody who debugs it at a.py:1 in f for 70 s; ranks 0, 2 wait for it"
+    )

@@ -1,0 +1,175 @@
+"""Among ranks that all wait in collectives, which one called another than the rest, or left one out?
+
+Torch numbers the collectives of each process group. The first number under which ranks called different ones shows
+where they parted. Most ranks are right. If neither side has most of them, earlier steps decide: a collective that comes
+as regularly as before belongs there, so that who left it out is to blame; a new one should not have been called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ddpprof.diagnosis.position import REDUCER, Position
+from ddpprof.model.hang import Fault, Hint
+from ddpprof.model.overdue import Call
+from ddpprof.model.stack import WORK_WAIT
+
+_NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
+"""how well a collective fits to earlier steps"""
+_REGULAR = 3
+"""least number of calls that are regular"""
+
+
+@dataclass(frozen=True, slots=True)
+class OddRank:
+    """The rank to blame, and why; without a rank, the calls of all do not belong together."""
+
+    position: Position | None
+    fault: Fault
+    detail: str | None = None
+    hint: Hint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Ranks that called the same collective."""
+
+    call: Call
+    callers: tuple[Position, ...]
+
+    @property
+    def is_of_ddp(self) -> bool:
+        """Whether the collective is DDP's own, as far as is known."""
+        waiting = [one for one in self.callers if one.calls[-1] == self.call]
+        if waiting:
+            return waiting[0].waits_in_ddp
+        return any(_may_be_of_ddp(self.call, one) for one in self.callers)
+
+    @property
+    def fits(self) -> int:
+        known = self.callers[0].evidence.facts.known(self.call.kind)
+        if self.is_of_ddp:
+            return _OF_DDP
+        if known is None:
+            return _NEW
+        return _DUE if known.is_due(self.call.sequence) else _OUT_OF_TURN
+
+
+def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
+    """Return the rank whose collectives differ; ``None`` if they do not, or torch does not tell."""
+    positions = [one for one in positions if one.calls]  # a process that was killed has left none
+    if len(positions) < 2:
+        return None
+    groups = sorted({call.group for one in positions for call in one.calls})
+    parted = (_where_they_part(positions, group) for group in groups)
+    sides = next((found for found in parted if found), None)
+    return _odd_of(sides) if sides is not None else _in_other_order(positions)
+
+
+def call_left_out(position: Position) -> str | None:
+    """Return the collective of the script that was due when a rank called one of DDP's instead, out of turn.
+
+    It is found without the numbers of other ranks. ``None`` if there was none.
+    """
+    if not position.calls or not position.waits_in_ddp:
+        return None
+    last, facts = position.calls[-1], position.evidence.facts
+    own = facts.known(last.kind)
+    if own is not None and own.is_due(last.sequence):
+        return None
+    regular = [one for one in facts.kinds if one.group == last.group and one.count >= _REGULAR]
+    due = (one for one in regular if one is not own and one.is_due(last.sequence))
+    return next((one.name for one in due), None)
+
+
+def is_in_due_call(position: Position) -> bool:
+    """Return whether a rank is, or died, in a collective of the script that comes as regularly as in earlier steps."""
+    if not position.calls or position.waits_in_ddp:
+        return False
+    return _Side(position.calls[-1], (position,)).fits == _DUE
+
+
+def _where_they_part(positions: Sequence[Position], group: str) -> list[_Side] | None:
+    """Return who called what under the first number for which ranks differ, most ranks first."""
+    numbered = [(one, {call.sequence: call for call in one.calls if call.group == group}) for one in positions]
+    members = [(one, calls) for one, calls in numbered if calls]
+    common = set.intersection(*(set(calls) for _, calls in members)) if len(members) > 1 else set()
+    for number in sorted(common):
+        callers: dict[Call, list[Position]] = {}
+        for one, calls in members:
+            callers.setdefault(calls[number], []).append(one)
+        if len(callers) > 1:
+            sides = [_Side(call, tuple(of)) for call, of in callers.items()]
+            return sorted(sides, key=lambda side: -len(side.callers))
+    return None
+
+
+def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
+    usual, *others = sides
+    odd = others[-1]
+    if len(odd.callers) == len(usual.callers):
+        if usual.fits == odd.fits:
+            return None
+        odd, usual = sorted((usual, odd), key=lambda side: side.fits)
+    return _blame(odd, usual)
+
+
+def _blame(odd: _Side, usual: _Side) -> OddRank:
+    """Return the fault of the first rank of the odd side."""
+    blamed = odd.callers[0]
+    is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
+    if is_explained or odd.fits == _NEW:
+        return OddRank(blamed, _fault_of(blamed), blamed.detail, blamed.hint)
+    if not usual.is_of_ddp:
+        hint = Hint.SKIPPED_COLLECTIVE if blamed.evidence.facts.known(usual.call.kind) else None
+        return OddRank(blamed, Fault.MISSING_COLLECTIVE, _left_out(usual), hint)
+    fewest = min(one.evidence.state.num_passes for one in usual.callers)
+    skips = blamed.evidence.state.num_passes < fewest and not odd.is_of_ddp
+    return OddRank(blamed, Fault.FEWER_PASSES if skips else _fault_of(blamed), blamed.detail, blamed.hint)
+
+
+def _fault_of(blamed: Position) -> Fault:
+    """Return the fault of a rank that called another collective, which it may have died of."""
+    is_known = blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
+    return blamed.fault if is_known else Fault.OTHER_COLLECTIVE
+
+
+def _left_out(side: _Side) -> str:
+    """Say which collective a rank has left out, and where others called it."""
+    waiting = next((one for one in side.callers if one.calls[-1] == side.call and one.place is not None), None)
+    if waiting is None:
+        return f"it left out {side.call.name}"
+    is_named = waiting.waits_in not in (None, WORK_WAIT, REDUCER)
+    return f"it left out {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
+
+
+def _may_be_of_ddp(call: Call, position: Position) -> bool:
+    """Return whether DDP may have called the collective: it is as large as a bucket, or broadcasts buffers."""
+    record = position.evidence.record
+    modules = () if record is None else record.modules
+    if call.name.startswith("broadcast"):
+        return any(module.num_buffers for module in modules)
+    sizes = {
+        sum(prod(module.parameters[index].shape) for index in bucket) for module in modules for bucket in module.buckets
+    }
+    return call.name in ("all_reduce", "allreduce") and call.numel in sizes
+
+
+def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
+    """Return that ranks wait in different process groups, each in a collective that another has not called yet."""
+    if any(one.waits_in_ddp for one in positions) or len({one.calls[-1].group for one in positions}) < 2:
+        return None
+    last = [{call.group: call.sequence for call in one.calls} for one in positions]
+    for one in positions:
+        group = one.calls[-1].group
+        if all(of.get(group, 0) >= one.calls[-1].sequence for of in last):
+            return None
+    said = "; ".join(f"rank {one.rank} is in {one.calls[-1].name}{_short_place(one)}" for one in positions)
+    return OddRank(None, Fault.MISMATCH, f"they wait in different process groups: {said}", Hint.OTHER_ORDER)
+
+
+def _short_place(position: Position) -> str:
+    """Return the line of the user's code without the folders of its file, of which all ranks have the same."""
+    return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"
