@@ -122,7 +122,7 @@ CLASSES: dict[str, Planted] = {
     # a rank that waits in the script's own code
     "async_wait_all_ranks": Planted(("own-code",)),
     "stuck_in_validation": Planted(("own-code", "lock"), patience_s=150),
-    "awaits_input": Planted(("own-code",)),
+    "awaits_input": Planted(("own-code",), patience_s=150),  # docs/guides/hangs.md: called a hang after two minutes
     "retries_for_ever": Planted(("own-code",)),
     "endless_loop": Planted(("own-code",), patience_s=180),
     "awaits_coroutine": Planted(("own-code", "lock")),

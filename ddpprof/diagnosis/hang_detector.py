@@ -280,8 +280,13 @@ def _rest_s(usual_s: float | None) -> float:
 
 
 def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
-    """Return whether every rank is busy with the script's own code, so that none holds another up."""
-    return are_all_on_cpu(evidence) and all(map(_is_by_itself, evidence))
+    """Return whether every rank is busy with the script's own code, so that none holds another up.
+
+    Or some have finished, and the others are busy after as many backward passes.
+    """
+    left = [one for one in evidence if one.state.ended != Ended.FINISHED]
+    is_after_training = len(left) == len(evidence) or len({one.state.num_passes for one in evidence}) == 1
+    return are_all_on_cpu(evidence) and is_after_training and all(map(_is_by_itself, left))
 
 
 def _is_by_itself(one: RankEvidence) -> bool:

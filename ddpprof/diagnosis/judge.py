@@ -7,6 +7,7 @@ Ranks that wait for others are innocent as long as there is one that does not wa
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from ddpprof.diagnosis.verdicts import (
 from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.model import UNKNOWN, ProcessExit, Record
-from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Ended, PulseState
 
 Table = Sequence[Position]
@@ -136,6 +137,54 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
 def _passes(state: PulseState) -> Passes:
     first_unpaired = state.unpaired_step if state.num_unpaired > 0 else None
     return Passes(state.num_passes, state.ended == Ended.FINISHED, state.num_unpaired, first_unpaired)
+
+
+def _of_extra_pass(table: Table) -> Verdict | None:
+    """A rank has begun more backward passes, in fewer steps, than another: from one of them on, they do not fit."""
+    for blamed in table:
+        passes, step = blamed.evidence.state.num_passes, blamed.evidence.state.step
+        for other in _others(table, blamed):
+            others_passes, others_step = other.evidence.state.num_passes, other.evidence.state.step
+            if passes > others_passes and step < others_step:
+                detail = (
+                    f"It has begun {passes:,} by step {step:,}, and rank {other.rank} {others_passes:,} by step "
+                    f"{others_step:,}. Since then, gradients of different batches have been averaged"
+                )
+                told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
+                return verdict_on(Fault.FEWER_PASSES, told, _others(table, blamed))
+    return None
+
+
+def _of_barrier_in_vain(table: Table) -> Verdict | None:
+    """A ``monitored_barrier()`` gave up, and its error names the ranks that did not come."""
+    errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
+    named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
+    if named is None:
+        return None
+    numbers = {int(word) for word in re.findall(r"\d+", named[1])}
+    late = [one for one in table if one.rank in numbers]
+    if not late:
+        return None
+    blamed = replace(late[0], detail=None, hint=Hint.LATE_FOR_BARRIER)
+    return verdict_on(Fault.OWN_CODE, blamed, [one for one in table if one not in late])
+
+
+_DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitoredBarrier", re.IGNORECASE)
+
+
+def _of_rank_behind_its_training(table: Table) -> Verdict | None:
+    """A rank has trained as often as those that have finished, and its process does not go on after the training."""
+    over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
+    left = [one for one in table if one not in over]
+    passes = {one.evidence.state.num_passes for one in table}
+    if not over or not left or len(passes) > 1 or any(map(_is_in_training, left)):
+        return None
+    return verdict_on(Fault.DOES_NOT_EXIT, left[0], ())
+
+
+def _is_in_training(one: Position) -> bool:
+    is_elsewhere = one.fault in (Fault.OWN_CODE, Fault.LOCK) and one.waits_in is None
+    return not is_elsewhere or places.is_in_a_loop(one.evidence.stack) is not False
 
 
 def _of_devices(table: Table) -> Verdict | None:
@@ -253,8 +302,11 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_collective_that_failed,
     of_mismatch,
     _of_skipped_pass,
+    _of_extra_pass,
+    _of_barrier_in_vain,
     _of_devices,
     _of_all_held,
+    _of_rank_behind_its_training,
     _of_free_rank,
     _of_lone_evaluation,
     _of_odd_calls,

@@ -68,6 +68,10 @@ class Hint(StrEnum):
     """DDP has ``static_graph=True``, and the parameters that a step uses have changed"""
     SKIPPED_COLLECTIVE = "skipped-collective"
     """the rank has called the collective in earlier steps"""
+    EXTRA_PASS = "extra-pass"  # noqa: S105 (no password)
+    """the rank has begun more backward passes, in fewer steps, than another one"""
+    LATE_FOR_BARRIER = "late-for-barrier"
+    """the ``monitored_barrier()`` of other ranks names the rank"""
     WAITS_FOR_INPUT = "waits-for-input"
     WAITS_OUTSIDE = "waits-outside"
     """the rank waits for the network, a pipe or a file"""

@@ -27,8 +27,10 @@ def how_it_ends(error: BaseException | None) -> str:
 
 
 def _in_one_line(said: str) -> str:
-    """Return the first line of an error and, of NCCL's errors, also the one that names the cause."""
+    """Return the first line of an error and, of NCCL's and a `DataLoader`'s, also the one that names the cause."""
     first, (_, _, cause) = said.partition("\n")[0], said.partition("Last error:\n")
+    if first.startswith("Caught "):  # in a worker process, whose traceback follows
+        cause = said.rpartition("\n")[2]
     cause = cause.partition("\n")[0].strip()
     return f"{cause} ({first})" if cause else first
 

@@ -42,6 +42,8 @@ _WHAT_BY_HINT = {
     Hint.OF_PEERS: "rank {rank} waits for a message that does not come, or that nobody takes",
     Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different order",
     Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
+    Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
+    Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
 }
 """what happened, where the kind of fault alone says too much or too little"""
 _WHAT_OF_ALL = {
@@ -100,8 +102,14 @@ _DO_BY_HINT = {
         With static_graph=True every step must use the same parameters. Leave it out and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
     Hint.SKIPPED_COLLECTIVE: """
-        That rank called it in earlier steps: look for a condition on the rank or its batch around it, for a `continue`
-        or `break` before it, and for an error in it that the script catches on that rank.""",
+        Every rank must call it, and that rank did in earlier steps: look for a condition on the rank or its batch
+        around it, for a `continue` or `break` before it, and for an error in it that the script catches on that
+        rank.""",
+    Hint.EXTRA_PASS: """
+        Every rank must run the same number of backward passes: look for a second backward(), such as of another loss,
+        that depends on the rank or its batch.""",
+    Hint.LATE_FOR_BARRIER: """
+        Look at what that rank did meanwhile: the monitored_barrier() of the others gave it up.""",
     Hint.WAITS_FOR_INPUT: """
         Look for an input() or a breakpoint() at that line: nobody may be there to answer.""",
     Hint.WAITS_OUTSIDE: """

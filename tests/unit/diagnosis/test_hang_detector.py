@@ -394,3 +394,15 @@ def test_a_step_that_was_said_to_hang_still_does(monkeypatch: pytest.MonkeyPatch
     for before, is_hang in ((told(9, resumed=False), True), (told(9, resumed=True), False), (None, False)):
         monkeypatch.setattr("ddpprof.diagnosis.hang_detector.read_verdict", lambda _, before=before: before)
         assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
+
+
+@pytest.mark.parametrize(("passes", "is_pause"), [(11, True), (10, False)])
+def test_what_a_rank_does_after_the_training_of_all_holds_nobody_up(
+    passes: int, is_pause: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at again after a minute."""
+    ranks = [rank(0, USER, LOCK, num_passes=passes), rank(1, num_passes=11, ended=Ended.FINISHED)]
+    ranks = [on_device(one, "cpu") for one in ranks]
+    detector = Job(monkeypatch).detector
+    assert (detector.standstill(ranks, overdue(30)) is not None) is is_pause
+    assert detector.standstill(ranks, overdue(70)) is None

@@ -602,3 +602,53 @@ def test_a_rank_that_left_a_backward_pass_out_and_is_in_its_next_forward() -> No
     sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
     verdict = judge([rank(0, USER, sync, activity=Activity.FORWARD, num_passes=10), waiting(1)])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.FEWER_PASSES, 0, (1,))
+
+
+def test_a_rank_with_more_passes_in_fewer_steps_has_run_one_too_many() -> None:
+    extra = replace(waiting(0, passes=121), state=replace(waiting(0, passes=121).state, step=119))
+    others = [rank(number, USER, distributed("barrier"), num_passes=120, step=120) for number in (1, 2)]
+    verdict = judge([extra, *others])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.FEWER_PASSES, 0, Hint.EXTRA_PASS)
+    assert verdict.waiting == (1, 2)
+    assert verdict.detail is not None
+    assert verdict.detail.startswith("It has begun 121 by step 119, and rank 1 120 by step 120")
+
+
+def test_a_rank_that_has_just_begun_its_next_step_has_run_no_pass_too_many() -> None:
+    """A rank that is still in the optimizer of the step before has run as many."""
+    ahead = rank(1, USER, num_passes=120, step=120)
+    verdict = judge([rank(0, USER, distributed("barrier"), num_passes=120, step=119), ahead])
+    assert verdict.hint is not Hint.EXTRA_PASS
+
+
+@pytest.mark.parametrize(
+    ("error", "late"),
+    [
+        ("failed: RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 4000 ms", 1),
+        ("failed: RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 4000 ms", 1),
+        ("failed: RuntimeError: Rank 2 failed to reach monitoredBarrier", 2),
+    ],
+)
+def test_a_monitored_barrier_names_who_did_not_come(error: str, late: int) -> None:
+    others = "failed: RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting"
+    held = died(rank(1, USER, num_passes=10), exit_code=-15)
+    verdict = judge([died(rank(0), error), held, died(rank(2), others)])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OWN_CODE, late, Hint.LATE_FOR_BARRIER)
+    assert verdict.has_failed
+
+
+@pytest.mark.parametrize(
+    ("passes", "line", "fault"),
+    [
+        pytest.param(10, 3, Fault.DOES_NOT_EXIT, id="behind-the-loop"),
+        pytest.param(9, 3, Fault.ENDED_EARLY, id="after-fewer-passes"),
+        pytest.param(10, 2, Fault.ENDED_EARLY, id="in-the-loop"),
+    ],
+)
+def test_a_rank_that_goes_on_after_the_training_of_all(passes: int, line: int, fault: Fault, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for step in range(10):\n    train()\nchild.join()\n")
+    goes_on = rank(0, Frame(str(script), line, "<module>"), LIBRARY, num_passes=passes)
+    finished = [rank(number, num_passes=10, ended=Ended.FINISHED) for number in (1, 2)]
+    verdict = judge([goes_on, *finished])
+    assert (verdict.fault, verdict.rank) == (fault, 0 if fault is Fault.DOES_NOT_EXIT else 1)

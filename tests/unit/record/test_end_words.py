@@ -35,6 +35,10 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
             RuntimeError("NCCL error in: a.cpp:9\nncclInvalidUsage: bad\nLast error:\nTwo ranks on one GPU\nmore"),
             "failed: RuntimeError: Two ranks on one GPU (NCCL error in: a.cpp:9)",
         ),
+        (
+            RuntimeError("Caught OSError in DataLoader worker process 0.\nOriginal Traceback:\n  x\nOSError: no space"),
+            "failed: RuntimeError: OSError: no space (Caught OSError in DataLoader worker process 0.)",
+        ),
         (exit_while_handling(ValueError("boom")), "failed: ValueError: boom"),
         (exit_while_handling(KeyboardInterrupt()), "interrupted"),
         (
