@@ -140,19 +140,25 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """A rank has begun more backward passes, in fewer steps, than another: from one of them on, they do not fit."""
-    for blamed in table:
-        passes, step = blamed.evidence.state.num_passes, blamed.evidence.state.step
-        for other in _others(table, blamed):
-            others_passes, others_step = other.evidence.state.num_passes, other.evidence.state.step
-            if passes > others_passes and step < others_step:
-                detail = (
-                    f"It has begun {passes:,} by step {step:,}, and rank {other.rank} {others_passes:,} by step "
-                    f"{others_step:,}. Since then, gradients of different batches have been averaged"
-                )
-                told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
-                return verdict_on(Fault.FEWER_PASSES, told, _others(table, blamed))
-    return None
+    """A rank has begun more backward passes than another one, in fewer steps, or after most have left the loop."""
+    early = [one for one in table if one.fault is Fault.ENDED_EARLY]
+    trains_on = [one for one in table if one not in early]
+    if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
+        found = [(trains_on[0], other) for other in early]
+        pair = found[0] if all(one.progress[0] > other.progress[0] for one, other in found) else None
+    else:
+        pair = next(((one, other) for one in table for other in table if _has_more_passes(one, other)), None)
+    if pair is None:
+        return None
+    blamed, other = pair
+    passes, others_passes = blamed.evidence.state.num_passes, other.evidence.state.num_passes
+    detail = f"It has begun {passes:,}, and rank {other.rank} {others_passes:,}"
+    told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
+    return verdict_on(Fault.FEWER_PASSES, told, _others(table, blamed))
+
+
+def _has_more_passes(one: Position, other: Position) -> bool:
+    return one.progress[0] > other.progress[0] and one.evidence.state.step < other.evidence.state.step
 
 
 def _of_barrier_in_vain(table: Table) -> Verdict | None:

@@ -106,8 +106,8 @@ _DO_BY_HINT = {
         around it, for a `continue` or `break` before it, and for an error in it that the script catches on that
         rank.""",
     Hint.EXTRA_PASS: """
-        Every rank must run the same number of backward passes: look for a second backward(), such as of another loss,
-        that depends on the rank or its batch.""",
+        Every rank must run the same number of backward passes: look for more batches on that rank, for which a
+        DistributedSampler helps, or for a second backward() or step that depends on the rank or its batch.""",
     Hint.LATE_FOR_BARRIER: """
         Look at what that rank did meanwhile: the monitored_barrier() of the others gave it up.""",
     Hint.WAITS_FOR_INPUT: """

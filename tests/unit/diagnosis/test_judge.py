@@ -610,8 +610,15 @@ def test_a_rank_with_more_passes_in_fewer_steps_has_run_one_too_many() -> None:
     verdict = judge([extra, *others])
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.FEWER_PASSES, 0, Hint.EXTRA_PASS)
     assert verdict.waiting == (1, 2)
-    assert verdict.detail is not None
-    assert verdict.detail.startswith("It has begun 121 by step 119, and rank 1 120 by step 120")
+    assert verdict.detail == "It has begun 121, and rank 1 120"
+
+
+def test_the_one_rank_that_trains_on_has_run_a_pass_too_many() -> None:
+    finished = [rank(number, num_passes=11, ended=Ended.FINISHED) for number in (1, 2)]
+    verdict = judge([waiting(0, passes=12), *finished])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.FEWER_PASSES, 0, Hint.EXTRA_PASS)
+    alone = judge([waiting(0, passes=12), waiting(2, passes=12), finished[0]])
+    assert (alone.fault, alone.rank) == (Fault.ENDED_EARLY, 1)
 
 
 def test_a_rank_that_has_just_begun_its_next_step_has_run_no_pass_too_many() -> None:
