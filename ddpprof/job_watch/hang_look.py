@@ -16,7 +16,7 @@ from ddpprof.diagnosis.examination import examine_running
 from ddpprof.diagnosis.hang_detector import HangDetector
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.run_watch import Say
-from ddpprof.model.hang import Hint, Standstill, Verdict
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, read_heads
 from ddpprof.monitor.verdict_files import write_verdict
@@ -27,7 +27,7 @@ _LAUNCHER_S = 30.0
 _RESTART_S = 600.0
 """seconds in which it starts all ranks anew, if none of them is left"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""jobs that ``--kill-after`` never ends"""
+"""jobs that ``--kill-after`` never ends, nor one whose training is over"""
 
 
 class HangLook:
@@ -80,7 +80,9 @@ class HangLook:
 
     def _is_to_end(self) -> bool:
         """Return whether the user wants the job to be ended. What it waits for outside may still answer."""
-        if self._kill_after_s is None or self._verdict is None or self._verdict.hint in _MAY_GO_ON:
+        if self._kill_after_s is None or self._verdict is None:
+            return False
+        if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
             return False
         return time.monotonic() - self._judged_at > self._kill_after_s
 

@@ -115,16 +115,22 @@ def test_a_wait_outside_the_job_is_told_once_for_each_line(
 
 
 @pytest.mark.parametrize(
-    ("hint", "num_killed"),
-    [(None, 1), (Hint.WAITS_OUTSIDE, 0), (Hint.WAITS_FOR_INPUT, 0), (Hint.SKIPPED_COLLECTIVE, 1)],
+    ("fault", "hint", "num_killed"),
+    [
+        (Fault.OWN_CODE, None, 1),
+        (Fault.OWN_CODE, Hint.WAITS_OUTSIDE, 0),
+        (Fault.OWN_CODE, Hint.WAITS_FOR_INPUT, 0),
+        (Fault.MISSING_COLLECTIVE, Hint.SKIPPED_COLLECTIVE, 1),
+        (Fault.DOES_NOT_EXIT, None, 0),
+    ],
 )
-def test_a_job_that_waits_for_something_outside_is_never_ended(
-    hint: Hint | None, num_killed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_job_that_waits_for_something_outside_or_whose_training_is_over_is_never_ended(
+    fault: Fault, hint: Hint | None, num_killed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write_pulse(tmp_path, 0)
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda *_: killed.append(1))
-    monkeypatch.setattr(hang_look, "HangDetector", lambda _: Detector(Verdict(Fault.OWN_CODE, rank=1, hint=hint)))
+    monkeypatch.setattr(hang_look, "HangDetector", lambda _: Detector(Verdict(fault, rank=1, hint=hint)))
     look = HangLook(lambda _: None, 0.0, dumps_stacks=False)
     for _ in range(3):
         look.at(tmp_path, 0.0, is_over=False)
