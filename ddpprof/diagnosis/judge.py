@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence, are_all_on_cpu
 from ddpprof.diagnosis.failed_collectives import (
@@ -115,6 +117,16 @@ def _of_collective_that_failed(table: Table) -> Verdict | None:
     """The same, where only places and errors tell."""
     blamed = of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
+
+
+def _of_collectives_that_met(table: Table) -> Verdict | None:
+    """A thread of the backend aborted a rank in a collective, and nothing tells whose call was odd."""
+    records = [one.evidence.record for one in table]
+    by_library = any(record is not None and record.was_aborted_by_library for record in records)
+    if not (by_library and died_of_another_size(table)):
+        return None
+    detail = "the backend aborted a rank as its collective met another one, of another size"
+    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True)
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
@@ -309,6 +321,7 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     of_mismatch,
     _of_skipped_pass,
     _of_extra_pass,
+    _of_collectives_that_met,
     _of_barrier_in_vain,
     _of_devices,
     _of_all_held,

@@ -70,14 +70,18 @@ def _has_sound_buckets(module: DdpModule) -> bool:
     return all(bucket and all(index in parameters for index in bucket) for bucket in module.buckets)
 
 
-def _load_crash(path: Location) -> dict[str, str | None]:
+def _load_crash(path: Location) -> dict[str, str | bool | None]:
     """Return where a signal such as SIGABRT ended the rank, as fields of its record; none if it left nothing."""
     try:
-        stack = stack_of_crash(read_small(path).decode("utf-8", "replace"))
+        text = read_small(path).decode("utf-8", "replace")
     except OSError:
         return {}
+    stack = stack_of_crash(text)
     place = place_of_user(stack)
-    return {"ended_place": str(place), "ended_in": collective_of(stack)} if place is not None else {}
+    if place is None:
+        return {}
+    by_library = "Fatal Python error: Aborted" in text and "Current thread" not in text
+    return {"ended_place": str(place), "ended_in": collective_of(stack), "was_aborted_by_library": by_library}
 
 
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:

@@ -201,6 +201,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """line of the user's code at which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
     """collective of torch in which that error was raised"""
+    was_aborted_by_library: bool = False
+    """True if a thread that runs no Python, such as one of gloo's, aborted the process"""
     unusual_collective: UnusualCollective | None = None
     """of a rank that failed, as far as there is one"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()

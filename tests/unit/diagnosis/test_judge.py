@@ -659,3 +659,13 @@ def test_a_rank_that_goes_on_after_the_training_of_all(passes: int, line: int, f
     finished = [rank(number, num_passes=10, ended=Ended.FINISHED) for number in (1, 2)]
     verdict = judge([goes_on, *finished])
     assert (verdict.fault, verdict.rank) == (fault, 0 if fault is Fault.DOES_NOT_EXIT else 1)
+
+
+@pytest.mark.parametrize(("by_library", "fault"), [(True, Fault.MISMATCH), (False, Fault.DIED)])
+def test_an_abort_by_a_thread_of_the_backend_is_one_of_collectives_that_met(by_library: bool, fault: Fault) -> None:
+    """In the script's own code in C, it is the rank's."""
+    aborted = died(waiting(2), exit_code=-6)
+    assert aborted.record is not None
+    aborted = replace(aborted, record=replace_struct(aborted.record, was_aborted_by_library=by_library))
+    verdict = judge([*(died(waiting(number), exit_code=-15) for number in (0, 1)), aborted])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (fault, None if by_library else 2, True)
