@@ -583,6 +583,24 @@ def test_after_the_loop_of_all_ranks_none_has_left_it_early() -> None:
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OWN_CODE, 0, Hint.WAITS_OUTSIDE)
 
 
+def waits(number: int, flags: int) -> RankEvidence:
+    return rank(number, USER, ENGINE, activity=Activity.BACKWARD, num_passes=11, flags=flags)
+
+
+@pytest.mark.parametrize(("flags", "fault"), [(0, Fault.ENDED_EARLY), (StepFlag.BEGAN_EPOCH, Fault.ENDED_EARLY)])
+def test_a_rank_without_batches_has_ended_early_if_others_have_some(flags: int, fault: Fault) -> None:
+    behind = rank(1, USER, num_passes=10, flags=StepFlag.RAN_OUT)
+    assert judge([waits(0, flags), behind]).fault is fault
+
+
+def test_a_rank_between_two_epochs_has_not_ended_early() -> None:
+    """The others have begun their next epoch, and it waits for a file, for example."""
+    between = rank(1, USER, num_passes=10, flags=StepFlag.RAN_OUT)
+    others = [waits(one, StepFlag.RAN_OUT | StepFlag.BEGAN_EPOCH) for one in (0, 2)]
+    verdict = judge([*others, between])
+    assert (verdict.fault, verdict.rank) == (Fault.OWN_CODE, 1)
+
+
 def test_collectives_whose_lines_are_not_known() -> None:
     ranks = [aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "broadcast", "")]
     assert judge(ranks).detail == "rank 0 called all_reduce at a.py:8 in f; rank 1 called broadcast"
