@@ -126,13 +126,13 @@ CLASSES: dict[str, Planted] = {
     "retries_for_ever": Planted(("own-code",)),
     "endless_loop": Planted(("own-code",), patience_s=180),
     "awaits_coroutine": Planted(("own-code", "lock")),
-    "silent_server": Planted(("own-code", "lock")),
+    "silent_server": Planted(("own-code", "lock"), patience_s=150),  # as awaits_input
     "awaits_program": Planted(("own-code", "lock"), patience_s=150),
     "file_lock": Planted(("own-code", "lock"), culprits=(1, 2), advice=r"who holds|that line|lock", has_fix=True),
     "forked_lock": Planted(("lock",), patience_s=150),
     "pool_worker_dies": Planted(("lock",), patience_s=150),
     "thread_dies": Planted(("lock",)),
-    "awaits_store_key": Planted(("own-code", "lock", "other-collective")),
+    "awaits_store_key": Planted(("own-code", "lock", "other-collective"), patience_s=150),  # as well
     "log_pipe_full": Planted(("own-code", "lock")),
     # processes that are held, slowed down or do not exit
     "frozen_cgroup": Planted(

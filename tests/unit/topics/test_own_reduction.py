@@ -63,7 +63,7 @@ def test_medians_are_over_steps_that_reduce() -> None:
 
 def test_the_rank_that_exposes_least() -> None:
     few, many = OwnReduction(1, None, 9, 3, None), OwnReduction(1, None, 9, 8, None)
-    assert combine_topics([OfTopics(own_reduction=one) for one in (many, None, few)]) == {"own_reduction": few}
+    assert combine_topics([OfTopics(own_reduction=one) for one in (many, None, few)])["own_reduction"] == few
 
 
 IN_HOOK, IN_NODE = {"launched": 200}, {"launched": 150}
