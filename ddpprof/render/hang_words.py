@@ -88,7 +88,8 @@ _DO_BY_HINT = {
     Hint.LEFT_LOOP: f"""
         Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
         early stopping, let the ranks agree first, by an all_reduce of the decision. If their numbers of batches differ,
-        give every rank as many, or {TRAIN_WITHIN_JOIN}.""",
+        give every rank as many, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let
+        all ranks skip it, or call backward() there on a loss of zero, such as 0 * output.sum().""",
     Hint.ERROR_IN_FLIGHT: """
         Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
         let the error end the rank, and its launcher ends the others.""",
