@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from ddpprof.pipeline.whatif import whatif
     from ddpprof.record import hooks
     from ddpprof.record.profile import profile, watch
-    from ddpprof.report import Report, build_report
+    from ddpprof.report import Report
+    from ddpprof.report.build import build_report
 
 __version__ = "0.2.0"
 
@@ -58,7 +59,7 @@ _HOME = {
     "Shift": "ddpprof.measures.statistics.shift",
     "Trace": "ddpprof.model",
     "between_runs": "ddpprof.comparison.between_runs",
-    "build_report": "ddpprof.report",
+    "build_report": "ddpprof.report.build",
     "compare_reports": "ddpprof.comparison.compare",
     "give_back_large_arrays": "ddpprof.load.free_memory",
     "hooks": "ddpprof.record.hooks",

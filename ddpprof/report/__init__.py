@@ -1,9 +1,8 @@
-"""`build_report(run)`: everything that is known about a run, in one tree.
+"""`build.build_report(run)`: everything that is known about a run, in one tree.
 
 tables/             the report as Arrow tables, for data frames and SQL
 """
 
-from ddpprof.report.build import build_report
 from ddpprof.report.tree import (
     REPORT_FORMAT,
     Bound,
@@ -30,5 +29,4 @@ __all__ = [
     "StepReport",
     "WhatHelps",
     "WouldHelp",
-    "build_report",
 ]

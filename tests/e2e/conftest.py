@@ -18,7 +18,7 @@ from remotes import CONVNET
 
 from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,7 @@ import pytest
 from ddpprof.doctor.check import Context, Setup
 from ddpprof.doctor.training import Trained, ddpprof_command, run_command, trace_command
 from ddpprof.load.run import load_run
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 Train = Callable[..., Trained]
 

@@ -14,7 +14,8 @@ from bootstraps import bootstrap_interval
 from ddpprof.doctor.check import Context, Setup
 from ddpprof.doctor.training import Trained, ddpprof_command, run_command
 from ddpprof.load.run import load_run
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 from ddpprof.report.rank_summary import bucket_steps
 
 Train = Callable[..., Trained]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
-LANGUAGES = ("sh", "python", "yaml", "text")
+LANGUAGES = ("sh", "python", "yaml", "toml", "text")
 NOTES = ("not run", "long", "train.py", "with", "part of", "not compared")
 _NOTE = re.compile(r"<!-- ([^:>]+?)(?:: (.*?))? -->$")
 _FENCE = re.compile(r"^ *```(.*)$")
@@ -84,7 +84,7 @@ def _fenced(lines: list[str], path: str) -> Iterator[Block]:
             elif begun is None and line.strip():
                 notes = {}
         elif begun is None:
-            begun, language = number, fence[1].strip()
+            begun, language = number, fence[1].split(" ")[0]
         else:
             yield Block(path, begun + 1, language, "\n".join(lines[begun + 1 : number]), notes)
             begun, notes = None, {}

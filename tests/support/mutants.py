@@ -212,7 +212,7 @@ class Bench:
     def _report(self, recorded: Path) -> bytes:
         from ddpprof.load.run import load_run
         from ddpprof.render.json import render_json
-        from ddpprof.report import build_report
+        from ddpprof.report.build import build_report
 
         return json.dumps(json.loads(render_json(build_report(load_run(recorded))))).encode()
 

@@ -14,7 +14,7 @@ from drawn_runs import build_timeline
 
 from ddpprof.model import Run
 from ddpprof.render.html.report_page import report_page
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -8,7 +8,7 @@ from predictions import MIB, UNIT
 from tables import ddp_module, forward, record, recorded, run
 
 from ddpprof.model import BackwardPass, BucketTimes, DdpModule, Rank, RecordedStep
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 from ddpprof.report.run_profile import KnownRun
 
 MODULE = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0)

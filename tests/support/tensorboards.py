@@ -18,7 +18,7 @@ from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 ROOT = Path(__file__).parents[2]
 GLOO_2 = ROOT / "sample_traces" / "convnet-gloo-2ranks"

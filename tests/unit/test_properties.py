@@ -22,7 +22,7 @@ from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import Mark, Rank, Trace
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 pytestmark = pytest.mark.filterwarnings("error")
 settings.register_profile("files", deadline=None, max_examples=40)

@@ -13,7 +13,7 @@ from pages import Show, body, page_of, plotted
 
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.sections.steps import worth_seeing
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

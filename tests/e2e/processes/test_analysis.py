@@ -10,7 +10,7 @@ from ddpprof.load.run import load_run
 from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed
 from ddpprof.pipeline.progress import ReadProgress
 from ddpprof.render.json import render_json
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 
 @pytest.fixture

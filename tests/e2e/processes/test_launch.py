@@ -29,7 +29,7 @@ from ddpprof.record import launch
 
 ends = time.monotonic() + 1
 job = SimpleNamespace(pid=0, returncode=3, poll=lambda: None if time.monotonic() < ends else 3)
-print(launch._wait(job, SimpleNamespace(got=lambda _info: False)))
+print(launch._wait(job))
 """
 
 

@@ -16,7 +16,7 @@ from ddpprof.cli.log_directory import write_log_directory
 from ddpprof.cli.tensorboard import _write, distinct_names
 from ddpprof.model import Rank, Run
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 

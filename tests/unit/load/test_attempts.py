@@ -12,7 +12,7 @@ from ddpprof.errors import NotARun
 from ddpprof.load.run import load_run
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 
 
 def written(

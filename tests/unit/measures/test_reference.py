@@ -8,7 +8,8 @@ import pytest
 from shared import REFERENCE, TRACES
 
 from ddpprof.load.run import load_run
-from ddpprof.report import StepReport, build_report
+from ddpprof.report import StepReport
+from ddpprof.report.build import build_report
 
 REFERENCES = sorted((REFERENCE).glob("*.json"))
 STEPS = [(path, step) for path in REFERENCES for step in json.loads(path.read_text())["steps"]]

@@ -12,7 +12,8 @@ from ddpprof.errors import NotARun
 from ddpprof.model import Rank
 from ddpprof.render.json import read_report, render_json
 from ddpprof.render.json_documents import ComparisonFile, schema
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 
 CHECKOUT = Path(__file__).parents[3]
 

@@ -14,7 +14,8 @@ from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.render.perfetto import render_perfetto
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 from ddpprof.report.timeline import Timeline
 
 CHECKOUT = Path(__file__).parents[3]

@@ -12,7 +12,8 @@ from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.model import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 from ddpprof.topics.script_collectives import Place, Purpose
 
 MS = 1_000_000

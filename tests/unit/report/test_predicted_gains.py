@@ -16,7 +16,8 @@ from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 from ddpprof.model import BackwardPass, DdpModule, Rank, RecordedStep
 from ddpprof.predict.predict import predict
 from ddpprof.predict.setting import Setting
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 from ddpprof.report.predicted_gains import _Changes, predict_changes, ranks_to_replay
 
 

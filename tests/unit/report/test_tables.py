@@ -13,7 +13,8 @@ from reports import HOSTILE, across, gpu_report, hostile_report, light_report, r
 
 from ddpprof.errors import DdpprofError
 from ddpprof.load.run import load_run
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 from ddpprof.report.tables import TABLES, arrow_type, parquet_bytes
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'ddpprof[tables]'")

@@ -12,7 +12,7 @@ from shared import TRACES
 from ddpprof.cli.arguments import numbers
 from ddpprof.load.run import load_run
 from ddpprof.model import Run
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 from ddpprof.report.timeline import Timeline
 
 CHECKOUT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from ddpprof.measures.buckets.gradient_reduces import reduces_without_ddp
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Rank, Trace
 from ddpprof.render.sections import sections
-from ddpprof.report import build_report
+from ddpprof.report.build import build_report
 from ddpprof.report.topics import OfTopics, combine_topics
 from ddpprof.topics.own_reduction import OwnReduction, measure_own_reduction
 from ddpprof.topics.own_reduction import own_reduction as rule

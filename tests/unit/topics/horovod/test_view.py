@@ -15,7 +15,8 @@ from ddpprof.render.json import read_report, render_json
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report import Report, build_report
+from ddpprof.report import Report
+from ddpprof.report.build import build_report
 
 STEP, NUM_STEPS = 10_000, 4
 
