@@ -71,10 +71,13 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 def _with_early_ends(table: Table) -> Table:
     """Mark the ranks that have left the training loop while others have not. After the loop of all, none is early."""
     trains = any(places.is_in_a_loop(one.evidence.stack) for one in table)
+    is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
     over = [
         one
         for one in table
-        if one.evidence.has_ended or _ran_out_early(one, table) or (trains and _is_behind_loop(one))
+        if one.evidence.has_ended
+        or (ran_out(one.evidence) and not is_between_epochs)
+        or (trains and _is_behind_loop(one))
     ]
     if len(over) == len(table):
         return table
@@ -83,13 +86,6 @@ def _with_early_ends(table: Table) -> Table:
 
 def _as_early(position: Position) -> Position:
     return replace(position, fault=Fault.ENDED_EARLY, hint=why_ended(position.evidence))
-
-
-def _ran_out_early(position: Position, table: Table) -> bool:
-    """Return whether a rank has no more batches while another one has; else all of them are between two epochs."""
-    return ran_out(position.evidence) and not all(
-        other.evidence.state.flags & StepFlag.RAN_OUT for other in _others(table, position)
-    )
 
 
 def _is_behind_loop(position: Position) -> bool:

@@ -74,9 +74,10 @@ SAME_COLLECTIVES = (
     "or its batch around them, and for sizes that depend on the batch, such as a last, smaller one. Gather amounts "
     "that differ with all_gather_object, or pad them."
 )
+ZERO_LOSS = "backward() on a loss of zero, such as 0 * output.sum()"
 SKIP_TOGETHER = (
     "Skip a batch on all ranks together: let them agree before backward(), by an all_reduce of a flag, or call "
-    "backward() on a loss of zero, such as 0 * output.sum()."
+    f"{ZERO_LOSS}."
 )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
-from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER
+from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
 from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
@@ -51,6 +51,10 @@ _WHAT_OF_ALL = {
     Fault.TRACED: "all ranks are held by a debugger",
     Fault.SWAPPING: "all ranks are swapping: they need more memory than there is",
 }
+_WHERE_LEFT_OUT = (
+    "look for a condition on the rank or its batch around it, for a `continue` or `break` before it, and for an error "
+    "in it that the script catches on that rank."
+)
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each result, "
     "and join() after that. End threads, executors and loaders before the script ends.",
@@ -58,8 +62,7 @@ _DO = {
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
     f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
-    Fault.MISSING_COLLECTIVE: "Every rank must call it: look for a condition on the rank or its batch around it, for a "
-    "`continue` or `break` before it, and for an error in it that the script catches on that rank.",
+    Fault.MISSING_COLLECTIVE: f"Every rank must call it: {_WHERE_LEFT_OUT}",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
     "line comes after the training loop, that rank left the loop early: let all ranks leave it after the same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
@@ -89,7 +92,7 @@ _DO_BY_HINT = {
         Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
         early stopping, let the ranks agree first, by an all_reduce of the decision. If their numbers of batches differ,
         give every rank as many, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let
-        all ranks skip it, or call backward() there on a loss of zero, such as 0 * output.sum().""",
+        all ranks skip it, or there call {ZERO_LOSS}.""",
     Hint.ERROR_IN_FLIGHT: """
         Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
         let the error end the rank, and its launcher ends the others.""",
@@ -102,10 +105,7 @@ _DO_BY_HINT = {
     Hint.STATIC_GRAPH: """
         With static_graph=True every step must use the same parameters. Leave it out and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
-    Hint.SKIPPED_COLLECTIVE: """
-        Every rank must call it, and that rank did in earlier steps: look for a condition on the rank or its batch
-        around it, for a `continue` or `break` before it, and for an error in it that the script catches on that
-        rank.""",
+    Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, and that rank did in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank, for which a
         DistributedSampler helps, or for a second backward() or step that depends on the rank or its batch.""",
