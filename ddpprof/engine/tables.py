@@ -26,8 +26,12 @@ def number_table(title: str, rows: Sequence[Any]) -> Table:
     return Table(title, tuple(columns), cells, notes(*meanings))
 
 
+def _unit_of(one: Declared) -> str | None:
+    return next((unit for unit in _UNITS if one.column.endswith(unit)), None)
+
+
 def _heading(one: Declared) -> str:
-    unit = next((unit for unit in _UNITS if one.column.endswith(unit)), None)
+    unit = _unit_of(one)
     if unit is None:
         return one.column.removeprefix("num_").replace("_", " ")
     return one.column.removesuffix(unit).replace("_", " ") + _UNITS[unit][0]
@@ -36,7 +40,7 @@ def _heading(one: Declared) -> str:
 def _cell(one: Declared, value: Any) -> str:
     if value is None:
         return ABSENT
-    for unit, (_, written) in _UNITS.items():
-        if one.column.endswith(unit):
-            return written(value)
+    unit = _unit_of(one)
+    if unit is not None:
+        return _UNITS[unit][1](value)
     return f"{value:.2f}" if one.kind is float else clean(str(value))
