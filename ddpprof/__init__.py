@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from ddpprof.load.free_memory import give_back_large_arrays
     from ddpprof.load.rank import load_trace
     from ddpprof.load.run import load_run
-    from ddpprof.measures.buckets.overlap import Overlap, measure_overlap
-    from ddpprof.measures.statistics.shift import Shift, shift_between
     from ddpprof.model import Run, Trace
     from ddpprof.pipeline.whatif import whatif
     from ddpprof.record import hooks
     from ddpprof.record.profile import profile, watch
     from ddpprof.report import Report
     from ddpprof.report.build import build_report
+    from ddpprof.statistics.shift import Shift, shift_between
+    from ddpprof.topics.steps.overlap import Overlap, measure_overlap
 
 __version__ = "0.2.0"
 
 _HOME = {
     "DdpprofError": "ddpprof.errors",
-    "Overlap": "ddpprof.measures.buckets.overlap",
+    "Overlap": "ddpprof.topics.steps.overlap",
     "Report": "ddpprof.report",
     "Run": "ddpprof.model",
-    "Shift": "ddpprof.measures.statistics.shift",
+    "Shift": "ddpprof.statistics.shift",
     "Trace": "ddpprof.model",
     "between_runs": "ddpprof.comparison.between_runs",
     "build_report": "ddpprof.report.build",
@@ -67,9 +67,9 @@ _HOME = {
     "load_run": "ddpprof.load.run",
     "load_trace": "ddpprof.load.rank",
     "main": "ddpprof.cli",
-    "measure_overlap": "ddpprof.measures.buckets.overlap",
+    "measure_overlap": "ddpprof.topics.steps.overlap",
     "profile": "ddpprof.record.profile",
-    "shift_between": "ddpprof.measures.statistics.shift",
+    "shift_between": "ddpprof.statistics.shift",
     "watch": "ddpprof.record.profile",
     "whatif": "ddpprof.pipeline.whatif",
 }

@@ -127,9 +127,9 @@ def _why_well(seen: Examination, evidence: Sequence[RankEvidence], run: Path) ->
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
-    from ddpprof.findings.losses import nonfinite_finding
     from ddpprof.model.pulse import Ended
     from ddpprof.monitor.whole_run import nonfinite_steps
+    from ddpprof.topics.losses import nonfinite_finding
 
     ends = {one.state.ended for one in evidence}
     if Ended.UNWATCHED in ends:

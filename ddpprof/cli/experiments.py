@@ -284,8 +284,8 @@ def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> 
 def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: TrialEnd) -> str:
     from statistics import median
 
+    from ddpprof.experiments.hopeless_variant import timed_steps
     from ddpprof.load.record import load_record
-    from ddpprof.measures.step.trial_steps import timed_steps
     from ddpprof.rundir import ranks_in
 
     title, folder = experiment.variants[trial.variant].title, directory / trial.name

@@ -1,6 +1,6 @@
 """Is the job slower, or was it only a bad run? Every run is one observation: steps of one run say nothing of the next.
 
-    difference = median of all differences between runs of B and A   (Hodges and Lehmann; `measures.statistics.shift`)
+    difference = median of all differences between runs of B and A   (Hodges and Lehmann; `statistics.shift`)
     interval   = the differences between which Mann and Whitney's U leaves 99.5 %, shared by questions asked together
 
 The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow; and it
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from ddpprof.measures.statistics.shift import shift_between
+from ddpprof.statistics.shift import shift_between
 
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0

@@ -17,11 +17,11 @@ from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.run_set import RunSet, differing_facts, facts_of
 from ddpprof.engine.numbers import metrics_of
 from ddpprof.errors import DdpprofError
-from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.measures.statistics.shift import Shift, shift_between
-from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.report import LightStepReport, Report, StepReport
 from ddpprof.shown_in_notebooks import ShownInNotebooks
+from ddpprof.statistics.shift import Shift, shift_between
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.steps.wrapper_cost import WrapperCost
 
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.model import Kernel
-from ddpprof.report.rank_summary import MOST_KERNELS
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
 
 _FEWEST_RUNS = 4
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ddpprof import __version__
 from ddpprof.comparison.compare import medians_ns
 from ddpprof.comparison.run_set import RunSet
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.report import Report
 
 REPEATED_FORMAT = 1

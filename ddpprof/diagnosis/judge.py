@@ -32,11 +32,11 @@ from ddpprof.diagnosis.verdicts import (
     verdict_on_all,
     without_gradient,
 )
-from ddpprof.measures.ranks.failure import find_failure, rank_end
-from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Ended, PulseState, StepFlag
+from ddpprof.topics.failure import find_failure, rank_end
+from ddpprof.topics.hangs import Passes, find_skipped_pass
 
 Table = Sequence[Position]
 """a row for each rank"""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.position import Position
-from ddpprof.measures.ranks.failure import is_of_a_lost_peer
 from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
 from ddpprof.model.stack import WORK_WAIT, is_of_ddp
+from ddpprof.topics.failure import is_of_a_lost_peer
 
 UNREDUCED = "Expected to have finished reduction"
 """how DDP's error begins if parameters got no gradient"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -31,7 +32,7 @@ def _loaded(entry: Any) -> Topic[Any, Any]:
     if not isinstance(topic, Topic) or None in (topic.of_rank, topic.of_ranks, topic.rank_type, topic.run_type):
         lacks = "lacks of_rank, of_ranks, rank_type or run_type"
         raise DdpprofError(f"the topic {entry.name} of {package} {lacks}. {_WHAT_TO_DO}")
-    return topic
+    return replace(topic, name=entry.name)
 
 
 _WHAT_TO_DO = "Uninstall the package, or tell its authors."

@@ -7,18 +7,100 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from ddpprof.findings import Finding, Observed
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.predictions import Predicted, Predictions
 from ddpprof.layout import Section
-from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.model import DdpModule, OtherFile, Rank
+from ddpprof.model import DdpModule, OtherFile, Rank, Record
+from ddpprof.model.backends import ON_HOST
+from ddpprof.model.whole_run import WholeRun
 
 _OfRank = TypeVar("_OfRank")
 _OfRun = TypeVar("_OfRun")
 
 Chapter = Literal["job", "step", "collectives", "cost"]
 """chapters of the report in which topics have sections"""
+
+_WORTH_SAYING = 0.01
+"""least fraction of the step worth a finding"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a run shows, for rules. Times are ns per step: means over the usual steps, of the rank where each is least.
+
+    Least, because what other ranks take beyond it is waiting for a slower rank.
+    """
+
+    world_size: int | None
+    step_ns: int | None
+    step_noise_ns: int | None = None
+    """half of the 95 % interval of `step_ns`; ``None`` if there are too few steps for one"""
+    backend: str | None = None
+    modules: tuple[DdpModule, ...] = ()
+    comm_ns: int | None = None
+    exposed_ns: int | None = None
+    trailing_ns: int | None = None
+    data_ns: int | None = None
+    """time for which training waits for its data"""
+    buffer_sync_ns: int | None = None
+    unused_search_ns: int | None = None
+    copy_out_ns: int | None = None
+    launch_bound_ns: int | None = None
+    """time for which the accelerator waits for the host's launches"""
+    num_micro_steps: int = 1
+    """number of batches that a step accumulates"""
+    trains_beside_ddp: bool = False
+    """whether optimizers train parameters whose gradients DDP does not average, so that the script may have to"""
+    joins: bool = False
+    """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
+    group_size: int | None = None
+    """number of ranks that average their gradients together; the least of any rank"""
+    device: str | None = None
+    """torch's name for it: ``"cpu"`` or ``"cuda"``"""
+    is_compiled: bool = False
+    """whether torch.compile has compiled the model, which it cuts where buckets end"""
+    has_cuda: bool = True
+    """whether an accelerator, if there is one, runs CUDA or HIP"""
+    takes_cap_lists: bool = True
+    """whether a user can give each bucket a cap, to any effect"""
+    framework: str | None = None
+    """framework whose options make the DDP module; ``None`` if the script makes it"""
+    cores_per_rank: float | None = None
+    """number of cores per rank on the host with the fewest"""
+    num_threads: int | None = None
+    """number of threads with which a rank computes on its host; the most of any rank"""
+    records: Mapping[int, Record] = field(default_factory=dict)
+    """rank → what the recorder noted of it, without its steps"""
+    whole_run: WholeRun | None = None
+    predictions: Predictions = field(default_factory=Predictions)
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """name of a topic → what it shows; see `__getitem__`"""
+
+    def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
+        """Return what a topic shows; ``None`` if it shows nothing, or comes later in the list of topics."""
+        return cast("_OfRun | None", self.shown.get(topic.name))
+
+    @property
+    def shares_cores(self) -> bool:
+        """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
+        return self.backend in ON_HOST
+
+    @property
+    def is_one_group(self) -> bool:
+        """Return whether all ranks average their gradients together."""
+        return self.group_size == self.world_size
+
+    def module(self, index: int) -> DdpModule | None:
+        """Return a module; ``None`` if a killed rank left steps of it, but no description."""
+        return self.modules[index] if 0 <= index < len(self.modules) else None
+
+    def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
+        """Return whether the gain is worth a finding. `gain_ns` is a measured bound; both gains must be big enough."""
+        gains = [gain_ns, None if predicted is None else predicted.gain_ns]
+        least = min((gain for gain in gains if gain is not None), default=0)
+        return least > 0 and bool(self.step_ns) and least >= _WORTH_SAYING * (self.step_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +111,22 @@ class FileMeasures(Generic[_OfRun]):
     backend: str | None
     steps_ns: Mapping[int, int]
     """step number → duration"""
-    waiting: tuple[RankWaiting, ...]
-    waiting_after_start: tuple[RankWaiting, ...]
-    """waiting without the first step"""
     missing: tuple[str, ...]
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """name of another topic → what it shows of the file"""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic(Generic[_OfRank, _OfRun]):
-    """The measures, rules and sections of one question; ``_OfRun`` is the type of its field in the report."""
+    """The measures, rules and sections of one question; ``_OfRun`` is the type of what it shows of a run.
 
-    report_field: str
-    """field of `Report`; also of `OfTopics` if the topic measures ranks. For a topic of another package, its name"""
-    sections: Mapping[Chapter, Callable[[_OfRun], Iterable[Section]]]
-    rules: tuple[Callable[[_OfRun, Observed], Iterator[Finding]], ...]
+    It measures each rank (`of_rank`, then `of_ranks`), or all of them from what is already known (`of_run`).
+    """
+
+    name: str
+    """also the field of `Report` with what it shows, if it has one"""
+    rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
+    sections: Mapping[Chapter, Callable[[_OfRun], Iterable[Section]]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     """rule of another topic → advice that this one knows better"""
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None
@@ -50,9 +134,11 @@ class Topic(Generic[_OfRank, _OfRun]):
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
     """combines the results of `of_rank`, of one rank or more"""
     rank_type: Any = None
-    """type of what `of_rank` returns; only topics of other packages need it"""
+    """type of what `of_rank` returns, which is needed if that is not ``None``"""
     run_type: Any = None
-    """type of what `of_ranks` returns, such as ``tuple[Row, ...]``; likewise"""
+    """type of what it shows, such as ``tuple[Row, ...]``; only topics of other packages need it"""
+    of_run: Callable[[View], _OfRun | None] | None = None
+    """takes what it shows from the view, in which the topics before it are"""
     file: str | None = None
     """name of the kind of file that it reads instead of ranks, if it does"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None

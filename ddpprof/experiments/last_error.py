@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ddpprof.measures.ranks.failure import is_of_a_lost_peer
+from ddpprof.topics.failure import is_of_a_lost_peer
 
 _OF_A_RANK = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
 """prefix that torch or torchrun puts before a rank's lines"""

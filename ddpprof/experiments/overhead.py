@@ -17,8 +17,8 @@ from ddpprof.experiments.trials import (
     problems,
     rounds_of,
 )
-from ddpprof.measures.statistics.paired_ratio import Pair, Ratio, paired_ratio
 from ddpprof.report.tree import Job
+from ddpprof.statistics.paired_ratio import Pair, Ratio, paired_ratio
 
 WITH, WITHOUT = 0, 1
 """variants of the experiment"""

@@ -26,8 +26,8 @@ from ddpprof.experiments.trials import (
     rounds_of,
     scaled,
 )
-from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
 from ddpprof.report.tree import Job
+from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
 
 
 class Scaling(StrEnum):

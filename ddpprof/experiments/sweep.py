@@ -8,12 +8,12 @@ from itertools import combinations
 from statistics import median
 
 from ddpprof import __version__
+from ddpprof.experiments.joint_ratios import joint_ratios
 from ddpprof.experiments.plan import Experiment, Variant
 from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
-from ddpprof.measures.statistics.joint_ratios import joint_ratios
-from ddpprof.measures.statistics.paired_ratio import Ratio, Steps
-from ddpprof.measures.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
 from ddpprof.report.tree import Job
+from ddpprof.statistics.paired_ratio import Ratio, Steps
+from ddpprof.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.conduct import steps_of
+from ddpprof.experiments.hopeless_variant import Steps, timed_blocks, timed_steps
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
 from ddpprof.load.run import load_run
-from ddpprof.measures.step.trial_steps import Steps, timed_blocks, timed_steps
 from ddpprof.model import Run, StepMode
 from ddpprof.report.build import build_report
 from ddpprof.report.tree import Job, RankReport, Report

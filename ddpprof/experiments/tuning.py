@@ -8,16 +8,15 @@ from enum import StrEnum
 from statistics import median
 
 from ddpprof import __version__
+from ddpprof.engine.frameworks import compression, ddp_argument
+from ddpprof.experiments.hopeless_variant import Steps, is_losing, start_spread
+from ddpprof.experiments.joint_ratios import joint_ratios
+from ddpprof.experiments.loss_match import Losses, LossMatch, Match, match_losses
 from ddpprof.experiments.plan import Experiment, Trial
 from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of
-from ddpprof.findings.framework_words import compression, ddp_argument
-from ddpprof.measures.statistics.hopeless_variant import is_losing, start_spread
-from ddpprof.measures.statistics.joint_ratios import joint_ratios
-from ddpprof.measures.statistics.loss_match import Losses, LossMatch, Match, match_losses
-from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
-from ddpprof.measures.step.trial_steps import Steps
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.tree import Job
+from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
 
 NOW = 0
 """variant that is the job as it is"""

@@ -9,6 +9,8 @@ import msgspec
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
+from ddpprof.experiments.hopeless_variant import timed_steps
+from ddpprof.experiments.loss_match import Losses
 from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Trial, read_plan
 from ddpprof.experiments.trials import TrialResult, read_trial
 from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
@@ -16,8 +18,6 @@ from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.load.losses import load_losses
 from ddpprof.load.run import load_run
-from ddpprof.measures.statistics.loss_match import Losses
-from ddpprof.measures.step.trial_steps import timed_steps
 from ddpprof.report.build import build_report
 
 

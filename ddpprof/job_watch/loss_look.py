@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.job_watch.run_watch import Say
 from ddpprof.monitor.pulse_files import read_heads
 from ddpprof.monitor.whole_run import nonfinite_steps
+from ddpprof.topics.losses import nonfinite_finding
 
 
 class LossLook:

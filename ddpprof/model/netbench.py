@@ -24,7 +24,7 @@
                          lasted_ns     per round, how long each took, in sequence, with several under way
     left_out         sizes, in bytes, that were requested but not measured, because a smaller one took too long
 
-Times are nanoseconds. Bandwidths follow from them: `ddpprof.measures.collectives.link_speed`.
+Times are nanoseconds. Bandwidths follow from them: `ddpprof.topics.collectives.table`.
 """
 
 from __future__ import annotations

@@ -126,5 +126,5 @@ def code_version() -> str:
 
 
 _DEPENDS_ON = (
-    "intervals.py", "words.py", "engine", "load", "measures", "model", "pipeline", "report", "topics",
+    "intervals.py", "words.py", "engine", "load", "model", "pipeline", "report", "statistics", "topics",
 )  # fmt: skip

@@ -32,11 +32,11 @@ from ddpprof.files import identity
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
 from ddpprof.load.step_selection import only_steps
-from ddpprof.measures.step.timeline import StepTimeline
 from ddpprof.model import DdpModule, Rank, StepMode
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
 from ddpprof.report.timeline import Drawing, DrawnRank, drawing_of
 from ddpprof.rundir import facts_file, last_step_file, steps_file
+from ddpprof.topics.steps.timeline import StepTimeline
 from ddpprof.words import utf8_text
 
 _T = TypeVar("_T")

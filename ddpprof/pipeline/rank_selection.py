@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError
 from ddpprof.load.rank import RankFiles, record_or_none
-from ddpprof.measures.ranks.own_time import StepProgress
-from ddpprof.measures.ranks.own_time_light import measure_recorded_progress
-from ddpprof.measures.ranks.stragglers import find_stragglers
 from ddpprof.model import StepMode
 from ddpprof.pipeline.numbers import Numbers
+from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress
+from ddpprof.topics.ranks.stragglers import find_stragglers
 from ddpprof.words import ranks_in_words
 
 

@@ -18,8 +18,8 @@ from statistics import fmean
 
 from msgspec import structs
 
-from ddpprof.measures.statistics.medians import first_quartile
 from ddpprof.model import BackwardPass, RecordedStep, StepMode
+from ddpprof.statistics.medians import first_quartile
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """How long does an all-reduce take between the ranks of a job, and how much of a concurrent computation does it cost?
 
-Each is latency + bytes × time per byte, but never below a floor (`measures.statistics.size_model`). The source is
+Each is latency + bytes × time per byte, but never below a floor (`statistics.size_model`). The source is
 `ddpprof netbench`, which measures all sizes, or else the buckets of the run itself, which only show the time per byte
 for their sizes, and not what they cost.
 """
@@ -13,13 +13,13 @@ from itertools import combinations
 from math import sqrt
 from statistics import median
 
-from ddpprof.measures.statistics.medians import first_quartile
-from ddpprof.measures.statistics.size_model import SizeModel, fit_size_model
 from ddpprof.model.backends import backend_of
 from ddpprof.model.netbench import NetBench
 from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link
 from ddpprof.predict.training import Training, replay_in_turn
+from ddpprof.statistics.medians import first_quartile
+from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _LEAST_OF_LARGEST = 8
 """ratio to the largest bucket below which buckets show latency rather than the rate"""

@@ -13,10 +13,10 @@ from statistics import fmean, median
 
 import numpy as np
 
-from ddpprof.measures.buckets.traced_buckets import TracedPass, TracedPasses, usual_passes
 from ddpprof.model import RecordedStep
 from ddpprof.model.bucket_assignment import Buckets
 from ddpprof.predict.light_steps import ObservedStep, one_part_for_each_pass
+from ddpprof.topics.buckets.traced import TracedPass, TracedPasses, usual_passes
 
 _QUEUED_NS = 20_000
 """ns after another kernel's end within which a kernel was waiting for it"""

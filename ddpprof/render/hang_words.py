@@ -7,12 +7,12 @@ import re
 import time
 from collections.abc import Iterator
 
-from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
-from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
+from ddpprof.engine.frameworks import TRAIN_WITHIN_JOIN
 from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
+from ddpprof.topics.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
 from ddpprof.words import listed, ranks_in_words
 
 _MOST_NAMES = 6

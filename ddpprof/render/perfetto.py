@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from ddpprof.intervals import Spans
-from ddpprof.measures.step.timeline import BucketSpan, StepTimeline
 from ddpprof.model import UNKNOWN, Collectives, Int64Column, Phase, Work
 from ddpprof.render.perfetto_tracks import Tracks
 from ddpprof.report.timeline import RankTimeline, Timeline
 from ddpprof.report.tree import Report
+from ddpprof.topics.steps.timeline import BucketSpan, StepTimeline
 from ddpprof.words import utf8_text
 
 _Event = dict[str, Any]

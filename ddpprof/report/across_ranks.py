@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ddpprof.measures.collectives.collective_table import summarise_collectives
-from ddpprof.measures.collectives.matching import match_collectives
-from ddpprof.measures.kernels.overlap_slowdown import KernelSlowdown, OverlapSlowdown
-from ddpprof.measures.ranks.arrivals import measure_arrivals, summarise_waiting
-from ddpprof.measures.ranks.clock import find_common_clock
-from ddpprof.measures.ranks.late_gradients import find_late_gradients
-from ddpprof.measures.ranks.stragglers import OwnTimePart, Stragglers, find_stragglers
 from ddpprof.model import DdpModule, RecordedStep
-from ddpprof.report.rank_summary import MOST_KERNELS, RankSummary
-from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel
+from ddpprof.report.rank_summary import RankSummary
+from ddpprof.report.tree import AcrossRanks, LateGradients
+from ddpprof.topics.collectives.matching import match_collectives
+from ddpprof.topics.collectives.table import summarise_collectives
+from ddpprof.topics.ranks.arrivals import measure_arrivals, summarise_waiting
+from ddpprof.topics.ranks.clock import find_common_clock
+from ddpprof.topics.ranks.late_gradients import find_late_gradients
+from ddpprof.topics.ranks.stragglers import OwnTimePart, Stragglers, find_stragglers
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
 """function for the recorded steps of ranks, without baseline steps: large data, needed for few ranks"""
@@ -65,31 +64,3 @@ def _late_gradients(
     steps = recorded([*late, *others[::every]])
     gradients = {rank: find_late_gradients(modules, steps, rank) for rank in late}
     return tuple(LateGradients(rank, found) for rank, found in gradients.items() if found)
-
-
-def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:
-    """Return how much communication slows kernels, on all ranks together."""
-    kernels = tuple(_slowed(row, slowdown.num_steps) for row in slowdown.kernels if row.ratio is not None)
-    return OverlapSlowdownReport(
-        reason=slowdown.reason,
-        ratio=slowdown.ratio,
-        lost_ns=slowdown.lost_ns_per_step,
-        covered_ns=round(slowdown.covered_ns / slowdown.num_steps) if slowdown.num_steps else 0,
-        known_share=slowdown.known_share,
-        knows_input_shapes=slowdown.knows_input_shapes,
-        num_steps=slowdown.num_steps,
-        kernels=kernels[:MOST_KERNELS],
-        num_baseline_steps=num_baseline_steps,
-        control=slowdown.control,
-    )
-
-
-def _slowed(row: KernelSlowdown, num_steps: int) -> SlowedKernel:
-    return SlowedKernel(
-        kernel=row.kernel,
-        ratio=row.ratio,
-        num_covered=row.num_compared,
-        num_alone=row.num_alone,
-        covered_ns=round(row.compared_ns / num_steps),
-        lost_ns=round(row.lost_ns / num_steps),
-    )

@@ -4,7 +4,7 @@
     latency    a backward pass is known to send little, so the number of messages counts, not their size
     bandwidth  otherwise
 
-Rules of `findings` say what to change in DDP. This says what bounds the step if no such change helps much.
+The rules of topics say what to change in DDP. This says what bounds the step if no such change helps much.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from ddpprof.findings import Observed
-from ddpprof.findings.noise import may_be_chance
-from ddpprof.findings.predictions import Predicted, within
+from ddpprof.engine.findings import may_be_chance
+from ddpprof.engine.predictions import Predicted, within
+from ddpprof.engine.topic import View
 from ddpprof.report.tree import Bound, BoundBy, Report, WhatHelps, WouldHelp
+from ddpprof.topics.accumulation import ACCUMULATION
 
 _MUCH = 0.1
 """least exposed communication that bounds a step, as a fraction of it"""
@@ -25,7 +26,7 @@ _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
 """changes that do nothing about latency; in a replay, small buckets do not show how much of their time is latency"""
 
 
-def find_bound(report: Report, observed: Observed) -> Bound | None:
+def find_bound(report: Report, view: View) -> Bound | None:
     """Return the bound; ``None`` if little of the step is exposed communication, or no profiled step tells."""
     steps = [step for rank in report.ranks for step in report.averaged(rank)]
     if not steps or not any(step.num_comm_kernels for step in steps):
@@ -54,7 +55,7 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
         waiting_ns=waiting_ns,
         gradient_bytes=num_bytes,
         num_collectives=num_collectives,
-        would_help=tuple(_would_help(observed, by, exposed_ns)),
+        would_help=tuple(_would_help(view, by, exposed_ns)),
     )
 
 
@@ -83,25 +84,25 @@ def _waiting_ns(report: Report) -> int | None:
     return round(fmean(known)) if known else None
 
 
-def _would_help(observed: Observed, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
+def _would_help(view: View, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
     """Return what the replay says about each change, which removes no more than the exposed communication.
 
     A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
     closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.
     """
-    predictions = observed.predictions
+    predictions = view.predictions
     best = predictions.best_buckets
     found: list[tuple[WhatHelps, Predicted | None]] = [
         (WhatHelps.DOUBLE_BATCH, predictions.double_batch),
         (WhatHelps.ACCUMULATION, predictions.accumulation),
-        (WhatHelps.NO_SYNC, predictions.no_sync if observed.accumulation else None),
+        (WhatHelps.NO_SYNC, predictions.no_sync if view[ACCUMULATION] else None),
         (WhatHelps.COMPRESSION, predictions.compression),
         (WhatHelps.DOUBLE_LINK, predictions.double_link),
         (WhatHelps.BUCKETS, best.predicted if best is not None else None),
     ]
     known = [(what, within(predicted, exposed_ns)) for what, predicted in found if predicted is not None]
     return [
-        WouldHelp(what, predicted, may_be_chance(predicted, observed.step_noise_ns))
+        WouldHelp(what, predicted, may_be_chance(predicted, view.step_noise_ns))
         for what, predicted in known
         if not (by is BoundBy.LATENCY and what in _OF_BYTES)
     ]

@@ -8,26 +8,27 @@ from dataclasses import dataclass, field, replace
 
 from ddpprof import __version__
 from ddpprof.engine.numbers import clocks_of
-from ddpprof.findings import Observed, find
-from ddpprof.findings.predictions import Predictions
-from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
-from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
-from ddpprof.measures.ranks.attempts import summarise_attempts
-from ddpprof.measures.ranks.failure import find_failure, rank_end
-from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
-from ddpprof.measures.step.usual_steps import usual_steps
+from ddpprof.engine.predictions import Predictions
 from ddpprof.model import DdpModule, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
-from ddpprof.report.across_ranks import RecordedSteps, across_ranks, slowdown_report
+from ddpprof.report.across_ranks import RecordedSteps, across_ranks
 from ddpprof.report.bound import find_bound
 from ddpprof.report.other_file import report_of_file
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
-from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.topics import combine_topics, observe_topics
+from ddpprof.report.topics import find_all, report_fields, with_topics
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
+from ddpprof.report.view import shown_across, view_of
+from ddpprof.topics.attempts import summarise_attempts
+from ddpprof.topics.buckets.rows import BucketRow, summarise_buckets
+from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.buckets.traced import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
+from ddpprof.topics.failure import find_failure, rank_end
+from ddpprof.topics.overlap_slowdown import slowdown_report
+from ddpprof.topics.ranks.stragglers import Straggler
+from ddpprof.topics.steps.breakdown import usual_steps
+from ddpprof.topics.unused_parameters import as_all_ranks_use
 from ddpprof.words import ranks_in_words, utf8_text
 
 
@@ -69,12 +70,14 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     across, mismatches = across_ranks(ranks, together, modules, run.world_size, recorded)
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
-    job, beside = _job(run, ranks, modules), combine_topics([one.beside for one in ranks])
+    job = _job(run, ranks, modules)
     measured = [step for one in reports for step in one.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
     whole = [step for step in measured if step.step not in cut_off]
     lengths_ns = [(step.step, step.duration_ns) for step in whole or measured]
     usual = usual_steps(lengths_ns, {number for record in records for number in record.evaluated_steps})
+    known = shown_across(run, job, reports, buckets or traced.buckets, slowdown, across)
+    view = with_topics(view_of(run, job, modules, ranks, usual, known), [one.measured for one in ranks])
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -86,35 +89,33 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
             )
         ),
         ranks=reports,
-        buckets=buckets or traced.buckets,
         findings=(),
         kernels=summary.kernels,
-        overlap_slowdown=slowdown,
         across=across,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts) for record in records], run.exits),
         times=clocks_of(Report) if is_accelerator(job.device) else {},
         whole_run=run.whole_run,
-        **beside,
+        **report_fields(view),
     )
-    observed = observe(run, modules, ranks, buckets, report)
     passes = {one.rank: one.trace.passes for one in together if one.trace}
-    predictions = _predictions(KnownRun(report, modules, {}, passes), observed, recorded)
-    observed = observe_topics(replace(observed, predictions=predictions), beside)
-    findings, bound = find(observed), find_bound(report, observed)
+    stragglers = across.stragglers.stragglers if across.stragglers is not None else ()
+    predictions = _predictions(KnownRun(report, modules, {}, passes), stragglers, recorded)
+    view = replace(view, predictions=predictions)
+    findings, bound = find_all(view), find_bound(report, view)
     drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
     return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)
 
 
-def _predictions(run: KnownRun, observed: Observed, recorded: RecordedSteps) -> Predictions:
+def _predictions(run: KnownRun, stragglers: Sequence[Straggler], recorded: RecordedSteps) -> Predictions:
     """Predict changes only if a rule needs them: for DDP modules, or a late rank."""
-    if not run.modules and not observed.stragglers:
+    if not run.modules and not stragglers:
         return Predictions()
     known = [one.rank for one in run.report.ranks_together]
-    ranks = ranks_to_replay(known, observed.stragglers)
+    ranks = ranks_to_replay(known, stragglers)
     passes = {rank: run.passes[rank] for rank in ranks if rank in run.passes}
-    return predict_changes(replace(run, recorded=recorded(ranks), passes=passes), observed.stragglers)
+    return predict_changes(replace(run, recorded=recorded(ranks), passes=passes), stragglers)
 
 
 def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 
+from ddpprof.engine.predictions import ACCUMULATED, NewBuckets, Predicted, Predictions
 from ddpprof.errors import DdpprofError
-from ddpprof.findings.predictions import ACCUMULATED, NewBuckets, Predicted, Predictions
-from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
-from ddpprof.measures.statistics.medians import error_of_median
 from ddpprof.model import StepMode
 from ddpprof.model.backends import backend_of
 from ddpprof.predict.predict import Prediction, gain, predict
@@ -18,6 +16,8 @@ from ddpprof.predict.search import choose_caps
 from ddpprof.predict.setting import Setting, sent_share
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
 from ddpprof.report.tree import Job, Report
+from ddpprof.statistics.medians import error_of_median
+from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
 
 _MOST_RANKS = 16
 _MOST_BUCKETS = 64

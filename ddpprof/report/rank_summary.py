@@ -13,33 +13,27 @@ import numpy as np
 from msgspec import structs
 
 from ddpprof.intervals import Spans, subtract
-from ddpprof.measures.buckets.bucket_steps import BucketStep, bucket_rows, measure_buckets
-from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
-from ddpprof.measures.buckets.traced_buckets import TracedPasses, find_passes
-from ddpprof.measures.buckets.trailing import measure_trailing
-from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
-from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
-from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
-from ddpprof.measures.kernels.overlap_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.measures.ranks.own_time import StepProgress
-from ddpprof.measures.ranks.own_time_light import progress_of_rank
-from ddpprof.measures.ranks.random_numbers import GeneratorStates, states_of_generators
-from ddpprof.measures.ranks.replicas import is_always_reduced
-from ddpprof.measures.statistics.medians import median_known
-from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
-from ddpprof.measures.step.breakdown import split_step
-from ddpprof.measures.step.idle import Gaps, find_gaps, measure_idle
-from ddpprof.measures.step.recording_cost import measure_recording_cost
-from ddpprof.measures.step.torch_times import TorchTimes, compare_with_torch
-from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import DdpModule, Rank, Record, RecordedStep, StepMode, Trace
 from ddpprof.model.light_step import measure_recorded_breakdown
 from ddpprof.model.tables import rows_of
-from ddpprof.report.topics import OfTopics, measure_topics
+from ddpprof.report.topics import measure_topics
 from ddpprof.report.tree import LightStepReport, RankReport, StepReport
-
-MOST_KERNELS = 500
-"""most kernels in a report; the others take hardly any time"""
+from ddpprof.statistics.medians import median_known
+from ddpprof.topics.accumulation import count_micro_steps
+from ddpprof.topics.buckets.steps import BucketStep, bucket_rows, measure_buckets
+from ddpprof.topics.buckets.traced import TracedPasses, find_passes
+from ddpprof.topics.collectives.matching import RankCollectives, rank_collectives
+from ddpprof.topics.devices import DeviceLoad, measure_devices, median_load
+from ddpprof.topics.idle import Gaps, find_gaps, measure_idle
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
+from ddpprof.topics.overlap_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
+from ddpprof.topics.ranks.own_time import StepProgress, progress_of_rank
+from ddpprof.topics.recording_cost import measure_recording_cost
+from ddpprof.topics.replicas import is_always_reduced
+from ddpprof.topics.steps.breakdown import split_step
+from ddpprof.topics.steps.overlap import measure_overlap, measure_trailing, spans_of
+from ddpprof.topics.steps.torch_times import TorchTimes, compare_with_torch
+from ddpprof.topics.steps.wrapper_cost import measure_wrapper_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +44,10 @@ class RecordSummary:
     """the record, with its steps and other large fields emptied"""
     data_ns: int | None
     buffer_sync_ns: int | None
-    accumulation: tuple[Accumulation, ...]
     num_micro_steps: int
     """number of batches that a step accumulates"""
-    num_forwards: int
-    """number of forwards with gradients in a step"""
-    num_buffer_syncs: int
-    """number of these before which buffers were broadcast"""
-    modules_with_buffer_syncs: tuple[int, ...]
-    """DDP modules whose buffers were broadcast before a forward with gradients"""
     evaluated_steps: tuple[int, ...]
     """numbers of the steps in which DDP's module was also called without gradients"""
-    random_states: GeneratorStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +75,8 @@ class RankSummary:
     report: RankReport
     buckets: tuple[BucketStep, ...]
     progress: tuple[StepProgress, ...]
-    beside: OfTopics
+    measured: Mapping[str, bytes]
+    """name of a topic → what it measured; see `measure_topics`"""
     record: RecordSummary | None
     trace: TraceSummary | None
 
@@ -145,7 +132,7 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
         report=_rank_report(rank, modules),
         buckets=tuple(bucket_steps(rank, modules)),
         progress=progress_of_rank(rank),
-        beside=measure_topics(rank, rank.measured_step_indices, modules),
+        measured=measure_topics(rank, rank.measured_step_indices, modules),
         record=_record_summary(rank.record) if rank.record is not None else None,
         trace=_trace_summary(rank, modules),
     )
@@ -235,18 +222,8 @@ def _record_summary(record: Record) -> RecordSummary:
         facts=_facts(record),
         data_ns=usual(lambda step: step.data_ns),
         buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),
-        accumulation=measure_accumulation(steps),
         num_micro_steps=count_micro_steps(steps),
-        num_forwards=usual(lambda step: sum(forward.has_gradients for forward in step.forwards)) or 0,
-        num_buffer_syncs=usual(
-            lambda step: sum(forward.has_gradients and forward.buffer_sync_ns > 0 for forward in step.forwards)
-        )
-        or 0,
-        modules_with_buffer_syncs=tuple(
-            sorted({one.module for step in steps for one in step.forwards if one.has_gradients and one.buffer_sync_ns})
-        ),
         evaluated_steps=tuple(step.number for step in steps if step.has_evaluation),
-        random_states=states_of_generators(record.steps),
     )
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from ddpprof.errors import DdpprofError
-from ddpprof.measures.buckets.bucket_steps import fits
-from ddpprof.measures.buckets.traced_buckets import TracedPasses, usual_passes, usual_sizes
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
 from ddpprof.model.comm_hooks import sends_unchanged
@@ -20,6 +18,8 @@ from ddpprof.predict.replay import NOTHING, Cost, Link
 from ddpprof.predict.traced_steps import HostTimes, observe_gradients, observe_passes
 from ddpprof.predict.training import Training, joint
 from ddpprof.report.tree import Report
+from ddpprof.topics.buckets.steps import fits
+from ddpprof.topics.buckets.traced import TracedPasses, usual_passes, usual_sizes
 
 LEAST_STEPS = 2
 _TIMED = (StepMode.OFF, StepMode.LIGHT)

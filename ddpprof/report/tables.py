@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 
+from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import Declared, Number, Part, declared_in
 from ddpprof.engine.registry import further_topics
 from ddpprof.errors import DdpprofError, how_to_install
-from ddpprof.findings import Finding
-from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.measures.buckets.overlap import Overlap
-from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.kernels.kernels import KernelSummary
-from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.step.recording_cost import RecordingCost
-from ddpprof.report.tree import LightStepReport, RankReport, Report, SlowedKernel, StepReport
+from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.collectives.table import CollectiveSummary
+from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
+from ddpprof.topics.overlap_slowdown import SlowedKernel
+from ddpprof.topics.ranks.arrivals import RankWaiting
+from ddpprof.topics.recording_cost import RecordingCost
+from ddpprof.topics.steps.overlap import Overlap
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,11 +10,11 @@ from typing import overload
 import numpy as np
 
 from ddpprof.files import Location, location
-from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.ranks.clock import CommonClock, common_ns
-from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.model import Rank, Step
 from ddpprof.report.tree import Report
+from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.ranks.clock import CommonClock, common_ns
+from ddpprof.topics.steps.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)

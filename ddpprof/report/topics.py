@@ -3,97 +3,120 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
 
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.findings import find
 from ddpprof.engine.registry import further_topics
-from ddpprof.engine.topic import Chapter, Topic
-from ddpprof.findings import Observed
+from ddpprof.engine.topic import Chapter, Topic, View
 from ddpprof.layout import Section
 from ddpprof.model import DdpModule, Rank
 from ddpprof.report.tree import Report
-from ddpprof.topics.data_parallel import DATA_PARALLEL, DataParallelReport
+from ddpprof.topics.accumulation import ACCUMULATION
+from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.checkpoints import CHECKPOINTS
+from ddpprof.topics.data import DATA
+from ddpprof.topics.data_parallel import DATA_PARALLEL
+from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod.view import HOROVOD
-from ddpprof.topics.memory import MEMORY, RankMemory
-from ddpprof.topics.own_reduction import OWN_REDUCTION, OwnReduction
-from ddpprof.topics.rpc import RPC, RankRpc
-from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES, OutsideCalls
+from ddpprof.topics.host_threads import HOST_THREADS
+from ddpprof.topics.idle import IDLE
+from ddpprof.topics.losses import LOSSES
+from ddpprof.topics.memory import MEMORY
+from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN
+from ddpprof.topics.own_reduction import OWN_REDUCTION
+from ddpprof.topics.random_numbers import RANDOM_NUMBERS
+from ddpprof.topics.ranks.rules import LATENESS
+from ddpprof.topics.replicas import REPLICAS
+from ddpprof.topics.rpc import RPC
+from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
+from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
+from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES
 
-TOPICS: tuple[Topic[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD, MEMORY, SCRIPT_COLLECTIVES)
-"""topics in the order of their findings, sections and terms"""
+TOPICS: tuple[Topic[Any, Any], ...] = (
+    ACCUMULATION,
+    BUCKETS,
+    LATENESS,
+    OVERLAP_SLOWDOWN,
+    IDLE,
+    HOST_THREADS,
+    UNUSED_PARAMETERS,
+    BUFFER_SYNCS,
+    GRADIENT_COPIES,
+    DATA_PARALLEL,
+    RPC,
+    OWN_REDUCTION,
+    HOROVOD,
+    MEMORY,
+    SCRIPT_COLLECTIVES,
+    DEVICES,
+    LOSSES,
+    REPLICAS,
+    DATA,
+    RANDOM_NUMBERS,
+    HANGS,
+    CHECKPOINTS,
+)
+"""topics in the order of their findings and sections; a topic sees what those before it show"""
 
 
-@dataclass(frozen=True, slots=True)
-class OfTopics:
-    """What the topics measure of one rank."""
-
-    data_parallel: DataParallelReport | None = None
-    rpc: RankRpc | None = None
-    own_reduction: OwnReduction | None = None
-    memory: RankMemory | None = None
-    outside: tuple[tuple[OutsideCalls, ...] | None, ...] | None = None
-    further: Mapping[str, Any] = field(default_factory=dict)
-    """topics of other packages, by name: what they measured, as lists, mappings and values"""
+def _all_topics() -> Iterator[Topic[Any, Any]]:
+    yield from TOPICS
+    yield from further_topics().values()
 
 
-def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> OfTopics:
-    """Measure the rank for every topic.
+def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> dict[str, bytes]:
+    """Measure the rank for every topic, by its name, as msgpack: only the topic knows the type.
 
     `steps`: indices of the steps in its trace that count. `modules`: the DDP modules of the job.
     """
-    found = {topic.report_field: topic.of_rank(rank, steps, modules) for topic in TOPICS if topic.of_rank is not None}
-    further = {
-        name: msgspec.to_builtins(measured)
-        for name, topic in further_topics().items()
-        if topic.of_rank is not None and (measured := topic.of_rank(rank, steps, modules)) is not None
-    }
-    return OfTopics(**found, further=further)
+    measured = ((one, one.of_rank(rank, steps, modules)) for one in _all_topics() if one.of_rank is not None)
+    return {topic.name: msgspec.msgpack.encode(of_rank) for topic, of_rank in measured if of_rank is not None}
 
 
-def combine_topics(ranks: Sequence[OfTopics]) -> dict[str, Any]:
-    """Combine the measures of all ranks, by field of the report."""
-    found = {}
-    for topic in TOPICS:
-        values = [value for one in ranks if (value := getattr(one, topic.report_field, None)) is not None]
-        if values and topic.of_ranks is not None and (combined := topic.of_ranks(values)) is not None:
-            found[topic.report_field] = combined
-    return {**found, "further": _combined_further(ranks)}
+def with_topics(view: View, ranks: Sequence[Mapping[str, bytes]]) -> View:
+    """Return the view with what the topics show. `ranks`: what `measure_topics` returned for each of them."""
+    for topic in _all_topics():
+        shown = topic.of_run(view) if topic.of_run is not None else _combined(topic, ranks)
+        if shown is not None:
+            view = replace(view, shown={**view.shown, topic.name: shown})
+    return view
 
 
-def _combined_further(ranks: Sequence[OfTopics]) -> dict[str, Any]:
-    found = {}
-    for name, topic in further_topics().items():
-        values = [msgspec.convert(one.further[name], topic.rank_type) for one in ranks if name in one.further]
-        if values and topic.of_ranks is not None and (combined := topic.of_ranks(values)) is not None:
-            found[name] = msgspec.to_builtins(combined)
-    return found
+def _combined(topic: Topic[Any, Any], ranks: Sequence[Mapping[str, bytes]]) -> Any:
+    values = [msgspec.msgpack.decode(one[topic.name], type=topic.rank_type) for one in ranks if topic.name in one]
+    return topic.of_ranks(values) if values and topic.of_ranks is not None else None
 
 
-def observe_topics(observed: Observed, found: Mapping[str, Any]) -> Observed:
-    """Return `observed` with the topics' findings and advice; `found`: their measures by field of the report."""
-    used = [(topic, found[topic.report_field]) for topic in TOPICS if topic.report_field in found]
-    used += _further(found.get("further", {}))
-    return replace(
-        observed,
-        beside=tuple(one for topic, value in used for rule in topic.rules for one in rule(value, observed)),
-        advice={rule: advice for topic, _ in used for rule, advice in topic.advice.items()},
-    )
+def find_all(view: View) -> tuple[Finding, ...]:
+    return find(view, _all_topics())
 
 
-def _further(found: Mapping[str, Any]) -> list[tuple[Topic[Any, Any], Any]]:
-    """Return topics of other packages with what they show; those that are no longer installed are left out."""
-    known = {name: topic for name, topic in further_topics().items() if name in found}
-    return [(topic, msgspec.convert(found[name], topic.run_type)) for name, topic in known.items()]
+_IN_REPORT = frozenset(field.name for field in fields(Report))
+
+
+def report_fields(view: View) -> dict[str, Any]:
+    """Return what topics show in the report, by its fields."""
+    own = {topic.name: view.shown[topic.name] for topic in TOPICS if topic.name in _IN_REPORT & view.shown.keys()}
+    further = {name: msgspec.to_builtins(view.shown[name]) for name in further_topics() if name in view.shown}
+    return {**own, "further": further}
 
 
 def topics_of(report: Report) -> Iterator[tuple[Topic[Any, Any], Any]]:
-    """Yield each topic that the report has measures of, with these measures."""
+    """Yield each topic that the report has measures of, with these measures.
+
+    Topics of other packages that are no longer installed are left out.
+    """
     for topic in TOPICS:
-        if found := getattr(report, topic.report_field):
+        if topic.name in _IN_REPORT and (found := getattr(report, topic.name)):
             yield topic, found
-    yield from _further(report.further)
+    for name, topic in further_topics().items():
+        if name in report.further:
+            yield topic, msgspec.convert(report.further[name], topic.run_type)
 
 
 def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:

@@ -13,37 +13,38 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
-from ddpprof.findings import Finding
-from ddpprof.findings.predictions import Predicted
-from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.measures.buckets.overlap import Overlap
-from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.kernels.devices import DeviceLoad
-from ddpprof.measures.kernels.kernels import KernelSummary
-from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.attempts import AttemptSummary
-from ddpprof.measures.ranks.clock import CommonClock
-from ddpprof.measures.ranks.failure import Failure
-from ddpprof.measures.ranks.late_gradients import LateGradient
-from ddpprof.measures.ranks.stragglers import Stragglers
-from ddpprof.measures.statistics.medians import mean_known, median_known
-from ddpprof.measures.step.breakdown import Breakdown
-from ddpprof.measures.step.idle import Idle
-from ddpprof.measures.step.recording_cost import RecordingCost
-from ddpprof.measures.step.torch_times import TorchTimes
-from ddpprof.measures.step.wrapper import WrapperCost
-from ddpprof.model import Kernel, StepMode
+from ddpprof.engine.predictions import Predicted
+from ddpprof.model import StepMode
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import WholeRun
 from ddpprof.predict.caps import AcceptedCaps, accepted_caps
 from ddpprof.shown_in_notebooks import ShownInNotebooks
+from ddpprof.statistics.medians import mean_known, median_known
+from ddpprof.topics.attempts import AttemptSummary
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.data_parallel import DataParallelReport
+from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.failure import Failure
 from ddpprof.topics.horovod.reductions import HorovodSummary
+from ddpprof.topics.idle import Idle
+from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import RankMemory
+from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
+from ddpprof.topics.ranks.arrivals import RankWaiting
+from ddpprof.topics.ranks.clock import CommonClock
+from ddpprof.topics.ranks.late_gradients import LateGradient
+from ddpprof.topics.ranks.stragglers import Stragglers
+from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc
 from ddpprof.topics.script_collectives import OutsideCalls
+from ddpprof.topics.steps.breakdown import Breakdown
+from ddpprof.topics.steps.overlap import Overlap
+from ddpprof.topics.steps.torch_times import TorchTimes
+from ddpprof.topics.steps.wrapper_cost import WrapperCost
 
 if TYPE_CHECKING:
     from ddpprof.report.tables import Tables
@@ -170,42 +171,6 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowedKernel:
-    """One kernel under communication compared with itself alone."""
-
-    kernel: Kernel
-    ratio: Annotated[float | None, Number("its length during communication over that without; null if unknown")]
-    num_covered: int
-    num_alone: int
-    covered_ns: int
-    """per step and rank"""
-    lost_ns: Annotated[int, Number("time lost by it to communication, per step and rank")]
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapSlowdownReport:
-    """How much communication slows concurrent computation. Times are ns per step and rank."""
-
-    reason: str | None
-    """why it is unknown, if so"""
-    ratio: float | None
-    lost_ns: int | None
-    covered_ns: int
-    """computation during communication"""
-    known_share: float | None
-    """share of it by kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
-    knows_input_shapes: bool
-    num_steps: int
-    """number of steps of all ranks together"""
-    kernels: tuple[SlowedKernel, ...]
-    """kernels, most time lost first"""
-    num_baseline_steps: int = 0
-    """number of steps without communication, of all ranks together"""
-    control: float | None = None
-    """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
-
-
-@dataclass(frozen=True, slots=True)
 class LateGradients:
     """Gradients at which a rank that is late in its backward pass falls behind, largest jump first."""
 
@@ -299,7 +264,7 @@ class Report(ShownInNotebooks):
     bound: Bound | None = None
     """what bounds the step; ``None`` if little communication is exposed, or it is unknown"""
     usual_steps: tuple[int, ...] = ()
-    """numbers of the profiled steps that tables average over; see `measures.step.usual_steps`"""
+    """numbers of the profiled steps that tables average over; see `topics.steps.breakdown`"""
     failure: Failure | None = None
     """how the job failed; ``None`` if it did not, as far as is known"""
     own_reduction: Annotated[OwnReduction | None, DEVICE] = None

@@ -18,13 +18,13 @@ from statistics import median
 
 import numpy as np
 
-from ddpprof.engine.topic import Topic
-from ddpprof.findings.finding import Finding, Observed, in_ms
+from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, merge, subtract, union_of
 from ddpprof.layout import Column, Line, Section, Table, clean, count, ms
-from ddpprof.measures.buckets.overlap import spans_of
-from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.model import UNKNOWN, DataParallelModule, Mark, Rank, Trace
+from ddpprof.topics.devices import DEVICES, imbalance_ns
+from ddpprof.topics.steps.overlap import spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,13 @@ def median_data_parallel(steps: Sequence[DataParallelStep | None]) -> DataParall
     )
 
 
-def data_parallel(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
+def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
     """Report ``nn.DataParallel`` used instead of DDP."""
-    step, loads = found.step, o.device_loads
+    step, loads = found.step, view[DEVICES] or ()
     of_modules = [len(module.device_ids) for module in found.modules]
     devices = len(loads) or max(of_modules, default=0)
     if devices < 2:
-        if of_modules and o.step_ns:
+        if of_modules and view.step_ns:
             yield _on_one_device(max(of_modules))
         return
     evidence = f"one process drives {devices} devices, and its threads share one interpreter"
@@ -172,10 +172,10 @@ def _on_one_device(devices: int) -> Finding:
     )
 
 
-def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
+def outputs_scattered_again(found: DataParallelReport, view: View) -> Iterator[Finding]:
     """Report a parallel loss, for which outputs gathered on one device are scattered again."""
     step = found.step
-    if step is None or not step.num_scattered_again or not o.worth(step.gather_ns + step.scatter_ns):
+    if step is None or not step.num_scattered_again or not view.worth(step.gather_ns + step.scatter_ns):
         return
     yield Finding(
         "outputs-scattered-again",
@@ -215,7 +215,7 @@ def _module(module: DataParallelModule) -> str:
 
 
 DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
-    report_field="data_parallel",
+    name="data_parallel",
     sections={"job": data_parallel_lines, "step": data_parallel_table},
     rules=(data_parallel, outputs_scattered_again),
     advice={
@@ -226,5 +226,6 @@ DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
     },
     of_rank=data_parallel_of_rank,
     # There is one rank, except where each host runs a job of its own.
+    rank_type=DataParallelReport,
     of_ranks=lambda ranks: ranks[0],
 )

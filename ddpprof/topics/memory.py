@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
+from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import Number
-from ddpprof.engine.topic import Topic
-from ddpprof.findings.finding import Finding, Observed
+from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
-from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import DeviceMemory, Memory, Record, StepMode
+from ddpprof.statistics.medians import median_known
 from ddpprof.words import ranks_in_words
 
 
@@ -132,7 +132,7 @@ def _gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-def memory_of_others(ranks: Sequence[RankMemory], _o: Observed) -> Iterator[Finding]:
+def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
     """Report ranks with memory, or only a context, on a device on which they do not train: usually the first."""
     strangers: dict[tuple[str, str | int], list[tuple[RankMemory, DeviceUse]]] = {}
     for rank in ranks:
@@ -155,7 +155,7 @@ def memory_of_others(ranks: Sequence[RankMemory], _o: Observed) -> Iterator[Find
         )
 
 
-def memory_imbalance(ranks: Sequence[RankMemory], _o: Observed) -> Iterator[Finding]:
+def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
     """Report an accelerator, or a process on its host, that holds much more memory than the others."""
     devices = devices_of_job(ranks)
     outliers = _outliers(devices) or _outliers(processes_of_job(ranks))
@@ -222,9 +222,10 @@ def _mb(num_bytes: int | None) -> str:
 
 
 MEMORY: Topic[RankMemory, tuple[RankMemory, ...]] = Topic(
-    report_field="memory",
+    name="memory",
     sections={"cost": memory_table},
     rules=(memory_of_others, memory_imbalance),
     of_rank=lambda rank, _steps, _modules: None if rank.record is None else measure_memory(rank.record),
+    rank_type=RankMemory,
     of_ranks=tuple,
 )

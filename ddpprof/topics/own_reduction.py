@@ -12,13 +12,13 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.topic import Topic
-from ddpprof.findings.finding import Finding, Observed, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import Line, Section, count, megabytes, ms
-from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
-from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import UNKNOWN, Mark, Trace
+from ddpprof.topics.buckets.steps import gradient_all_reduces, reduces_without_ddp
+from ddpprof.topics.steps.overlap import spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
     )
 
 
-def own_reduction(own: OwnReduction, _o: Observed) -> Iterator[Finding]:
+def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
     """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = (
@@ -101,13 +101,14 @@ def own_reduction_line(own: OwnReduction) -> Iterable[Section]:
 
 
 OWN_REDUCTION: Topic[OwnReduction, OwnReduction] = Topic(
-    report_field="own_reduction",
+    name="own_reduction",
     sections={"job": own_reduction_line},
     rules=(own_reduction,),
     # ddpprof only records DDP.
     of_rank=lambda rank, steps, _modules: (
         measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
     ),
+    rank_type=OwnReduction,
     # The rank that exposes least counts: others also wait for a slower one.
     of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
 )

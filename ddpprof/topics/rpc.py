@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.engine.topic import Topic
-from ddpprof.findings.finding import Finding, Observed, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import union
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
-from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import Record, RecordedStep, RpcCall, StepMode
+from ddpprof.statistics.medians import median_known
 
 Key = tuple[str, str, str]
 
@@ -122,14 +122,14 @@ _SMALL_BYTES = 64 * 1024
 """size of a call up to which its cost is latency"""
 
 
-def many_small_calls(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
+def many_small_calls(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
     """Report a function that is called again and again with little data each time."""
     found = [(rank, calls) for rank in ranks for calls in rank.calls if _is_chatty(calls)]
     if not found:
         return
     rank, calls = max(found, key=lambda one: _time_ns(one[1]))
     gain = min(_time_ns(calls) - (calls.latency_ns or 0), rank.waited_ns) if calls.kind == "sync" else None
-    if not o.worth(_time_ns(calls) if gain is None else gain):
+    if not view.worth(_time_ns(calls) if gain is None else gain):
         return
     moved = calls.request_bytes + (calls.reply_bytes or 0)
     yield Finding(
@@ -152,10 +152,10 @@ def _time_ns(calls: RpcCalls) -> int:
     return calls.num_calls * (calls.latency_ns or 0)
 
 
-def calls_in_a_row(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
+def calls_in_a_row(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
     """Report synchronous calls that each wait for an answer before the next is sent."""
     rank = max(ranks, key=_gain_ns)
-    if rank.num_sync_calls < 2 or not o.worth(_gain_ns(rank)):
+    if rank.num_sync_calls < 2 or not view.worth(_gain_ns(rank)):
         return
     yield Finding(
         "rpcs-in-a-row",
@@ -171,11 +171,11 @@ def _gain_ns(rank: RankRpc) -> int:
     return rank.waited_ns - rank.longest_wait_ns
 
 
-def one_long_call(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
+def one_long_call(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
     """Report a synchronous call during which the rank stands still for much of the step."""
     rank = max(ranks, key=lambda one: one.longest_wait_ns)
     waits = [calls for calls in rank.calls if calls.kind == "sync"]
-    if not waits or not o.step_ns or rank.longest_wait_ns < _LONG_SHARE * o.step_ns:
+    if not waits or not view.step_ns or rank.longest_wait_ns < _LONG_SHARE * view.step_ns:
         return
     longest = max(waits, key=lambda calls: calls.latency_ns or 0)
     yield Finding(
@@ -227,9 +227,10 @@ def _row(rank: RankRpc, calls: RpcCalls) -> tuple[str, ...]:
 
 
 RPC: Topic[RankRpc, tuple[RankRpc, ...]] = Topic(
-    report_field="rpc",
+    name="rpc",
     sections={"collectives": rpc_table},
     rules=(many_small_calls, calls_in_a_row, one_long_call),
     of_rank=lambda rank, _steps, _modules: None if rank.record is None else measure_rpc(rank.record),
+    rank_type=RankRpc,
     of_ranks=tuple,
 )

@@ -18,12 +18,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.topic import Topic
-from ddpprof.findings.finding import Finding, Observed, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
 from ddpprof.layout import ABSENT, Section, clean, ms, table_of
-from ddpprof.measures.buckets.gradient_reduces import SMALL_BYTES
-from ddpprof.measures.buckets.overlap import marked_spans
 from ddpprof.model import (
     UNKNOWN,
     CollectiveKind,
@@ -36,6 +34,8 @@ from ddpprof.model import (
     RecordedStep,
     Trace,
 )
+from ddpprof.topics.buckets.steps import SMALL_BYTES
+from ddpprof.topics.steps.overlap import marked_spans
 
 _NEARLY_ALL = 0.9
 
@@ -273,14 +273,14 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
     return tuple(made)
 
 
-def _of(outside: Sequence[OutsideCalls], o: Observed, *purposes: Purpose) -> list[OutsideCalls]:
+def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
     """Return the calls worth reporting; in the forward only barriers, as the model's own layers may need the rest."""
     calls = [
         one
         for one in outside
         if one.purpose in purposes and (one.place is not Place.FORWARD or one.purpose is Purpose.BARRIER)
     ]
-    return calls if o.worth(_exposed(calls)) else []
+    return calls if view.worth(_exposed(calls)) else []
 
 
 def _exposed(calls: Sequence[OutsideCalls]) -> int:
@@ -304,12 +304,12 @@ _WHERE = {
 }
 
 
-def parameter_averaging(outside: Sequence[OutsideCalls], o: Observed) -> Iterator[Finding]:
+def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
     """Report parameters that are averaged by hand, and gradients that are averaged in addition to DDP."""
-    calls = _of(outside, o, Purpose.PARAMETERS)
+    calls = _of(outside, view, Purpose.PARAMETERS)
     before = [one for one in calls if one.place is Place.AFTER_BACKWARD]
     after = [one for one in calls if one.place is not Place.AFTER_BACKWARD]
-    if o.worth(_exposed(after)):
+    if view.worth(_exposed(after)):
         yield Finding(
             "parameter-averaging",
             "Parameters are averaged over the ranks in every step, in addition to DDP",
@@ -318,7 +318,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], o: Observed) -> Iterato
             "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
         )
-    if o.worth(_exposed(before)) and not o.trains_beside_ddp:
+    if view.worth(_exposed(before)) and not view.trains_beside_ddp:
         yield Finding(
             "gradient-averaging",
             "Gradients are averaged over the ranks by hand, in addition to DDP",
@@ -328,12 +328,12 @@ def parameter_averaging(outside: Sequence[OutsideCalls], o: Observed) -> Iterato
         )
 
 
-def metrics_every_step(outside: Sequence[OutsideCalls], o: Observed) -> Iterator[Finding]:
+def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
     """Report small reductions in every step, such as a loss or an accuracy."""
-    calls = [one for one in _of(outside, o, Purpose.FEW_NUMBERS, Purpose.OTHER) if one.kind in _REDUCES]
+    calls = [one for one in _of(outside, view, Purpose.FEW_NUMBERS, Purpose.OTHER) if one.kind in _REDUCES]
     unsized = [one for one in calls if one.num_bytes is None and not _may_enter_the_loss(one)]
     calls = [one for one in calls if one.purpose is Purpose.FEW_NUMBERS or one in unsized]
-    if not o.worth(_exposed(calls)):
+    if not view.worth(_exposed(calls)):
         return
     number = sum(one.num_calls for one in calls)
     what = "1 collective" if number == 1 else f"{number} collectives"
@@ -346,14 +346,14 @@ def metrics_every_step(outside: Sequence[OutsideCalls], o: Observed) -> Iterator
         f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N steps "
         "or once per epoch, several in one tensor. Leave alone those whose result the step needs, such as the loss's "
         "normalisation, a gradient norm for clipping, or a decision that all ranks share."
-        f"{_gradients_by_hand(unsized)}{_of_trainer(o, calls)}",
+        f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
     )
 
 
-def _of_trainer(o: Observed, calls: Sequence[OutsideCalls]) -> str:
+def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
     """Say which collective of its own transformers' Trainer has."""
-    if o.framework != "transformers" or all("gather" not in one.kind for one in calls):
+    if view.framework != "transformers" or all("gather" not in one.kind for one in calls):
         return ""
     return (
         " The Trainer itself adds up the number of tokens over all ranks in every step: "
@@ -380,14 +380,14 @@ def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
 _REDUCES = ("all_reduce", "reduce", "all_gather", "gather")
 
 
-def optimizer_broadcasts(outside: Sequence[OutsideCalls], o: Observed) -> Iterator[Finding]:
+def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
     """Report an optimizer that steps part of the parameters on each rank, and broadcasts them."""
     calls = [one for one in outside if one.place is Place.OPTIMIZER and one.kind == "broadcast"]
-    if not o.worth(_exposed(calls)):
+    if not view.worth(_exposed(calls)):
         return
     number = sum(one.num_calls for one in calls)
     pieces = "1 piece" if number == 1 else f"{number} pieces"
-    fewer = "" if number <= (o.world_size or 1) else "parameters_as_bucket_view=True sends fewer and larger pieces. "
+    fewer = "" if number <= (view.world_size or 1) else "parameters_as_bucket_view=True sends fewer and larger pieces. "
     yield Finding(
         "optimizer-broadcasts",
         f"The optimizer broadcasts updated parameters in {pieces} per step",
@@ -398,9 +398,9 @@ def optimizer_broadcasts(outside: Sequence[OutsideCalls], o: Observed) -> Iterat
     )
 
 
-def barrier_in_loop(outside: Sequence[OutsideCalls], o: Observed) -> Iterator[Finding]:
+def barrier_in_loop(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
     """Report ``barrier()`` in the training loop."""
-    calls = _of(outside, o, Purpose.BARRIER)
+    calls = _of(outside, view, Purpose.BARRIER)
     if not calls:
         return
     number = sum(one.num_calls for one in calls)
@@ -409,7 +409,7 @@ def barrier_in_loop(outside: Sequence[OutsideCalls], o: Observed) -> Iterator[Fi
         f"{'There is a barrier' if number == 1 else f'There are {number} barriers'} in the training loop",
         f"{_said(calls)}; on an accelerator it also drains the queue of launched work",
         "Take it out of the loop: DDP's all-reduces already make the ranks wait for each other in every step."
-        + (_LIGHTNING_SYNCS if o.framework == "lightning" else ""),
+        + (_LIGHTNING_SYNCS if view.framework == "lightning" else ""),
         _exposed(calls),
     )
 
@@ -452,9 +452,10 @@ def _of_rank(
 
 
 SCRIPT_COLLECTIVES: Topic[tuple[tuple[OutsideCalls, ...] | None, ...], tuple[OutsideCalls, ...]] = Topic(
-    report_field="outside",
+    name="outside",
     sections={"collectives": outside_table},
     rules=(parameter_averaging, metrics_every_step, barrier_in_loop, optimizer_broadcasts),
     of_rank=_of_rank,
+    rank_type=tuple[tuple[OutsideCalls, ...] | None, ...],
     of_ranks=summarise_outside,
 )

@@ -14,9 +14,8 @@ import pytest
 from jobs import Run, on_ranks, script
 
 from ddpprof.load.run import load_run
-from ddpprof.measures.collectives.match_candidates import rank_collectives
-from ddpprof.measures.collectives.matching import match_collectives
-from ddpprof.measures.ranks.clock import find_common_clock
+from ddpprof.topics.collectives.matching import match_collectives, rank_collectives
+from ddpprof.topics.ranks.clock import find_common_clock
 
 Report = Callable[[str], dict[str, Any]]
 

@@ -17,9 +17,8 @@ from reports import HOSTILE
 from tensorboards import GLOO_2, NCCL, ROOT, Server, read, serving
 
 from ddpprof.intervals import union
-from ddpprof.measures.collectives.match_candidates import rank_collectives
-from ddpprof.measures.collectives.matching import match_collectives
-from ddpprof.measures.ranks.arrivals import measure_arrivals
+from ddpprof.topics.collectives.matching import match_collectives, rank_collectives
+from ddpprof.topics.ranks.arrivals import measure_arrivals
 
 if TYPE_CHECKING:
     from browser import Tab

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.model import Rank, Run
 from ddpprof.report import Report
 from ddpprof.report.rank_summary import bucket_steps
 from ddpprof.report.timeline import Timeline, draw_timeline, drawing_of
+from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.buckets.traced import find_passes, trace_buckets
 
 
 def build_timeline(

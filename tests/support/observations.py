@@ -1,14 +1,32 @@
 """Observations for the rules of findings, made by hand."""
 
+from dataclasses import fields, replace
 from typing import Any
 
 from tables import ddp_module
 
-from ddpprof.findings import Finding, Observed, find
-from ddpprof.measures.buckets.bucket_summary import BucketRow
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, Loader
-from ddpprof.report.topics import observe_topics
+from ddpprof.report.topics import find_all
+from ddpprof.topics.accumulation import ACCUMULATION
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.checkpoints import CHECKPOINTS
+from ddpprof.topics.data import DATA, DataLoading
 from ddpprof.topics.data_parallel import DataParallelStep
+from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.hangs import HANGS, HangRisks
+from ddpprof.topics.host_threads import HOST_THREADS, HostThreads
+from ddpprof.topics.idle import IDLE
+from ddpprof.topics.losses import LOSSES
+from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
+from ddpprof.topics.random_numbers import RANDOM_NUMBERS
+from ddpprof.topics.ranks.arrivals import WAITING_AFTER_START
+from ddpprof.topics.ranks.rules import LATENESS, Lateness
+from ddpprof.topics.replicas import REPLICAS, Replicas
+from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
+from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES, BufferSyncs
 
 MIB, MS = 2**20, 1_000_000
 
@@ -33,20 +51,58 @@ def bucket(module: DdpModule, index: int, **changes: Any) -> BucketRow:
     return BucketRow(**given)
 
 
-def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any) -> Observed:
-    """Make observations; `buckets` are facts about each of the module's buckets."""
+_OF_DATACLASSES = (
+    (LATENESS, Lateness),
+    (HOST_THREADS, HostThreads),
+    (REPLICAS, Replicas),
+    (DATA, DataLoading),
+    (HANGS, HangRisks),
+)
+_OF_VALUES = {
+    "accumulation": ACCUMULATION,
+    "checkpoints": CHECKPOINTS,
+    "device_loads": DEVICES,
+    "nonfinite": LOSSES,
+    "same_random_numbers": RANDOM_NUMBERS,
+    "slowdown": OVERLAP_SLOWDOWN,
+    "waiting": WAITING_AFTER_START,
+}
+_ONCE = BufferSyncs(num_forwards=1, num_buffer_syncs=1, modules_with_buffer_syncs=None)
+
+
+def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any) -> View:
+    """Make a view with fields of `View`, and with what topics show by the names of its fields.
+
+    `buckets` are facts about each of the module's buckets.
+    """
     modules = (module,) if module else ()
-    rows = tuple(bucket(module, i, **known) for i, known in enumerate(buckets)) if module else ()
-    return Observed(**{"world_size": 2, "step_ns": STEP_NS, "modules": modules, "buckets": rows, **changes})
+    shown: dict[str, Any] = {_OF_VALUES[name].name: changes.pop(name) for name in _OF_VALUES & changes.keys()}
+    for topic, kind in _OF_DATACLASSES:
+        shown[topic.name] = kind(**{one.name: changes.pop(one.name) for one in fields(kind) if one.name in changes})
+    syncs = {one.name: changes.pop(one.name) for one in fields(BufferSyncs) if one.name in changes}
+    if module:
+        shown[BUCKETS.name] = tuple(bucket(module, i, **known) for i, known in enumerate(buckets))
+    shown[BUFFER_SYNCS.name] = replace(_ONCE, **syncs)
+    view = View(**{"world_size": 2, "step_ns": STEP_NS, "modules": modules, **changes})
+    derived = {one.name: one.of_run(view) for one in (UNUSED_PARAMETERS, GRADIENT_COPIES, IDLE) if one.of_run}
+    return replace(view, shown={**shown, **derived})
 
 
-def beside(field: str, found: Any, **changes: Any) -> tuple[Finding, ...]:
-    """Return the findings for a topic's measures; `field` is their field of the report."""
-    return find(observe_topics(observed(**changes), {field: found}))
+def slowdown(lost_ns: int, ratio: float | None, known_share: float | None, **changes: Any) -> OverlapSlowdownReport:
+    return OverlapSlowdownReport(
+        None, ratio, lost_ns, covered_ns=lost_ns, known_share=known_share, knows_input_shapes=True, num_steps=4,
+        kernels=(), **changes,
+    )  # fmt: skip
 
 
-def only(o: Observed) -> Finding:
-    (finding,) = find(o)
+def beside(name: str, shown: Any, **changes: Any) -> tuple[Finding, ...]:
+    """Return the findings for what the topic of that name shows."""
+    view = observed(**changes)
+    return find_all(replace(view, shown={**view.shown, name: shown}))
+
+
+def only(view: View) -> Finding:
+    (finding,) = find_all(view)
     return finding
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from tables import ints
 
-from ddpprof.measures.collectives.match_candidates import RankCollectives
-from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step, Trace
+from ddpprof.topics.collectives.matching import RankCollectives
+from ddpprof.topics.ranks.own_time import StepProgress
 
 WORLD = ProcessGroup("0")
 

@@ -6,31 +6,32 @@ from typing import Any
 
 from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.run_set import RunSet
-from ddpprof.findings import Finding
-from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.measures.buckets.overlap import Overlap
-from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.kernels.devices import DeviceLoad
-from ddpprof.measures.kernels.kernels import KernelSummary
-from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.clock import CommonClock, HostClock, RankClock
-from ddpprof.measures.ranks.late_gradients import LateGradient
-from ddpprof.measures.ranks.stragglers import OwnTimePart, RankLateness, Straggler, Stragglers
-from ddpprof.measures.step.breakdown import Breakdown
-from ddpprof.measures.step.idle import Idle
-from ddpprof.measures.step.recording_cost import RecordingCost
-from ddpprof.measures.step.wrapper import WrapperCost
+from ddpprof.engine.finding import Finding
 from ddpprof.model import DataParallelModule, Kernel
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
-from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel
+from ddpprof.report.tree import AcrossRanks, LateGradients
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
+from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.idle import Idle
+from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
+from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport, SlowedKernel
+from ddpprof.topics.ranks.arrivals import RankWaiting
+from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock
+from ddpprof.topics.ranks.late_gradients import LateGradient
+from ddpprof.topics.ranks.stragglers import OwnTimePart, RankLateness, Straggler, Stragglers
+from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
+from ddpprof.topics.steps.breakdown import Breakdown
+from ddpprof.topics.steps.overlap import Overlap
+from ddpprof.topics.steps.wrapper_cost import WrapperCost
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000

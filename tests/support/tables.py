@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.measures.step.breakdown import Breakdown, split_step
-from ddpprof.measures.step.idle import Idle, find_gaps, measure_idle
 from ddpprof.model import (
     UNKNOWN,
     BackwardPass,
@@ -29,6 +27,8 @@ from ddpprof.model import (
     Trace,
     Work,
 )
+from ddpprof.topics.idle import Idle, find_gaps, measure_idle
+from ddpprof.topics.steps.breakdown import Breakdown, split_step
 
 Op = tuple[int, int, Phase, int] | tuple[int, int, Phase, int, int] | tuple[int, int, Phase, int, int, int]
 """start, end, phase, step; then the kernel's index (default 0) and its launch (default: its start)"""

@@ -13,16 +13,15 @@ from random_traces import Dialect, Event, device_traces, load, renamed, traces
 from tables import breakdown_of, idle_of, run
 
 from ddpprof.intervals import Spans, intersect, merge, subtract
-from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
-from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
-from ddpprof.measures.buckets.trailing import measure_trailing
-from ddpprof.measures.kernels.kernels import summarise_kernels
-from ddpprof.measures.kernels.overlap_slowdown import measure_slowdown
-from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import Mark, Rank, Trace
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.build import build_report
+from ddpprof.topics.buckets.traced import find_passes, trace_buckets
+from ddpprof.topics.kernels import summarise_kernels
+from ddpprof.topics.overlap_slowdown import measure_slowdown
+from ddpprof.topics.steps.overlap import measure_overlap, measure_trailing, spans_of
+from ddpprof.topics.steps.wrapper_cost import measure_wrapper_cost
 
 pytestmark = pytest.mark.filterwarnings("error")
 settings.register_profile("files", deadline=None, max_examples=40)

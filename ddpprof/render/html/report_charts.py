@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ddpprof.layout import MAX_RANKS, PARTS, Line, clean, median_of, megabytes, ms, three_digits
-from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks, limit_line
 from ddpprof.render.sections.overlap_slowdown import kernel_name
 from ddpprof.render.sections.spread import parts_of_ranks
 from ddpprof.render.sections.steps import of_device, typical_step
 from ddpprof.report import Report
-from ddpprof.report.tree import SlowedKernel
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.collectives.table import CollectiveSummary
+from ddpprof.topics.overlap_slowdown import SlowedKernel
 
 _MAX_BUCKETS, _MAX_KERNELS = 40, 15
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")

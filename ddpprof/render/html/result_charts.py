@@ -14,7 +14,6 @@ from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCurve, SweepPoint, SweepReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.layout import clean, ms
-from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.predict.predict import PredictedParts
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, decade_ticks, error_bars, limit_line
 from ddpprof.render.sections.comparison import interval_of
@@ -22,6 +21,7 @@ from ddpprof.render.sections.cost import WRAPPER_PARTS
 from ddpprof.render.sections.scaling import PARTS
 from ddpprof.render.sections.tuning import short_label
 from ddpprof.report.whatif import WhatIf
+from ddpprof.statistics.paired_ratio import Ratio
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6

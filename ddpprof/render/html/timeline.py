@@ -11,11 +11,11 @@ import numpy as np
 
 from ddpprof.intervals import Spans
 from ddpprof.layout import clean, megabytes
-from ddpprof.measures.step.timeline import BucketSpan, StepTimeline
 from ddpprof.model import Collectives, Phase, Work
 from ddpprof.render.html.chart import bucket_label
 from ddpprof.render.html.lanes import SpanColumns, coarsen, grain_for, lane
 from ddpprof.report.timeline import RankTimeline, Timeline
+from ddpprof.topics.steps.timeline import BucketSpan, StepTimeline
 
 MAX_SPANS = 60_000
 """most spans on a page: for the step shown first, and again for all others together"""

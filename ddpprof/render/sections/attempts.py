@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, cut_off, ms, notes, optional, table_of
-from ddpprof.measures.ranks.attempts import AttemptSummary
-from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.report import Report
+from ddpprof.topics.attempts import AttemptSummary
+from ddpprof.topics.failure import RankEnd
 from ddpprof.words import ranks_in_words
 
 _MAX_ATTEMPTS = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.findings.predictions import ACCUMULATED
+from ddpprof.engine.predictions import ACCUMULATED
 from ddpprof.layout import Line, Remark, Section, count, megabytes, ms, percent
 from ddpprof.report import Bound, BoundBy, Report, WhatHelps, WouldHelp
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpprof.layout import ABSENT, Section, Table, clean, columns, cut_off, megabytes, ms, notes, optional
-from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.report import Report
+from ddpprof.topics.buckets.rows import BucketRow
 
 _MAX_BUCKETS = 24
 

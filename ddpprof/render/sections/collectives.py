@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ddpprof.layout import ABSENT, Section, clean, cut_off, gigabytes_per_s, megabytes, ms, notes, table_of
-from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.report import Report
+from ddpprof.topics.collectives.table import CollectiveSummary
 
 _MAX_ROWS = 24
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

@@ -9,8 +9,8 @@ from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, Met
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
-from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.render.sections.overlap_slowdown import kernel_name
+from ddpprof.topics.buckets.rows import BucketRow
 
 _MAX_BUCKETS = 24
 _MAX_KERNELS = 10

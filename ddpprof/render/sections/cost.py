@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from ddpprof.layout import Line, Section, mean_of, median_of, ms, percent
-from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.render.sections.steps import mean_of_steps, rank_table
 from ddpprof.report import Report
+from ddpprof.topics.recording_cost import RecordingCost
 
 _UNUSUAL = 1.5
 """factor from which steps are unusually long"""

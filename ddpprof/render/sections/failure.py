@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from ddpprof.findings.hangs import SAME_COLLECTIVES
 from ddpprof.layout import Line, Section, clean, count
-from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.model.backends import backend_of
 from ddpprof.render.error_words import advice_on_error, shortened
 from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report
+from ddpprof.topics.failure import Failure, RankEnd
+from ddpprof.topics.hangs import SAME_COLLECTIVES
 from ddpprof.words import ranks_in_words
 
 _MOST_LISTED = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.layout import FindingList, FindingText, Line, Section, clean, count, ms
 from ddpprof.model.backends import is_accelerator
 from ddpprof.report import Report

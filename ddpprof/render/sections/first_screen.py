@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.layout import Bars, Commands, Line, Remark, Remarks, Section, clean
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_remarks

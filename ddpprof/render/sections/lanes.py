@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.layout import PARTS, Lane, Lanes, LaneSpan, Section, ms, notes
-from ddpprof.measures.step.timeline import StepTimeline
 from ddpprof.report.timeline import RankTimeline, Timeline
+from ddpprof.topics.steps.timeline import StepTimeline
 
 MAX_RANKS = 8
 _IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other"}

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from statistics import median
 
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, count, gigabytes_per_s, table_of
-from ddpprof.measures.collectives.link_speed import is_disturbed, measure_link
 from ddpprof.model.netbench import NetBench
+from ddpprof.topics.collectives.table import is_disturbed, measure_link
 
 _NS_WITH_TENTHS = 1_000_000
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.layout import Line, Section, Table, columns, count, ms, notes
-from ddpprof.measures.statistics.paired_ratio import Ratio
+from ddpprof.statistics.paired_ratio import Ratio
 
 
 def overhead_sections(report: OverheadReport) -> Iterable[Section]:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable
 
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, percent, table_of
-from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
 from ddpprof.model import Kernel
 from ddpprof.report import Report
-from ddpprof.report.tree import OverlapSlowdownReport
+from ddpprof.topics.overlap_slowdown import ENOUGH_KNOWN, OverlapSlowdownReport
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01

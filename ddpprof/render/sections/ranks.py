@@ -19,9 +19,9 @@ from ddpprof.layout import (
     optional,
     table_of,
 )
-from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.clock import CommonClock, HostClock
 from ddpprof.report import Report
+from ddpprof.topics.ranks.arrivals import RankWaiting
+from ddpprof.topics.ranks.clock import CommonClock, HostClock
 
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.layout import Line, Section, Table, columns, ms, percent, table_of
-from ddpprof.measures.statistics.paired_ratio import Ratio
+from ddpprof.statistics.paired_ratio import Ratio
 
 _TITLES = {
     Scaling.WEAK: "Weak scaling: every process keeps its batch",

@@ -20,8 +20,8 @@ from ddpprof.layout import (
     notes,
     percent,
 )
-from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.report import RankReport, Report
+from ddpprof.topics.steps.breakdown import Breakdown
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""

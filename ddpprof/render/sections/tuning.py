@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isinf
 
+from ddpprof.experiments.loss_match import LossMatch, Match
 from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
 from ddpprof.layout import ABSENT, Line, Section, clean, count, ms, notes, table_of
-from ddpprof.measures.statistics.loss_match import LossMatch, Match
 from ddpprof.render.sections.overhead import interval
 
 _LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}

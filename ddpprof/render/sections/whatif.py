@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.findings.framework_words import ddp_argument
-from ddpprof.findings.predictions import DEFAULT_CAP, equal_caps, since_torch
+from ddpprof.engine.frameworks import ddp_argument
+from ddpprof.engine.predictions import DEFAULT_CAP, equal_caps, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
 from ddpprof.model.comm_hooks import sends_unchanged
 from ddpprof.report.whatif import PredictedSetting, WhatIf

@@ -21,12 +21,12 @@ from ddpprof.layout import (
     percent,
     table_of,
 )
-from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.model.slowdown import StepSlowdown
 from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.render.hang_words import verdict_in_short, verdict_lines
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
+from ddpprof.statistics.medians import mean_known, median_known
 
 _LEAST_PAUSE_NS = 50_000_000
 """shortest pause that is shown; less would be 0.0 s"""

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.measures.collectives.collective_table import sizes_of_rows
-from ddpprof.measures.collectives.match_candidates import RankCollectives
-from ddpprof.measures.collectives.matching import MatchedCollectives, match_collectives
 from ddpprof.model import UNKNOWN, CollectiveKind, Step
 from ddpprof.model.backends import ON_HOST
 from ddpprof.model.plugin import PluginCollective, PluginView
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.timeline import DrawnRank
+from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives
+from ddpprof.topics.collectives.table import sizes_of_rows
 
 _NAMES = {
     CollectiveKind.ALL_REDUCE: "all_reduce",

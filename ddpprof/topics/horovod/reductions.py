@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract
-from ddpprof.measures.collectives.collective_table import bus_factor
-from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import CollectiveKind
+from ddpprof.statistics.medians import median_known
+from ddpprof.topics.collectives.table import bus_factor
 from ddpprof.topics.horovod.steps import (
     StepOps,
     activities_of,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
-from ddpprof.engine.topic import FileMeasures, Topic
-from ddpprof.findings.finding import Finding, Observed, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.topic import FileMeasures, Topic, View
 from ddpprof.layout import (
     Column,
     Line,
@@ -25,12 +25,12 @@ from ddpprof.layout import (
     ms,
     notes,
 )
-from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.model import OtherFile
 from ddpprof.topics.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor, summarise_horovod
 from ddpprof.topics.horovod.steps import find_horovod_steps
 from ddpprof.topics.horovod.timeline import HOROVOD_TIMELINE, HorovodTimeline
 from ddpprof.topics.horovod.waiting import summarise_tick_waiting
+from ddpprof.topics.ranks.arrivals import WAITING, WAITING_AFTER_START, RankWaiting
 
 _MANY_CYCLES = 3
 """limit in cycles: a longer wait is for a rank, not for a cycle"""
@@ -47,10 +47,10 @@ def _median(summary: HorovodSummary, value: Callable[[HorovodStep], int]) -> int
     return round(median(map(value, summary.steps))) if summary.steps else 0
 
 
-def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
+def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     """Report ready gradients that wait for a late rank, or for Horovod's next cycle."""
     gain = _median(summary, lambda s: s.trailing.waiting_ns)
-    if not o.worth(gain):
+    if not view.worth(gain):
         return
     cycle = summary.cycle_ns or _DEFAULT_CYCLE_NS
     trailing = _median(summary, lambda s: s.trailing.total_ns)
@@ -68,12 +68,12 @@ def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
             gain,
         )
         return
-    late = _late_rank(o)
-    whom = f"rank {late.rank}" if late is not None else "rank 1" if o.world_size == 2 else "other ranks"
+    late = _late_rank(view)
+    whom = f"rank {late.rank}" if late is not None else "rank 1" if view.world_size == 2 else "other ranks"
     if late is not None:
         evidence += f"; where Horovod says, rank {late.rank} came last for {late.num_last} of {late.num_collectives}"
         evidence += " tensors"
-    elif o.world_size != 2:
+    elif view.world_size != 2:
         evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0 says for which of them"
     yield Finding(
         "horovod-straggler",
@@ -85,21 +85,21 @@ def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     )
 
 
-def _late_rank(o: Observed) -> RankWaiting | None:
+def _late_rank(view: View) -> RankWaiting | None:
     """Return the rank that came last for most of the tensors for which a single rank came last."""
-    known = [one for one in o.waiting if one.num_last]
+    known = [one for one in view[WAITING_AFTER_START] or () if one.num_last]
     latest = max(known, key=lambda one: one.num_last or 0, default=None)
     if latest is None or latest.rank == 0:
         return None
     return latest if (latest.num_last or 0) > _MOSTLY * sum(one.num_last or 0 for one in known) else None
 
 
-def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
+def not_fused(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     """Report many small tensors that are each reduced on their own."""
     alone = _median(summary, lambda s: s.num_alone)
     gain = _median(summary, lambda s: s.alone_ns - s.longest_alone_ns)
     small = [t for t in summary.tensors if t.num_fused == 1 and t.num_bytes is not None and t.num_bytes < _SMALL_BYTES]
-    if alone < _MANY_ALONE or len(small) < _MANY_ALONE or not o.worth(gain):
+    if alone < _MANY_ALONE or len(small) < _MANY_ALONE or not view.worth(gain):
         return
     tensors = _median(summary, lambda s: s.num_tensors)
     average = sum(t.num_bytes or 0 for t in small) / len(small)
@@ -114,10 +114,10 @@ def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     )
 
 
-def fusion_copies(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
+def fusion_copies(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     """Report gradients that are copied into the fusion buffer and back."""
     gain = _median(summary, lambda s: s.reduction.copy_ns)
-    if not o.worth(gain):
+    if not view.worth(gain):
         return
     most = max(summary.tensors, key=lambda tensor: tensor.num_bytes or 0)
     largest = f"; the largest tensor, {most.tensor}, has {size(most.num_bytes)}" if most.num_bytes else ""
@@ -238,10 +238,12 @@ def _of_file(file: OtherFile) -> FileMeasures[HorovodSummary] | None:
         summary,
         file.backend,
         {step.step: step.duration_ns for step in summary.steps if step.duration_ns is not None},
-        summarise_tick_waiting(steps, file.cycles_ns, file.world_size),
-        # In the first step ranks are late because they started late; where Horovod caches, it alone has ticks.
-        summarise_tick_waiting(steps[1:], file.cycles_ns, file.world_size),
         (*file.notes, *_missing(summary)),
+        {
+            WAITING.name: summarise_tick_waiting(steps, file.cycles_ns, file.world_size),
+            # In the first step ranks are late because they started late; where Horovod caches, it alone has ticks.
+            WAITING_AFTER_START.name: summarise_tick_waiting(steps[1:], file.cycles_ns, file.world_size),
+        },
     )
 
 
@@ -257,7 +259,7 @@ def _missing(summary: HorovodSummary) -> Iterator[str]:
 
 
 HOROVOD: Topic[None, HorovodSummary] = Topic(
-    report_field="horovod",
+    name="horovod",
     sections={"step": horovod_tables},
     rules=(negotiation, not_fused, fusion_copies),
     file=HOROVOD_TIMELINE,

@@ -17,9 +17,9 @@ from statistics import median
 import numpy as np
 
 from ddpprof.intervals import union
-from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.topics.horovod.steps import StepOps
 from ddpprof.topics.horovod.timeline import TensorOp
+from ddpprof.topics.ranks.arrivals import RankWaiting
 
 _ONE_CYCLE_NS = 500_000
 """half of Horovod's default cycle"""

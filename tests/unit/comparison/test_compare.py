@@ -15,10 +15,9 @@ from ddpprof.comparison.gate import GateResult, judge, overall
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.errors import DdpprofError
-from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.model import Kernel
 from ddpprof.report import Report
-from ddpprof.report.rank_summary import MOST_KERNELS
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
 
 US, MS = 1000, 1_000_000
 

@@ -7,7 +7,7 @@ from reports import light_report, report
 
 from ddpprof.comparison.repeated import RepeatedFinding, report_on_runs
 from ddpprof.comparison.run_set import RunSet
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.render.json import render_json
 
 COPIES = Finding("gradient-copies", "Gradients are copied", "", "", 10)

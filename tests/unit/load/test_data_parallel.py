@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 from ddpprof.topics.data_parallel import DataParallelStep, measure_data_parallel
+from ddpprof.topics.devices import DeviceLoad, measure_devices
 
 REPLICAS = (501, 502)
 ENGINE = (601, 602)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ddpprof.load.classify import Role
-from ddpprof.measures.step.idle import Cause
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.tables import CollectiveKind, Mark, Phase
+from ddpprof.topics.idle import Cause
 
 _MEMBERS = [next(iter(kind)) for kind in (Role, Cause, Activity, Ended, StepFlag, CollectiveKind, Mark, Phase)]
 _COLUMN = np.zeros(2, np.int8)

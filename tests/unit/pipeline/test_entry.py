@@ -10,10 +10,10 @@ from fleets import SAMPLE
 from shared import TRACES
 
 from ddpprof.load.run import load_run
-from ddpprof.measures.step.timeline import StepTimeline
 from ddpprof.pipeline.entry import decode, encode
 from ddpprof.report.rank_summary import RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.timeline import DrawnRank, drawing_of
+from ddpprof.topics.steps.timeline import StepTimeline
 
 
 def plain(value: Any) -> Any:

@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 from tables import backward_pass, forward, recorded
 
-from ddpprof.measures.buckets.traced_buckets import TracedPass, TracedPasses
 from ddpprof.model import UNKNOWN, RecordedStep, StepMode
 from ddpprof.predict.light_steps import backward_alone_ns, observe_steps
 from ddpprof.predict.traced_steps import observe_gradients, observe_passes
+from ddpprof.topics.buckets.traced import TracedPass, TracedPasses
 
 
 def light(start: int, ready: Sequence[int | None], finished: Sequence[int | None], **changes: Any) -> RecordedStep:

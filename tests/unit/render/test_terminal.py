@@ -22,13 +22,13 @@ from reports import (
     step,
 )
 
-from ddpprof.findings import Finding
-from ddpprof.findings.predictions import Predicted
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.predictions import Predicted
 from ddpprof.layout import Bars, Column, Table
-from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
+from ddpprof.topics.recording_cost import RecordingCost
 
 
 class Terminal(io.StringIO):

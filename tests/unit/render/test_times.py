@@ -14,7 +14,6 @@ from tables import trace
 
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.layout import Bars, Table
-from ddpprof.measures.step.timeline import move_timeline, step_timeline
 from ddpprof.model import Phase
 from ddpprof.render.html.report_charts import bucket_chart, slowdown_chart
 from ddpprof.render.html.report_page import report_page
@@ -25,6 +24,7 @@ from ddpprof.render.tensorboard.scalars import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.report.timeline import RankTimeline, Timeline
+from ddpprof.topics.steps.timeline import move_timeline, step_timeline
 
 SCHEMA = schema(Report)
 

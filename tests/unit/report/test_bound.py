@@ -9,12 +9,12 @@ import pytest
 import reports
 from observations import MS, observed
 
-from ddpprof.findings import Finding
-from ddpprof.findings.noise import is_noise
-from ddpprof.findings.predictions import Predicted, Predictions
-from ddpprof.measures.step.accumulation import Accumulation
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.findings import is_noise
+from ddpprof.engine.predictions import Predicted, Predictions
 from ddpprof.report import Bound, BoundBy, Report
 from ddpprof.report.bound import find_bound
+from ddpprof.topics.accumulation import Accumulation
 
 SAVES = Predicted(10 * MS, 4 * MS, 20 * MS)
 ACCUMULATES = (Accumulation(module=0, num_passes=4, num_superfluous=3, num_steps=9),)

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from observations import MOVED, MS, beside, observed
 
-from ddpprof.findings import find
-from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.model import DataParallelModule
-from ddpprof.report.topics import observe_topics
+from ddpprof.report.topics import find_all
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
+from ddpprof.topics.devices import DeviceLoad
 from ddpprof.topics.memory import DeviceUse, RankMemory
 
 
@@ -58,8 +57,9 @@ def test_outputs_scattered_again(again: int, gather_ns: int, fires: bool) -> Non
 
 def test_why_one_device_works_more_and_holds_more() -> None:
     uses = tuple(DeviceUse(index, True, size, size, size, None) for index, size in enumerate((9 * 10**9, 10**9)))
-    found = {"data_parallel": using(MOVED, 2), "memory": (RankMemory(0, "node", None, None, uses),)}
-    findings = find(observe_topics(observed(device_loads=loads(50 * MS, 30 * MS)), found))
+    shown = {"data_parallel": using(MOVED, 2), "memory": (RankMemory(0, "node", None, None, uses),)}
+    view = observed(device_loads=loads(50 * MS, 30 * MS))
+    findings = find_all(replace(view, shown={**view.shown, **shown}))
     advice = {finding.rule: finding.advice for finding in findings}
     assert "let the wrapped module return its loss" in advice["device-imbalance"]
     assert "DataParallel gathers outputs" in advice["memory-imbalance"]

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 from tables import collective, run, trace
 
-from ddpprof.findings import Observed
+from ddpprof.engine.topic import View
 from ddpprof.layout import Line, Table
 from ddpprof.load.classify import classify
-from ddpprof.measures.buckets.gradient_reduces import reduces_without_ddp
-from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Rank, Trace
 from ddpprof.render.sections import sections
 from ddpprof.report.build import build_report
-from ddpprof.report.topics import OfTopics, combine_topics
-from ddpprof.topics.own_reduction import OwnReduction, measure_own_reduction
+from ddpprof.topics.buckets.steps import reduces_without_ddp
+from ddpprof.topics.own_reduction import OWN_REDUCTION, OwnReduction, measure_own_reduction
 from ddpprof.topics.own_reduction import own_reduction as rule
+from ddpprof.topics.steps.overlap import measure_trailing
 
 NAMES = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", "autograd::engine::evaluate_function: AddmmBackward0",
          "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
@@ -63,7 +62,8 @@ def test_medians_are_over_steps_that_reduce() -> None:
 
 def test_the_rank_that_exposes_least() -> None:
     few, many = OwnReduction(1, None, 9, 3, None), OwnReduction(1, None, 9, 8, None)
-    assert combine_topics([OfTopics(own_reduction=one) for one in (many, None, few)])["own_reduction"] == few
+    assert OWN_REDUCTION.of_ranks is not None
+    assert OWN_REDUCTION.of_ranks([many, few]) == few
 
 
 IN_HOOK, IN_NODE = {"launched": 200}, {"launched": 150}
@@ -119,7 +119,7 @@ def test_ddps_buckets_still_count_from_its_forward() -> None:
 
 
 def test_the_finding() -> None:
-    observed = Observed(2, 1_000_000)
+    observed = View(2, 1_000_000)
     (finding,) = rule(OwnReduction(3, 2_000_000, 500_000, 100_000, 20_000), observed)
     assert finding.gain_ns is None
     assert finding.evidence == (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from observations import MS, beside
 
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
 
 

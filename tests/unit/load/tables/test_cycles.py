@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddpprof.load.run import load_run
-from ddpprof.measures.step.breakdown import split_step
 from ddpprof.model import Mark, Trace
+from ddpprof.topics.steps.breakdown import split_step
 
 EPOCH = 1_700_000_000_000_000_000
 

@@ -7,14 +7,14 @@ import pytest
 from observations import MS
 from reports import report
 
-from ddpprof.findings import Observed
-from ddpprof.findings.predictions import Predicted, Predictions
+from ddpprof.engine.predictions import Predicted, Predictions
+from ddpprof.engine.topic import View
 from ddpprof.layout import Line
 from ddpprof.render.sections.bound import bound_lines
 from ddpprof.report import BoundBy, Report
 from ddpprof.report.bound import find_bound
 
-OBSERVED = Observed(world_size=2, step_ns=60 * MS)
+OBSERVED = View(world_size=2, step_ns=60 * MS)
 
 
 def exposing(share: float, **changes: Any) -> Report:
@@ -33,7 +33,7 @@ def exposing(share: float, **changes: Any) -> Report:
     return replace(made, ranks=ranks, **{"across": None, **changes})
 
 
-def said(made: Report, observed: Observed = OBSERVED) -> str:
+def said(made: Report, observed: View = OBSERVED) -> str:
     lines = bound_lines(replace(made, bound=find_bound(made, observed)))
     return " ".join(line.text for line in lines if isinstance(line, Line))
 

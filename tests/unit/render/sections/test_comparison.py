@@ -15,7 +15,6 @@ from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.comparison.conditions import parse_conditions
 from ddpprof.comparison.gate import judge
 from ddpprof.layout import Table
-from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.model import Kernel
 from ddpprof.render.json import render_json
 from ddpprof.render.json_documents import ComparisonFile, schema
@@ -23,6 +22,7 @@ from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
+from ddpprof.topics.kernels import KernelSummary
 
 
 def run(idle_us: int, kernel_us: int, name: str = "gemm") -> Report:

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 from reports import report
 
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.layout import FindingList, Line
-from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
@@ -20,6 +19,7 @@ from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.render.terminal import render_terminal
+from ddpprof.topics.failure import Failure, RankEnd
 
 KILLED_WORKER = "DataLoader worker (pid 7) is killed by signal: Killed."
 LOST = (

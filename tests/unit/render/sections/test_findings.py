@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from reports import light_report, report
 
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown

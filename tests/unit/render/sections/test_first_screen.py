@@ -12,13 +12,13 @@ import pytest
 from large_runs import thousand_ranks
 from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_report, light_report, report
 
-from ddpprof.findings import Finding
-from ddpprof.findings.predictions import Predicted
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.predictions import Predicted
 from ddpprof.layout import Commands, Remark, Remarks
-from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
+from ddpprof.topics.failure import Failure, RankEnd
 
 MS = 1_000_000
 

@@ -5,12 +5,12 @@ import io
 import pytest
 from tables import collective, trace
 
-from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.model import Phase, Trace
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.timeline import RankTimeline, Timeline
+from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.steps.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 
 MS = 1_000_000
 FORWARD, BACKWARD, OPTIMIZER = (

@@ -9,17 +9,17 @@ import pytest
 from large_runs import thousand_ranks
 from reports import light_report, report
 
+from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import clocks_of
-from ddpprof.findings import Finding
-from ddpprof.findings.predictions import Predicted
+from ddpprof.engine.predictions import Predicted
 from ddpprof.layout import Line, Table
-from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.sections.findings import change_sentence
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.verdict import Number, verdict
 from ddpprof.report.tree import LightStepReport, Report
+from ddpprof.topics.failure import Failure, RankEnd
 
 
 def test_means_over_ranks_and_steps() -> None:

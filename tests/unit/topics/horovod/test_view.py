@@ -9,7 +9,7 @@ import pytest
 from reports import HOSTILE, compare_runs
 from timelines import Event, cycle, fused, negotiation, tensor, text, together
 
-from ddpprof.findings import Finding
+from ddpprof.engine.finding import Finding
 from ddpprof.load.run import load_run
 from ddpprof.render.json import read_report, render_json
 from ddpprof.render.markdown import render_markdown

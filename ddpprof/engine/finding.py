@@ -1,0 +1,77 @@
+"""The output of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ddpprof.engine.change import Change
+from ddpprof.engine.numbers import Number, Part
+from ddpprof.engine.predictions import Predicted
+
+_REPLAYED = (
+    "trailing-communication",
+    "buckets-too-large",
+    "buckets-too-small",
+    "first-bucket-late",
+    "better-buckets",
+    "reduces-every-pass",
+)
+"""rules whose change has effects that only a replay of the steps shows"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding: one thing to change."""
+
+    rule: Annotated[str, Number("name of the rule that made it")]
+    title: Annotated[str, Number("what was found")]
+    evidence: Annotated[str, Number("numbers that show it")]
+    advice: Annotated[str, Number("what to change")]
+    gain_ns: Annotated[int | None, Number("most time to gain per step")]
+    """most ns per step to gain; ``None`` if the finding is about correctness, or this run cannot tell"""
+    is_correctness: Annotated[bool, Number("whether training does something other than it seems to")] = False
+    predicted: Annotated[Predicted | None, Part("predicted_")] = None
+    """predicted gain, if the recorded steps can be replayed with just this change; `gain_ns` is then its upper end"""
+    cause_ns: int | None = None
+    """time per step that the finding names, of which no change can give back more; `find` sees to that"""
+    is_noise: Annotated[bool, Number("whether it may be chance, so that it is no advice")] = False
+
+    comes_first: bool = False
+    """True if no gain counts before it is mended: training is broken, or distorts what was measured"""
+    may_be_meant: bool = False
+    """True if training may do on purpose what the finding says"""
+    subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
+    """what it is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
+    change: Change | None = None
+    """what to change, for a tool to apply; ``None`` if only the script's author can, or the best value is unknown"""
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether only a replay could tell what the change gives, and there was none: `gain_ns` is a mere bound."""
+        return self.predicted is None and self.rule in _REPLAYED
+
+    @property
+    def expected_ns(self) -> int | None:
+        return self.gain_ns if self.predicted is None else self.predicted.gain_ns
+
+
+def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
+    """Return the upper end of the replay's prediction, or else the measured bound."""
+    return gain_ns if predicted is None else predicted.high_ns
+
+
+def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
+    """Return the most that a change gives back, and its prediction; neither if it is predicted to cost time."""
+    if predicted is not None and predicted.gain_ns < 0:
+        return None, None
+    return at_most(gain_ns, predicted), predicted
+
+
+def in_ms(ns: float) -> str:
+    return f"{ns / 1e6:z.2f} ms"
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"

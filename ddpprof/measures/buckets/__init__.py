@@ -1,1 +1,0 @@
-"""Measures of when gradients are reduced, in which buckets, and what hides it."""

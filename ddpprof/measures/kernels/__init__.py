@@ -1,1 +1,0 @@
-"""Measures of single kernels and whole devices."""

@@ -1,1 +1,0 @@
-"""Comparison of the ranks of a job."""

@@ -1,1 +1,0 @@
-"""Intervals, ratios and models of measured times of any kind."""

@@ -1,1 +1,0 @@
-"""Split of a step's time into its parts."""

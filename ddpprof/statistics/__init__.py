@@ -1,0 +1,1 @@
+"""Statistics that the analysis and the experiments share."""

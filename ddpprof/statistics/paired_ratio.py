@@ -1,0 +1,152 @@
+"""How much longer does one variant's step take than another's? The data are pairs of blocks run in turn.
+
+    ratio    = median over all pairs of (median of a's steps / median of b's steps)
+    interval = 95 %. With one pair a round: Student's t of the pairs' logarithms. With more: the ratio's bootstrap,
+               which draws rounds with replacement, then their pairs, then their steps; its ends are moved away from
+               the ratio, as Student's t is wider than the normal distribution for so few rounds, whose uncertainty a
+               bootstrap alone underestimates
+
+Anything that slows the machine for a while affects both of a pair, and cancels in its ratio. Differences between starts
+of a process are in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import atan, cos, exp, lgamma, log, pi, sin, sqrt
+from statistics import NormalDist, fmean, median, stdev, variance
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+_DRAWS = 2000
+ENOUGH_ROUNDS = 3
+_VAGUE = 2.0
+"""upper end of an interval over the lower end, from which it is not worth reading"""
+
+Steps = Sequence[float]
+Pair = tuple[Steps, Steps]
+"""step times of a and of b, one after the other, ns"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    ratio: float
+    low: float | None
+    high: float | None
+    """ends of the interval; ``None`` with fewer than three rounds, which do not show how much they differ"""
+    num_pairs: int
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the interval is so wide that the ratio says nothing."""
+        return self.low is not None and self.high is not None and self.high > _VAGUE * self.low
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether the two differ at all; ``None`` without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low > 1 or self.high < 1
+
+
+def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
+    """Return the ratio over the pairs of all rounds, i.e. starts of the job; ``None`` if there are no pairs.
+
+    `comparisons`: number of intervals that must hold together, this one included.
+    """
+    rounds = [known for pairs in rounds if (known := [(a, b) for a, b in pairs if a and b])]
+    pairs = [pair for of_round in rounds for pair in of_round]
+    if not pairs:
+        return None
+    ratio = median(median(a) / median(b) for a, b in pairs)
+    if len(rounds) < ENOUGH_ROUNDS:
+        return Ratio(ratio, None, None, len(pairs))
+    tail = (1 - CONFIDENCE) / 2 / comparisons
+    low, high = _by_student(pairs, tail) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio, tail)
+    return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
+
+
+def _by_student(pairs: Sequence[Pair], tail: float) -> tuple[float, float]:
+    logs = [log(median(a) / median(b)) for a, b in pairs]
+    half = student_quantile(tail, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    return exp(fmean(logs) - half), exp(fmean(logs) + half)
+
+
+def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -> tuple[float, float]:
+    wider = student_quantile(tail, len(rounds) - 1) / NormalDist().inv_cdf(1 - tail)
+    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [tail, 1 - tail]))
+    return float(low), float(high)
+
+
+def student_quantile(tail: float, degrees: int) -> float:
+    """Return the t with tail probability `tail` under Student's distribution, by bisection."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
+    return high
+
+
+def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
+    """Return [_DRAWS] ratios."""
+    random = np.random.default_rng(0)
+    most = max(map(len, rounds))
+    sizes = np.array([len(pairs) for pairs in rounds])
+    drawn = np.ones((_DRAWS, len(rounds), most))
+    for index, pairs in enumerate(rounds):
+        for place, (a, b) in enumerate(pairs):
+            drawn[:, index, place] = _medians(a, random) / _medians(b, random)
+    chosen = random.integers(0, len(rounds), (_DRAWS, len(rounds), 1))
+    pair = (random.random((_DRAWS, len(rounds), most)) * sizes[chosen]).astype(np.int64)
+    return np.asarray(np.median(drawn[np.arange(_DRAWS)[:, None, None], chosen, pair], axis=(1, 2)), np.float64)
+
+
+def _medians(steps: Steps, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return [_DRAWS] medians of as many steps, drawn with replacement."""
+    values = np.asarray(steps, np.float64)
+    return np.asarray(np.median(values[random.integers(0, len(values), (_DRAWS, len(values)))], axis=1), np.float64)
+
+
+def binomial_tail(successes: int, trials: int, chance: float) -> float:
+    """Return P(X >= successes) for that many trials; the chance must be strictly between 0 and 1."""
+    if successes <= 0:
+        return 1.0
+    logs = (
+        lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) + k * log(chance) + (trials - k) * log(1 - chance)
+        for k in range(successes, trials + 1)
+    )
+    return min(1.0, sum(map(exp, logs)))
+
+
+def student_tail(t: float, degrees: int) -> float:
+    """Return P(T >= t) for at least one degree of freedom; values below 1e-16 count as 0."""
+    angle = atan(t / sqrt(degrees))
+    odd = degrees % 2
+    term = cos(angle) if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for factor in range(2 + odd, degrees - 1, 2):
+        term *= (factor - 1) / factor * cos(angle) ** 2
+        total += term
+    within = 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
+    return min(1.0, max(0.0, (1 - within) / 2))
+
+
+def mean_above_zero(values: Sequence[float]) -> float:
+    """Return the p-value of a mean that is at most 0, for two or more values."""
+    return _tail(fmean(values), variance(values) / len(values), len(values) - 1)
+
+
+def mean_above(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the p-value of a mean that is not above the others', for two or more of each, of equal variance."""
+    degrees = len(values) + len(others) - 2
+    pooled = (variance(values) * (len(values) - 1) + variance(others) * (len(others) - 1)) / degrees
+    return _tail(fmean(values) - fmean(others), pooled * (1 / len(values) + 1 / len(others)), degrees)
+
+
+def _tail(mean: float, squared_error: float, degrees: int) -> float:
+    if squared_error <= 0:
+        return 0.0 if mean > 0 else 1.0
+    return student_tail(mean / sqrt(squared_error), degrees)

@@ -1,0 +1,116 @@
+"""Does a step reduce gradients several times although only their sum is used?
+
+    A module accumulates if the optimizer does not step between two of its synchronised backward passes, and the later
+    pass adds to the gradients of the earlier one. Only the reduction of the last pass is needed.
+
+Two backward passes of a GAN's discriminator with an optimizer step between them, or passes that an optimizer requests
+through its closure, are not accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ddpprof.engine.finding import Finding, hoped_for, in_ms, size
+from ddpprof.engine.frameworks import reduce_once
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import BackwardPass, RecordedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """Backward passes of one module that add up, in the usual step."""
+
+    module: int
+    num_passes: int
+    """number of synchronised passes in a step"""
+    num_superfluous: int
+    """number of these whose gradients the next pass adds to and reduces again"""
+    num_steps: int
+    """number of steps examined"""
+
+
+def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, ...]:
+    """Return the modules that reduce more than once per optimizer step in at least half of `steps`."""
+    looked_at = [step for step in steps if step.passes]
+    found = []
+    for module in sorted({one.module for step in looked_at for one in step.passes}):
+        passes = [[one for one in step.passes if one.module == module] for step in looked_at]
+        superfluous = [sum(_superfluous(step, of)) for step, of in zip(looked_at, passes, strict=True)]
+        if usual := round(median(superfluous)):
+            found.append(Accumulation(module, round(median(map(len, passes))), usual, len(looked_at)))
+    return tuple(found)
+
+
+def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
+    """Return how many batches a step accumulates; 1 if every forward's gradients reach the optimizer at once.
+
+    This counts forwards under ``no_sync``, and backward passes that the next one adds to.
+    """
+    per_step = []
+    for step in steps:
+        if step.forwards:
+            modules = {forward.module for forward in step.forwards}
+            per_step.append(max(_accumulated(step, module) for module in modules))
+    return 1 + round(median(per_step)) if per_step else 1
+
+
+def _accumulated(step: RecordedStep, module: int) -> int:
+    without_sync = sum(
+        forward.has_gradients and not forward.synchronises for forward in step.forwards if forward.module == module
+    )
+    return without_sync + sum(_superfluous(step, [one for one in step.passes if one.module == module]))
+
+
+def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
+    """Yield, for each pass but the last, whether the next one adds to its gradients before the optimizer steps."""
+    for one, following in pairwise(passes):
+        begun = one.last_ready_ns
+        stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)
+        yield following.adds_up and not stepped
+
+
+def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Finding]:
+    """Report gradients that accumulate over several backward passes but are all-reduced in each of them."""
+    for one in found:
+        module = view.module(one.module)
+        if module is None:
+            continue
+        share = one.num_superfluous / one.num_passes
+        most_ns = None if view.exposed_ns is None else round(view.exposed_ns * share)
+        gain_ns, predicted = hoped_for(most_ns, view.predictions.no_sync)
+        if not view.worth(most_ns, predicted):
+            continue
+        known = [module.bucket_bytes(index) for index in range(len(module.buckets))]
+        sizes = [num_bytes for num_bytes in known if num_bytes is not None]
+        sent = f"{size(sum(sizes))} in " if len(sizes) == len(known) else ""
+        is_static = bool(module.settings.get("static_graph"))
+        exposed = "" if view.exposed_ns is None else f"; {in_ms(view.exposed_ns)} of communication per step are exposed"
+        yield Finding(
+            "reduces-every-pass",
+            f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
+            f"each pass sends {sent}{_num_buckets(len(module.buckets))}, but the optimizer uses only the "
+            f"result of the last pass, in {one.num_steps} recorded steps{exposed}",
+            f"{reduce_once(view.framework, is_static)} Code that reads gradients between the passes, such as clipping, "
+            "then sees each rank's own gradients.",
+            gain_ns,
+            predicted=predicted,
+            cause_ns=view.exposed_ns,
+        )
+
+
+def _num_buckets(number: int) -> str:
+    return "1 bucket" if number == 1 else f"{number} buckets"
+
+
+ACCUMULATION: Topic[tuple[Accumulation, ...], tuple[Accumulation, ...]] = Topic(
+    "accumulation",
+    rules=(reduces_every_pass,),
+    of_rank=lambda rank, _steps, _modules: measure_accumulation(rank.training_steps) if rank.record else None,
+    rank_type=tuple[Accumulation, ...],
+    of_ranks=lambda ranks: ranks[0],
+)
+"""accumulation of the first rank, which all ranks must share"""

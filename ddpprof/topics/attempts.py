@@ -1,0 +1,138 @@
+"""How long did each attempt of a restarted job last, how did it end, and what changed after it?
+
+Steps are compared with those of the previous attempt that has steps of the same kind: with recording off if both have
+such steps, else with light recording, else with the profiler. A step's length is the mean over its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Annotated
+
+from ddpprof.engine.numbers import HOST
+from ddpprof.model import Attempt, DdpModule, ProcessExit, StepMode
+from ddpprof.statistics.shift import Shift, shift_between
+from ddpprof.topics.failure import RankEnd, rank_end, with_exits
+
+_MODES = (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptChange:
+    """A difference from the previous attempt."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    """One attempt. Times are ns."""
+
+    attempt: int
+    restarts: int | None
+    """number of restarts of its ranks after a failure; a change of nodes does not count"""
+    after_first_ns: int | None
+    """time since the first attempt's setup of DDP"""
+    world_size: int | None
+    hosts: tuple[str, ...]
+    num_steps: int
+    """number of recorded steps, including those with recording off"""
+    step_ns: Annotated[int | None, HOST]
+    """median length of steps of `step_mode`"""
+    step_mode: StepMode | None
+    ends: tuple[RankEnd, ...]
+    changes: tuple[AttemptChange, ...]
+    step_change: Shift | None
+    """ns; ``None`` without steps of the same kind in both"""
+    is_shown: bool
+    """True if the rest of the report is about this one"""
+
+
+def summarise_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:
+    return tuple(_summarise(attempts, index, exits) for index in range(len(attempts)))
+
+
+def _summarise(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessExit]) -> AttemptSummary:
+    one, first = attempts[index], attempts[0]
+    before = next((other for other in reversed(attempts[:index]) if other.records), None)
+    mode = next((mode for mode in _MODES if _step_times(one, mode)), None)
+    times = _step_times(one, mode) if mode is not None else []
+    after = None
+    if one.created_unix_s is not None and first.created_unix_s is not None:
+        after = round((one.created_unix_s - first.created_unix_s) * 1e9)
+    return AttemptSummary(
+        attempt=one.number,
+        restarts=one.restarts,
+        after_first_ns=after,
+        world_size=one.world_size,
+        hosts=_hosts(one),
+        num_steps=max((len(record.steps) for record in one.records), default=0),
+        step_ns=round(median(times)) if times else None,
+        step_mode=mode,
+        ends=with_exits([rank_end(record) for record in one.records], exits),
+        changes=_changes(before, one) if before is not None and one.records else (),
+        step_change=_step_change(attempts[:index], one),
+        is_shown=one.is_shown,
+    )
+
+
+def _step_times(attempt: Attempt, mode: StepMode) -> list[float]:
+    """Return the length of every step that a rank recorded in this mode."""
+    found: dict[int, list[int]] = {}
+    for record in attempt.records:
+        for step in record.steps:
+            if step.mode is mode:
+                found.setdefault(step.number, []).append(step.end_ns - step.start_ns)
+    return [fmean(lengths) for lengths in found.values()]
+
+
+def _step_change(before: Sequence[Attempt], one: Attempt) -> Shift | None:
+    for other in reversed(before):
+        for mode in _MODES:
+            shift = shift_between(_step_times(other, mode), _step_times(one, mode))
+            if shift is not None:
+                return shift
+    return None
+
+
+def _hosts(attempt: Attempt) -> tuple[str, ...]:
+    return tuple(sorted({record.host for record in attempt.records}))
+
+
+def _changes(before: Attempt, after: Attempt) -> tuple[AttemptChange, ...]:
+    old, new = _facts(before), _facts(after)
+    names = dict.fromkeys((*old, *new))
+    return tuple(
+        AttemptChange(name, old.get(name, "-"), new.get(name, "-")) for name in names if old.get(name) != new.get(name)
+    )
+
+
+def _facts(attempt: Attempt) -> dict[str, str]:
+    first = attempt.records[0]
+    ranks = attempt.world_size if attempt.world_size is not None else first.world_size
+    facts = {
+        "ranks": str(ranks),
+        "hosts": ", ".join(_hosts(attempt)),
+        "backend": first.backend,
+        "device": first.device,
+        "torch": first.torch,
+    }
+    modules = next((record.modules for record in attempt.records if record.modules), ())
+    for index, module in enumerate(modules):
+        facts |= _module_facts(module, f"module {index}: " if len(modules) > 1 else "")
+    return facts
+
+
+def _module_facts(module: DdpModule, of: str) -> dict[str, str]:
+    sizes = [sum(module.parameters[index].num_bytes for index in bucket) for bucket in module.buckets]
+    return {
+        f"{of}model": module.name,
+        f"{of}parameters": str(len(module.parameters)),
+        f"{of}buckets": f"{len(sizes)} ({', '.join(str(size) for size in sizes)} bytes)",
+        **({f"{of}comm hook": module.comm_hook} if module.comm_hook else {}),
+        **{f"{of}{name}": str(value) for name, value in module.settings.items()},
+    }

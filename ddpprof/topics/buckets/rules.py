@@ -1,0 +1,414 @@
+"""Rules about gradient buckets and exposed communication.
+
+None advises other buckets for a model that torch.compile has compiled: they would cut it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpprof.engine.change import Change, ChangeKind, bucket_change
+from ddpprof.engine.finding import Finding, at_most, in_ms, size
+from ddpprof.engine.frameworks import accumulation, compression, ddp_argument, without_ddp_argument
+from ddpprof.engine.predictions import DEFAULT_CAP, NewBuckets, Predicted, Predictions, equal_caps, since_torch
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import DdpModule
+from ddpprof.model.backends import backend_of
+from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
+from ddpprof.model.comm_hooks import Compression
+from ddpprof.topics.buckets.rows import BucketRow
+
+Rows = Sequence[BucketRow]
+"""gradient buckets of all DDP modules"""
+
+_CUT = 0.8
+"""largest useful cut: a smaller cap that leaves more of a bucket does not help, as one parameter makes up the bucket"""
+
+_NEARLY_ALL = 0.6
+"""share of the bytes from which a single bucket decides when communication starts and ends"""
+
+_MOST_SHOWN = 6
+
+
+def _gradient_buckets(rows: Rows, view: View) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
+    """Yield the modules whose buckets have known sizes: of sparse gradients nobody knows how much is sent."""
+    for index, module in enumerate(view.modules):
+        buckets = tuple(b for b in rows if b.module == index)
+        if buckets and all(bucket.num_bytes is not None for bucket in buckets):
+            yield module, buckets
+
+
+def _total_bytes(buckets: Sequence[BucketRow]) -> int:
+    return sum(map(bytes_of, buckets))
+
+
+def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
+    """Report communication after the backward pass: the last bucket is late, or the link is the bottleneck.
+
+    Yields nothing if a step trains several modules, since the communication could belong to any of them.
+    """
+    if view.trailing_ns is None or not view.worth(view.trailing_ns) or len(view.modules) > 1:
+        return
+    for module, buckets in _gradient_buckets(rows, view):
+        transfers = [b.transfer_ns for b in buckets if b.transfer_ns is not None]
+        ready = [b.ready_ns for b in buckets if b.ready_ns is not None]
+        if len(transfers) < len(buckets) or len(ready) < len(buckets):
+            continue
+        passes, last = buckets[0].num_passes, buckets[-1]
+        comm, window = passes * _link_ns(buckets), passes * (max(ready) - _first_gradient_ns(buckets))
+        late, new = _what_trails(buckets, view.trailing_ns), advised_buckets(view.predictions, module, buckets)
+        left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(bytes_of(late), 1)
+        is_worth = new.predicted is None or view.worth(None, new.predicted)
+        is_cut = left <= _CUT and is_worth and not view.is_compiled
+        evidence = (
+            f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
+            f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and after the first "
+            f"gradient {'only ' if comm > window else ''}{in_ms(window)} of backward were left to hide it"
+        )
+        if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
+            if _total_bytes(buckets) < len(buckets) * MIB:
+                continue  # latency, not bandwidth: `buckets_too_small` reports it
+            title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
+            change = _halving(view, module)
+            (advice, predicted), gain = _fewer_bytes(view, module), min(view.trailing_ns, comm // 2)
+        elif is_cut and late is not last:
+            continue  # `buckets_too_large` reports it
+        elif len(buckets) > 1 and is_cut:
+            title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
+            evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
+            smaller = "" if new.predicted is None else f" to {size(left * bytes_of(last))}"
+            advice = f"Shrink the last bucket{smaller}: {call_for(view.framework, new)}."
+            gain, predicted, change = (
+                round(view.trailing_ns * (1 - left)),
+                new.predicted,
+                bucket_change(view.framework, new),
+            )
+        elif not is_cut and bytes_of(late) >= MIB:
+            name = "The last bucket" if late is last else f"Bucket {late.index}"
+            transfer = passes * (late.transfer_ns or 0)
+            title = f"{name} ({size(bytes_of(late))}) is sent when no computation is left to hide it"
+            evidence += f"; it alone takes {in_ms(transfer)}"
+            if not view.is_compiled:
+                evidence += f", and {_leaves(new, left, late)}"
+            change = _halving(view, module)
+            (advice, predicted), gain = _fewer_bytes(view, module), min(view.trailing_ns, transfer // 2)
+        else:
+            continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
+        if view.worth(gain, predicted):
+            gain_ns = at_most(gain, predicted)
+            yield Finding(
+                "trailing-communication",
+                title,
+                evidence,
+                advice,
+                gain_ns,
+                predicted=predicted,
+                cause_ns=view.trailing_ns,
+                subject={"bucket": late.index},
+                change=change,
+            )
+
+
+def _all(buckets: Sequence[BucketRow]) -> str:
+    return "the only bucket needs" if len(buckets) == 1 else f"all buckets ({len(buckets)}) need"
+
+
+def _backward(num_passes: int) -> str:
+    return "the backward pass" if num_passes == 1 else f"each of {num_passes} backward passes"
+
+
+def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
+    if not new.argument or (new.predicted is not None and new.predicted.gain_ns <= 0):
+        return "the replay finds no buckets that shorten the step"
+    if new.predicted is not None and left <= _CUT:
+        return "the replay finds no buckets that shorten the step much"
+    cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
+    return f"{cut} {size(left * bytes_of(late))} of it"
+
+
+def _link_ns(buckets: Sequence[BucketRow]) -> int:
+    """Return how long the buckets keep the link busy; concurrent buckets share it if their ends are known."""
+    spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
+    if len(spans) < len(buckets):
+        return sum(b.transfer_ns or 0 for b in buckets)
+    busy_ns, free_at = 0, min(spans)[0]
+    for start, end in sorted(spans):
+        busy_ns += max(0, end - max(start, free_at))
+        free_at = max(end, free_at)
+    return busy_ns
+
+
+def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
+    """Return when smaller buckets could first be sent."""
+    times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
+    return min(time for time in times if time is not None)
+
+
+def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
+    """Return the last bucket, or an earlier one if it holds nearly everything and causes most of the trailing time."""
+    large, last = max(buckets, key=bytes_of), buckets[-1]
+    if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
+        return last
+    return large if (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2 else last
+
+
+def _halving(view: View, module: DdpModule) -> Change | None:
+    """Return the hook that halves gradients, if one can be registered and is worth it."""
+    predicted, compress = view.predictions.compression, compression(view.framework, view.backend)
+    can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
+    if not can_halve or compress is None or (predicted is not None and not view.worth(None, predicted)):
+        return None
+    return Change(ChangeKind.COMM_HOOK, {backend_of(view.backend).halving.hook: True}, compress, is_lossy=True)
+
+
+def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
+    """Return advice on sending fewer bytes, and its predicted gain, if known."""
+    halving = _halving(view, module)
+    if view.num_micro_steps > 1:
+        accumulate = f"accumulate more than the present {view.num_micro_steps} batches per step"
+    else:
+        accumulate = accumulation(view.framework, bool(module.settings.get("static_graph")))
+    if halving is None:
+        return f"Send fewer bytes: {accumulate}.", None
+    is_fp16 = backend_of(view.backend).halving is Compression.FP16
+    limit = " (in fp16, values above 65504 overflow, as they may under a GradScaler)" if is_fp16 else ""
+    advice = f"Send fewer bytes: halve 32-bit gradients with {halving.code}, which rounds them{limit}. Or {accumulate}."
+    return advice, view.predictions.compression
+
+
+_HALVED = ("float32", "float64", None)
+"""types of gradients that a hook sends in fewer bytes; ``None`` is unknown"""
+
+
+def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
+    """Report a bucket that holds nearly everything, so that it starts when the backward pass is almost over."""
+    if view.is_compiled or view.exposed_ns is None or not view.worth(view.exposed_ns):
+        return
+    for module, buckets in _gradient_buckets(rows, view):
+        largest = max(buckets, key=bytes_of)
+        total = _total_bytes(buckets)
+        if bytes_of(largest) < _NEARLY_ALL * total or total < 2 * MIB or len(module.buckets[largest.index]) < 2:
+            continue
+        if len(buckets) > 1 and largest is buckets[-1]:
+            continue  # `trailing_communication` reports it
+        if largest.ready_ns is None or largest.first_ready_ns is None or largest.transfer_ns is None:
+            continue
+        new = advised_buckets(view.predictions, module, buckets)
+        left = max(new.bucket_bytes) / bytes_of(largest)
+        saved = round(largest.transfer_ns * (1 - left))
+        gain = min(view.exposed_ns, largest.num_passes * min(largest.ready_ns - largest.first_ready_ns, saved))
+        if left <= _CUT and view.worth(gain, new.predicted):
+            yield Finding(
+                "buckets-too-large",
+                f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
+                f"{size(bytes_of(largest))} of {size(total)} wait {in_ms(largest.ready_ns - largest.first_ready_ns)} "
+                f"from their first gradient to their last, then take {in_ms(largest.transfer_ns)}",
+                f"Split it: {call_for(view.framework, new)}.",
+                at_most(gain, new.predicted),
+                predicted=new.predicted,
+                cause_ns=view.exposed_ns,
+                change=bucket_change(view.framework, new),
+            )
+
+
+def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
+    """Report many small buckets, which cost latency rather than bandwidth."""
+    if view.is_compiled or view.exposed_ns is None:
+        return
+    for module, buckets in _gradient_buckets(rows, view):
+        transfers = [b.transfer_ns for b in buckets if b.transfer_ns is not None]
+        total = _total_bytes(buckets)
+        if len(buckets) < 4 or len(transfers) < len(buckets) or total / len(buckets) >= MIB:
+            continue
+        latency, new = min(transfers), _fewer_buckets(view, module, len(buckets))
+        wanted = len(new.bucket_bytes)
+        gain = min(view.exposed_ns, buckets[0].num_passes * (len(buckets) - wanted) * latency)
+        if wanted < len(buckets) and view.worth(gain, new.predicted):
+            yield Finding(
+                "buckets-too-small",
+                f"{len(buckets)} buckets of {size(total / len(buckets))} on average cost latency",
+                f"even the fastest takes {in_ms(latency)}; all {len(buckets)} move only {size(total)}, "
+                + (f"for which DDP by default makes {wanted}" if new.is_default else f"for which {wanted} are best"),
+                _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(view.framework, new)}.",
+                at_most(gain, new.predicted),
+                predicted=new.predicted,
+                cause_ns=view.exposed_ns,
+                change=bucket_change(view.framework, new),
+            )
+
+
+_USE_DEFAULT = (
+    "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DDP's options; the default "
+    f"caps are {DEFAULT_FIRST_CAP_MIB} MiB for the first bucket and {DEFAULT_CAP_MIB} MiB for the rest."
+)
+
+
+def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
+    """Return DDP's default buckets, or the best predicted ones if they are fewer than now.
+
+    Predictions of as many or more buckets are ignored, because buckets of one size do not show their latency.
+    """
+    best = view.predictions.best_buckets
+    if best is not None and len(best.bucket_bytes) < now:
+        return best
+    return NewBuckets(DEFAULT_CAP, bucket_sizes_under(module, [DEFAULT_FIRST_CAP_MIB, DEFAULT_CAP_MIB]))
+
+
+def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
+    """Report a first all-reduce that waits for its bucket to fill although gradients are there."""
+    if view.is_compiled or view.exposed_ns is None:
+        return
+    for module, buckets in _gradient_buckets(rows, view):
+        first, new = buckets[0], _smaller_first(view, module)
+        if new is None or not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * bytes_of(first):
+            continue  # no argument of DDP makes it smaller, or none that helps
+        ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
+        if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or bytes_of(first) <= 2 * MIB:
+            continue
+        waits = first.ready_ns - first.first_ready_ns
+        gain = min(view.exposed_ns, first.num_passes * waits)
+        if waits > 0.25 * (max(ends) - first.first_ready_ns) and view.worth(gain, new.predicted):
+            yield Finding(
+                "first-bucket-late",
+                f"The first all-reduce starts {in_ms(waits)} after the first gradient",
+                f"bucket 0 collects {size(bytes_of(first))} from {first.num_parameters} parameters before it is sent; "
+                "the link is idle until then",
+                f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(view.framework, new)}.",
+                at_most(gain, new.predicted),
+                predicted=new.predicted,
+                cause_ns=view.exposed_ns,
+                change=bucket_change(view.framework, new),
+            )
+
+
+_CAPS_FIRST = "leave bucket_cap_mb out, so that DDP caps the first bucket at 1 MiB"
+
+
+def _smaller_first(view: View, module: DdpModule) -> NewBuckets | None:
+    """Return the best predicted buckets, or else the present ones with a smaller first one, if a user can have it."""
+    if view.predictions.best_buckets is not None:
+        return view.predictions.best_buckets
+    cap = cap_mb(module)
+    is_default = cap == DEFAULT_CAP_MIB and not module.settings.get("has_bucket_cap_mb_list")
+    if not is_default and not view.takes_cap_lists:
+        return None
+    argument = DEFAULT_CAP if is_default else f"bucket_cap_mb_list=[1, {max(1, round(cap))}]"
+    return NewBuckets(argument, bucket_sizes_under(module, [DEFAULT_FIRST_CAP_MIB, cap]))
+
+
+def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
+    """Report other buckets that shorten the replayed step by more than the replay's error, whatever the reason."""
+    best = view.predictions.best_buckets
+    if best is None or best.predicted is None or view.is_compiled:
+        return
+    if best.predicted.low_ns <= 0 or not view.worth(view.exposed_ns, best.predicted):
+        return
+    was, sizes = [*map(bytes_of, rows)], best.bucket_bytes
+    yield Finding(
+        "better-buckets",
+        "Other buckets are predicted to shorten the step",
+        f"{_sizes(sizes)} instead of {_sizes(was)}, in the order of sending",
+        f"Try {call_for(view.framework, best)}. To compare it with other caps, use ddpprof whatif.",
+        best.predicted.high_ns,
+        predicted=best.predicted,
+        cause_ns=view.exposed_ns,
+        change=bucket_change(view.framework, best),
+    )
+
+
+def _sizes(num_bytes: Sequence[int]) -> str:
+    shown = [*map(size, num_bytes[:_MOST_SHOWN]), *["…"] * (len(num_bytes) > _MOST_SHOWN)]
+    return f"{len(num_bytes)} bucket{'s' if len(num_bytes) > 1 else ''} ({', '.join(shown)})"
+
+
+def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
+    """Report a bucket that lacks only one gradient and holds back its successors, since DDP launches in index order."""
+    if view.exposed_ns is None:
+        return
+    for module, buckets in _gradient_buckets(rows, view):
+        for position, bucket in enumerate(buckets[:-1]):
+            delay = bucket.slowest_parameter_delay_ns
+            if delay is None or bucket.launched_ns is None or bucket.slowest_parameter is None:
+                continue
+            waiting = [
+                b.launched_ns - b.ready_ns
+                for b in buckets[position + 1 :]
+                if b.launched_ns is not None and b.ready_ns is not None and b.ready_ns < bucket.launched_ns
+            ]
+            gain = min(view.exposed_ns, bucket.num_passes * min(delay, max(waiting, default=0)))
+            if view.worth(gain):
+                yield Finding(
+                    "late-parameter",
+                    f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
+                    f"its gradient comes {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets were "
+                    f"ready, but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
+                    _reorder(module, bucket.slowest_parameter),
+                    gain,
+                    subject={"parameter": bucket.slowest_parameter, "bucket": bucket.index},
+                )
+
+
+def _reorder(module: DdpModule, parameter: str) -> str:
+    if is_rebuilt(module):
+        return (
+            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient came earlier: make the "
+            "first step on every rank run the backward pass in the same order as all later steps."
+        )
+    return (
+        f"Define {parameter} earlier in the model: with find_unused_parameters=True DDP fills its buckets in reverse "
+        "order of definition. Without it, or with static_graph=True, DDP uses the order of the gradients."
+    )
+
+
+def cap_mb(module: DdpModule) -> float:
+    return float(DEFAULT_CAP_MIB) if module.bucket_cap_mb is None else module.bucket_cap_mb
+
+
+def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[int, ...]:
+    """Return the bytes of DDP's buckets under other caps, in the order of launch, as in `ddpprof whatif`.
+
+    The last cap holds for all further buckets.
+    """
+    buckets = buckets_under(module, Caps.of(bucket_cap_mb_list=caps_mib))
+    return tuple(sum(module.parameters[index].num_bytes for index in bucket) for bucket in buckets)
+
+
+def bytes_of(bucket: BucketRow) -> int:
+    """Return a bucket's size, which is known of every bucket of a recorded module without sparse gradients."""
+    return bucket.num_bytes or 0
+
+
+def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
+    cap = min(cap_mb(module), max(map(bytes_of, buckets)) / MIB)
+    return max(1, round(cap / 4))
+
+
+def call_for(framework: str | None, new: NewBuckets) -> str:
+    """Return how to get those buckets from DDP, as the end of a sentence; without a prediction, how to find a value."""
+    if new.is_default:
+        return without_ddp_argument(framework, "bucket_cap_mb")
+    if new.predicted is None:
+        name = new.argument.partition("=")[0]
+        return f"{ddp_argument(framework, f'{name}=…')}. This run cannot tell the best value: ddpprof tune measures it"
+    return f"{ddp_argument(framework, new.argument)}{since_torch(new.argument)}{equal_caps(new.equal_mb)}"
+
+
+def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
+    """Return the best buckets that the replay finds; without a replay, those of a quarter of the cap."""
+    if predictions.best_buckets is not None:
+        return predictions.best_buckets
+    cap = smaller_cap(module, buckets)
+    return NewBuckets(f"bucket_cap_mb={cap}", bucket_sizes_under(module, [cap]))
+
+
+BUCKETS: Topic[None, tuple[BucketRow, ...]] = Topic(
+    "buckets",
+    rules=(
+        trailing_communication,
+        buckets_too_large,
+        buckets_too_small,
+        first_bucket_late,
+        better_buckets,
+        late_parameter,
+    ),
+)

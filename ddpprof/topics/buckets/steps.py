@@ -1,0 +1,218 @@
+"""When is each gradient bucket ready, launched, started and finished, and which parameter kept it waiting?
+
+    ready     its last gradient is accumulated (torch's `get_backward_stats`)
+    launched  the reducer hands its all-reduce to the backend, strictly in index order
+    started, finished   the collective itself, from the trace
+
+Times count from the end of the last DDP forward before the backward pass, which is the origin of the reducer's own
+clock. A step may have several synchronised backward passes through one module; each has all of the module's buckets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import union_of
+from ddpprof.model import UNKNOWN, BackwardPass, CollectiveKind, DdpModule, Mark, Phase, RecordedStep, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStep:
+    """One bucket in one backward pass of one step of one rank. Nanoseconds since the end of the DDP forward."""
+
+    step: int
+    module: int
+    index: int
+    origin_ns: int
+    """end of the DDP forward, since 1970"""
+    first_ready_ns: int | None = None
+    """time at which its first gradient was accumulated"""
+    ready_ns: int | None = None
+    launched_ns: int | None = None
+    started_ns: int | None = None
+    finished_ns: int | None = None
+    last_parameter: int | None = None
+    """reducer index of the parameter whose gradient came last"""
+    previous_ready_ns: int | None = None
+    """time at which its last but one gradient was accumulated"""
+    pass_index: int = 0
+    """index among the step's synchronised backward passes through the module"""
+
+
+def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
+    """Return every bucket of every synchronised backward pass of `step`, which is in `trace` if it was profiled."""
+    if not fits(modules, step):
+        return ()
+    seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
+    passes_so_far: Counter[int] = Counter()
+    rows = []
+    for place, one in enumerate(step.passes):
+        for index, parameters in enumerate(modules[one.module].buckets):
+            times = seen.get((place, index), (None, None, None))
+            rows.append(_bucket_step(step.number, one, passes_so_far[one.module], index, parameters, times))
+        passes_so_far[one.module] += 1
+    return tuple(sorted(rows, key=lambda row: (row.module, row.pass_index, row.index)))
+
+
+_Times = tuple[int | None, int | None, int | None]
+
+
+def _bucket_step(
+    number: int, one: BackwardPass, pass_index: int, index: int, parameters: Sequence[int], times: _Times
+) -> BucketStep:
+    origin, (launched, started, finished) = one.origin_ns, times
+    known = sorted((ns, parameter) for parameter in parameters if (ns := one.ready_ns[parameter]) is not None)
+    return BucketStep(
+        step=number,
+        module=one.module,
+        index=index,
+        origin_ns=origin,
+        first_ready_ns=known[0][0] - origin if known else None,
+        ready_ns=known[-1][0] - origin if known else None,
+        launched_ns=_since(launched, origin),
+        started_ns=_since(started, origin),
+        finished_ns=_since(finished, origin),
+        last_parameter=known[-1][1] if known else None,
+        previous_ready_ns=known[-2][0] - origin if len(known) > 1 else None,
+        pass_index=pass_index,
+    )
+
+
+def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
+    """Return whether all backward passes of `step` fit these modules."""
+    return all(pass_fits(modules, one) for one in step.passes)
+
+
+def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
+    """Return whether the pass is of one of these modules: a killed rank may have left steps of undescribed modules."""
+    return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
+
+
+def _since(time_ns: int | None, origin: int) -> int | None:
+    return None if time_ns is None else time_ns - origin
+
+
+def _from_record(step: RecordedStep) -> dict[tuple[int, int], _Times]:
+    return {
+        (place, bucket.index): (bucket.launched_ns, None, bucket.finished_ns)
+        for place, one in enumerate(step.passes)
+        for bucket in one.buckets
+    }
+
+
+def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], _Times]:
+    comm, epoch = trace.collectives, trace.epoch_ns
+    if epoch is None:
+        return {}
+    return {
+        bucket: (
+            int(comm.launched_ns[row]) + epoch if comm.launched_ns[row] != UNKNOWN else None,
+            int(comm.start_ns[row]) + epoch,
+            int(comm.end_ns[row]) + epoch,
+        )
+        for bucket, row in bucket_rows(modules, step, trace).items()
+    }
+
+
+def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
+    """Return position of the backward pass in the step, and index of each bucket → the row of its all-reduce.
+
+    They are paired in the order of their launches. If the backward pass has other all-reduces, such as those of
+    SyncBatchNorm, only those launched by gradient hooks count. Nothing is paired if the numbers still differ, for
+    example because a comm hook reduces in several collectives.
+    """
+    numbers = [s.number for s in trace.steps]
+    if step.number not in numbers or not fits(modules, step):
+        return {}
+    index, expected = numbers.index(step.number), _expected(modules, step)
+    rows = all_reduces_of_backward(trace, index)
+    if len(rows) != len(expected):
+        rows = launched_by_hooks(trace, rows)
+    if len(rows) != len(expected):
+        return {}
+    pairs = zip(rows.tolist(), expected, strict=True)
+    return {(place, bucket): row for row, (place, bucket) in pairs if bucket is not None}
+
+
+def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[int, int | None]]:
+    """Return position of the pass and index of the bucket of each collective of the reducer, in the order of launches.
+
+    ``None`` instead of a bucket stands for the map of used parameters, which is reduced after the last bucket.
+    """
+    expected: list[tuple[int, int, int | None]] = []
+    for place, one in enumerate(step.passes):
+        latest, settings = 0, modules[one.module].settings
+        for index, parameters in enumerate(modules[one.module].buckets):
+            latest = max([latest, *(ns for p in parameters if (ns := one.ready_ns[p]) is not None)])
+            expected.append((latest, place, index))
+        if settings.get("find_unused_parameters") and not settings.get("static_graph"):
+            expected.append((latest, place, None))
+    in_order = sorted(expected, key=lambda one: one[0])
+    return [(place, bucket) for _, place, bucket in in_order]
+
+
+SMALL_BYTES = 64 * 1024
+"""most bytes for which latency dominates the cost of a collective, and which are likely a metric"""
+
+_HOOK = "AccumulateGrad"
+_OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
+"""ncclKernel_AllReduce_RING_LL_Sum_int32_t(…), ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
+_OF_TORCH = (Mark.FORWARD, Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT, Mark.DATA_PARALLEL, Mark.SHARDED)
+_OF_SHARDS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
+
+
+def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
+    """Return the rows of the collectives that carried buckets, in the order of launch."""
+    rows = all_reduces_of_backward(trace)
+    if len(rows):
+        is_integer = np.array([bool(_OF_32_BIT_INTEGERS.search(name)) for name in trace.names], np.bool_)
+        rows = rows[~is_integer[trace.collectives.name[rows]]]
+    return launched_by_hooks(trace, rows)
+
+
+def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
+    """Return the rows of all-reduces launched by backward passes, in that order; with `step`, only of that step."""
+    comm = trace.collectives
+    is_known = comm.launched_ns != UNKNOWN
+    chosen = (comm.kind == CollectiveKind.ALL_REDUCE) & (comm.phase == Phase.BACKWARD)
+    if is_known.any():
+        chosen &= is_known
+    rows = np.flatnonzero(chosen if step is None else chosen & (comm.step == step))
+    return rows[np.argsort(comm.asked_ns[rows], kind="stable")]
+
+
+def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of `rows` that a gradient's hook launched; all if the trace has no hooks, or no launches."""
+    marks, hooks, launched_ns = trace.host_spans, _hooks(trace), trace.collectives.launched_ns[rows]
+    if not len(hooks) or (launched_ns == UNKNOWN).all():
+        return rows
+    spans = union_of(marks, hooks)
+    return rows[spans.contains(launched_ns)]
+
+
+def reduces_without_ddp(trace: Trace) -> bool:
+    """Return whether the script's own hooks reduce gradients, as Apex's do.
+
+    Returns False if the trace has marks of DDP or FSDP, if the backward pass also moves shards, or if hooks only reduce
+    a few numbers. A library that launches from a separate thread does so outside the backward pass.
+    """
+    comm = trace.collectives
+    if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(_hooks(trace)):
+        return False
+    if (np.isin(comm.kind, _OF_SHARDS) & (comm.phase == Phase.BACKWARD)).any():
+        return False
+    sizes = comm.num_bytes[gradient_all_reduces(trace)]
+    return bool(((sizes == UNKNOWN) | (sizes > SMALL_BYTES)).any())
+
+
+def _hooks(trace: Trace) -> NDArray[np.int64]:
+    """Return the rows of hooks among the host's spans."""
+    marks = trace.host_spans
+    is_hook = np.array([name.endswith(_HOOK) for name in trace.names], np.bool_)
+    return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])

@@ -1,0 +1,241 @@
+"""Which buckets does a trace show without ddpprof's record? There is one gradient all-reduce per bucket.
+
+The layout is the one that most steps share, over all ranks: sizes in the order of launch, where an unknown size fits
+any. Passes with another layout are left out, since DDP rebuilds its buckets after the first iteration. A step in which
+a DDP forward ends between all-reduces has several backward passes if each sends the same sizes. Otherwise they count as
+one, and all buckets belong to module 0, because modules cannot be told apart. Times count from the end of the last DDP
+forward before the pass's first bucket; if the script reduces gradients without DDP, from the beginning of the backward
+pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.model import UNKNOWN, Int64Column, Mark, Trace
+from ddpprof.topics.buckets.rows import BucketRow, summarise_times
+from ddpprof.topics.buckets.steps import BucketStep, gradient_all_reduces, reduces_without_ddp
+from ddpprof.topics.steps.breakdown import is_whole_step, step_window
+from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes
+
+_Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedBuckets:
+    buckets: tuple[BucketRow, ...]
+    notes: tuple[str, ...]
+    """steps that were left out, and what could not be determined, in words for the report"""
+    ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
+    """buckets of each rank in every step that was not left out"""
+
+
+NO_BUCKETS = TracedBuckets((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPass:
+    """The gradient all-reduces of one backward pass of one rank, in the order of launch."""
+
+    step: int
+    """index into the steps of the rank's trace"""
+    number: int
+    """number of the step"""
+    index: int
+    """index among the step's passes"""
+    sizes: _Sizes
+    """bytes of each, or `UNKNOWN`"""
+    origin_ns: int
+    times_ns: tuple[tuple[int | None, int, int], ...]
+    """launch, if it is known, start and end of each, since the origin"""
+    spans_forwards: bool
+    """True if a DDP forward ended between its first launch and its last"""
+    step_start_ns: int
+    """start of the pass's part of the step: the end of the previous pass, or the step's start"""
+    step_end_ns: int
+    backward_end_ns: int | None
+    """end of its last backward compute; these three also count from the origin"""
+    backward_start_ns: int = 0
+    """where the backward pass begins, since the origin; on an accelerator its first computation"""
+    is_whole: bool = True
+    """False if an edge of the trace cuts off a part of the step"""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPasses:
+    """All passes of one rank."""
+
+    epoch_ns: int | None
+    passes: tuple[TracedPass, ...]
+
+
+def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedBuckets:
+    """Derive the buckets from the passes of each rank with a trace. `one_clock`: all ranks run on one host."""
+    passes = [one for of_rank in ranks.values() for one in of_rank.passes]
+    if not passes:
+        return NO_BUCKETS
+    chosen = usual_passes(ranks)
+    fitting = [one for of_rank in chosen.values() for one in of_rank]
+    known = usual_sizes(chosen)
+    steps = {
+        rank: tuple(row for one in of_rank for row in _steps(one, ranks[rank].epoch_ns))
+        for rank, of_rank in chosen.items()
+    }
+    one_clock = one_clock and len({of_rank.epoch_ns is None for of_rank in ranks.values()}) == 1
+    buckets = tuple(
+        BucketRow(
+            **summarise_times((0, index), steps, one_clock),
+            num_bytes=num_bytes,
+            num_parameters=None,
+            first_parameter=None,
+            last_parameter=None,
+        )
+        for index, num_bytes in enumerate(known)
+    )
+    return TracedBuckets(buckets, tuple(_notes(ranks, fitting)), steps)
+
+
+def usual_passes(ranks: Mapping[int, TracedPasses]) -> Mapping[int, tuple[TracedPass, ...]]:
+    """Return the passes with the most common layout; there is at least one."""
+    layout = _layout([one for of_rank in ranks.values() for one in of_rank.passes])
+    return {rank: tuple(one for one in of.passes if _fits(one.sizes, layout)) for rank, of in ranks.items()}
+
+
+def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
+    """Return the bytes of each bucket in passes of one layout; ``None`` if no pass knows them."""
+    of_buckets = zip(*(one.sizes for of_rank in passes.values() for one in of_rank), strict=True)
+    return [next((size for size in sizes if size != UNKNOWN), None) for sizes in of_buckets]
+
+
+def find_passes(trace: Trace) -> TracedPasses:
+    """Return the passes of all steps that reduced gradients after a DDP forward, or without DDP."""
+    comm, origins = trace.collectives, _origins(trace)
+    gradients = gradient_all_reduces(trace)
+    found: list[TracedPass] = []
+    for step in range(len(trace.steps)):
+        rows = gradients[comm.step[gradients] == step]
+        ended = np.searchsorted(origins, comm.asked_ns[rows], side="right")
+        if len(rows) and ended[0]:
+            found += _passes_of_step(trace, step, rows, ended, origins)
+    return TracedPasses(trace.epoch_ns, tuple(found))
+
+
+def _passes_of_step(
+    trace: Trace, step: int, rows: NDArray[np.int64], ended: NDArray[np.int64], origins: Int64Column
+) -> list[TracedPass]:
+    """Split a step's all-reduces `rows`, in order of launch. `ended`: number of forwards that had ended before each."""
+    comm, whole = trace.collectives, trace.steps[step]
+    firsts = _first_of_passes(comm.num_bytes[rows], ended)
+    computed = backward_passes(trace, step)
+    found: list[TracedPass] = []
+    window = step_window(trace, step)
+    is_whole = is_whole_step(trace, step, window)
+    part_start, step_end = (window.start_ns[0], window.end_ns[0]) if window else (whole.start_ns, whole.end_ns)
+    for first, behind in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+        mine, origin = rows[first:behind], int(origins[ended[first] - 1])
+        backward = _backward(computed, None if behind == len(rows) else int(comm.start_ns[mine[0]]))
+        backward_start = origin if backward is None or trace.device == "cpu" else backward.start_ns
+        backward_end = None if backward is None else backward.end_ns
+        last_end = max(int(comm.end_ns[mine].max()), backward_end or 0)
+        part_end = int(step_end) if behind == len(rows) else last_end
+        times = np.stack((comm.launched_ns[mine], comm.start_ns[mine], comm.end_ns[mine]), axis=1) - origin
+        launches_are_known = comm.launched_ns[mine] != UNKNOWN
+        found.append(
+            TracedPass(
+                step=step,
+                number=whole.number,
+                index=len(found),
+                sizes=tuple(comm.num_bytes[mine].tolist()),
+                origin_ns=origin,
+                times_ns=tuple(
+                    (launch if is_known else None, start, end)
+                    for is_known, (launch, start, end) in zip(launches_are_known.tolist(), times.tolist(), strict=True)
+                ),
+                spans_forwards=bool(ended[behind - 1] > ended[first]),
+                step_start_ns=int(part_start) - origin,
+                is_whole=is_whole,
+                backward_start_ns=backward_start - origin,
+                step_end_ns=part_end - origin,
+                backward_end_ns=None if backward_end is None else backward_end - origin,
+            )
+        )
+        part_start = part_end
+    return found
+
+
+def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
+    """Return where passes begin: after each forward, if the groups after each send the same known sizes; else at 0."""
+    firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
+    layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}
+    return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]
+
+
+def _backward(passes: Sequence[BackwardCompute], at_ns: int | None) -> BackwardCompute | None:
+    """Return the computation of the backward pass in progress at `at_ns`, or of the step's last pass."""
+    begun = [one for one in passes if at_ns is None or one.start_ns <= at_ns]
+    return begun[-1] if begun else None
+
+
+def _origins(trace: Trace) -> Int64Column:
+    """Return the possible origins of times, sorted."""
+    marks = trace.host_spans
+    if not reduces_without_ddp(trace):
+        return np.sort(marks.end_ns[marks.mark == Mark.FORWARD])
+    rows = np.flatnonzero((marks.mark == Mark.BACKWARD) & (marks.step >= 0))
+    _, first = np.unique(marks.step[rows], return_index=True)  # rows are sorted by start
+    return np.sort(marks.start_ns[rows[first]])
+
+
+def _layout(passes: Sequence[TracedPass]) -> _Sizes:
+    """Return the layout that most passes fit, or the last in a tie, as first steps may have DDP's first layout."""
+    counts = Counter(one.sizes for one in passes)
+    votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
+    last = {one.sizes: one.step for one in sorted(passes, key=lambda one: one.step)}
+    return max(counts, key=lambda sizes: (votes[sizes], last[sizes], sizes))
+
+
+def _fits(sizes: _Sizes, layout: _Sizes) -> bool:
+    return len(sizes) == len(layout) and all(
+        UNKNOWN in (a, b) or a == b for a, b in zip(sizes, layout, strict=True)
+    )  # fmt: skip
+
+
+def _steps(one: TracedPass, epoch_ns: int | None) -> list[BucketStep]:
+    return [
+        BucketStep(
+            step=one.number,
+            module=0,
+            index=index,
+            origin_ns=one.origin_ns + (epoch_ns or 0),
+            launched_ns=launched,
+            started_ns=started,
+            finished_ns=finished,
+            pass_index=one.index,
+        )
+        for index, (launched, started, finished) in enumerate(one.times_ns)
+    ]
+
+
+def _notes(ranks: Mapping[int, TracedPasses], chosen: Collection[TracedPass]) -> list[str]:
+    notes = []
+    left_out: dict[int, list[int]] = {}
+    fitting = set(map(id, chosen))
+    for rank, of_rank in ranks.items():
+        for one in of_rank.passes:
+            if id(one) not in fitting:
+                left_out.setdefault(one.number, []).append(rank)
+    for number, odd in sorted(left_out.items()):
+        where = "" if len(odd) == len(ranks) else f" of rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}"
+        is_first = number == min(one.number for of_rank in ranks.values() for one in of_rank.passes)
+        notes.append(
+            f"the bucket table leaves out step {number}{where}: its gradient all-reduces differ from most steps' in "
+            "number or size" + (" (DDP rebuilds its buckets after the first iteration)" if is_first else "")
+        )
+    if any(one.spans_forwards for one in chosen):
+        notes.append("the bucket table counts the buckets of all backward passes of a step as one module's")
+    return notes

@@ -1,0 +1,38 @@
+"""Do several ranks write the same checkpoint?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.topic import Topic, View
+from ddpprof.words import ranks_in_words
+
+Written = tuple[str, tuple[str, ...]]
+"""a rank's host, and the paths that it wrote"""
+
+
+def same_checkpoint(written: Mapping[int, Written], _view: View) -> Iterator[Finding]:
+    """Report several ranks that write the same file."""
+    writers: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, paths) in written.items():
+        for path in paths:
+            writers.setdefault((host, path), []).append(rank)
+    shared = {path: ranks for (_, path), ranks in writers.items() if len(ranks) > 1}
+    if shared:
+        path, ranks = next(iter(shared.items()))
+        yield Finding(
+            "same-checkpoint",
+            f"{len(ranks)} ranks save the same checkpoint",
+            f"{ranks_in_words(ranks)} all wrote {path}" + (f" ({len(shared)} such files)" if len(shared) > 1 else ""),
+            "Use: if dist.get_rank() == 0: torch.save(…), and then dist.barrier() if other ranks read it.",
+            None,
+            is_correctness=True,
+        )
+
+
+CHECKPOINTS: Topic[None, Mapping[int, Written]] = Topic(
+    "checkpoints",
+    rules=(same_checkpoint,),
+    of_run=lambda view: {rank: (record.host, record.checkpoints) for rank, record in view.records.items()},
+)

@@ -1,0 +1,1 @@
+"""Collectives: which belong together on several ranks, and how fast they are."""

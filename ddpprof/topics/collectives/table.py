@@ -1,0 +1,255 @@
+"""Which collectives ran, how often, how big, how fast? Per kind, process group and size class.
+
+    transfer = the shortest duration over the ranks that were read (an unread rank could have a shorter one)
+    algbw    = bytes / transfer, where the transfer has been given its share of the link (`time_alone`)
+    busbw    = algbw · factor of n ranks: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter,
+               all-to-all, gather and scatter, 1 for broadcast and reduce (nccl-tests, PERFORMANCE.md)
+
+A size class spans from one power of two to the next. Medians are over the class's collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.numbers import Number
+from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, ProcessGroup
+from ddpprof.model.netbench import CollectiveTimes, NetBench
+from ddpprof.model.tables import rows_of
+from ddpprof.statistics.medians import first_quartile
+from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, common_groups
+from ddpprof.topics.ranks.arrivals import Arrivals
+
+_ALL_BUT_OWN = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.GATHER,
+    CollectiveKind.SCATTER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSummary:
+    """The collectives of one kind, process group and size class, over all steps."""
+
+    kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
+    group: Annotated[str | None, Number("name of the process group")]
+    """name of the process group; ``None`` if the trace does not tell"""
+    num_ranks: Annotated[int | None, Number("number of ranks in the group")]
+    """size of the group, or of the whole job if the trace does not tell the group"""
+    at_least_bytes: Annotated[int | None, Number("least size in the class")]
+    below_bytes: Annotated[int | None, Number("size at which the next class begins")]
+    num_calls: Annotated[int, Number("number of calls of the rank with most of them")]
+    num_bytes: Annotated[int | None, Number("bytes of all these calls", column="total_bytes")]
+    num_ranks_read: Annotated[int, Number("number of ranks that were compared; if 1, transfers include waiting")]
+    transfer_ns: Annotated[int, Number("shortest duration over the ranks, median")]
+    """median; an upper bound if not all ranks were read"""
+    shared_transfer_ns: Annotated[int, Number("likewise, without the time taken by concurrent collectives")]
+    waiting_ns: Annotated[int | None, Number("waiting of the rank that waits longest, median")]
+    algbw_bytes_per_s: Annotated[float | None, Number("size over transfer, as nccl-tests")]
+    busbw_bytes_per_s: Annotated[float | None, Number("rate of the links, as nccl-tests")]
+
+
+def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
+    """Return the factor from the algorithm's bandwidth to that of the links; ``None`` if nccl-tests defines none."""
+    if num_ranks is None or num_ranks < 2:
+        return None
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * (num_ranks - 1) / num_ranks
+    if kind in _ALL_BUT_OWN:
+        return (num_ranks - 1) / num_ranks
+    return 1.0 if kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE) else None
+
+
+def summarise_collectives(
+    ranks: Sequence[RankCollectives],
+    matched: MatchedCollectives,
+    arrivals: Arrivals,
+    world_size: int | None,
+    sizes: Mapping[int, Mapping[int, int]] | None = None,
+) -> tuple[CollectiveSummary, ...]:
+    """Summarise, ordered by kind, process group and size. `sizes`: per rank, bytes of rows that the trace lacks."""
+    if not ranks:
+        return ()
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    groups, of_rows = common_groups(ranks)
+    sized = sizes_of_rows(ranks, matched, sizes or {})
+    rows = [_rows(*of_rank) for of_rank in zip(ranks, of_rows, sized, strict=True)]
+    transfer, waiting_ns = _fastest(matched, arrivals, rows), arrivals.waiting_ns
+    classes = np.unique(np.concatenate([of_rank.key for of_rank in rows]), axis=0)
+    return tuple(_summarise(key, groups[int(key[1])], world_size, transfer, waiting_ns, rows) for key in classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Collectives: all of one rank, or one line for each matched one."""
+
+    key: Int64Column
+    """[n, 3]: kind, process group, size class"""
+    num_bytes: Int64Column
+    duration_ns: Int64Column
+    shared_ns: Int64Column
+
+
+def _rows(one: RankCollectives, groups: NDArray[np.int32], num_bytes: Int64Column) -> _Rows:
+    comm = one.collectives
+    key = np.stack((comm.kind.astype(np.int64), groups.astype(np.int64), _size_class(num_bytes)), axis=1)
+    return _Rows(key, num_bytes, comm.end_ns - comm.start_ns, shared_durations_ns(comm))
+
+
+def _size_class(num_bytes: Int64Column) -> Int64Column:
+    """Return -1 for an unknown size, 0 for none, and c for sizes from 2^(c-1) to below 2^c."""
+    exponent = np.frexp(np.maximum(num_bytes, 0).astype(np.float64))[1]
+    return np.where(num_bytes == UNKNOWN, -1, exponent).astype(np.int64)
+
+
+def sizes_of_rows(
+    ranks: Sequence[RankCollectives], matched: MatchedCollectives, given: Mapping[int, Mapping[int, int]]
+) -> list[Int64Column]:
+    """Return per rank, ascending, the size of each row: the trace's, else the given one, else another rank's.
+
+    If ranks have different sizes, as in an all-to-all, all get the largest.
+    """
+    sized = []
+    for rank in ranks:
+        size = rank.collectives.num_bytes.copy()
+        for row, num_bytes in given.get(rank.rank, {}).items():
+            size[row] = num_bytes if size[row] == UNKNOWN else size[row]
+        sized.append(size)
+    by_number = {rank.rank: size for rank, size in zip(ranks, sized, strict=True)}
+    columns = [(matched.rows[:, column], by_number[number]) for column, number in enumerate(matched.ranks)]
+    largest = np.full(len(matched), UNKNOWN, np.int64)
+    for rows, size in columns:
+        largest = np.maximum(largest, np.where(rows != UNKNOWN, size[rows], UNKNOWN) if len(size) else UNKNOWN)
+    for rows, size in columns:
+        known = rows != UNKNOWN
+        size[rows[known]] = largest[known]
+    return sized
+
+
+def _fastest(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Rows:
+    """Return the matched collectives as on their fastest ranks. `rows`: those of each rank, in the match's order."""
+    fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
+    lines = [np.flatnonzero(fastest == column) for column in range(len(rows))]
+    picked = _joined([rows_of(rows[column], matched.rows[line, column]) for column, line in enumerate(lines)])
+    return rows_of(picked, np.argsort(np.concatenate(lines)))
+
+
+def _summarise(
+    key: Int64Column,
+    group: ProcessGroup,
+    world_size: int | None,
+    transfer: _Rows,
+    waiting_ns: Int64Column,
+    rows: Sequence[_Rows],
+) -> CollectiveSummary:
+    """Summarise one class. `transfer`, `waiting_ns`: the matched collectives, of all classes."""
+    kind, _, size_class = key.tolist()
+    of_rank = [rows_of(one, (one.key == key).all(axis=1)) for one in rows]
+    most = max(of_rank, key=lambda one: len(one.key))
+    mine = (transfer.key == key).all(axis=1)
+    waiting = waiting_ns[mine]
+    fastest = rows_of(transfer, mine) if mine.any() else _joined(of_rank)
+    num_ranks = group.size if group.size is not None else world_size
+    algbw = _bandwidth(fastest) if mine.any() and size_class >= 0 else None
+    factor = bus_factor(CollectiveKind(kind), num_ranks)
+    return CollectiveSummary(
+        kind=CollectiveKind(kind).name.lower(),
+        group=group.name,
+        num_ranks=num_ranks,
+        at_least_bytes=None if size_class < 0 else 1 << size_class >> 1,
+        below_bytes=None if size_class < 0 else 1 << size_class,
+        num_calls=len(most.key),
+        num_bytes=None if size_class < 0 else int(most.num_bytes.sum()),
+        num_ranks_read=int((waiting != UNKNOWN).sum(axis=1).max()) if mine.any() else 1,
+        transfer_ns=round(float(np.median(fastest.duration_ns))),
+        shared_transfer_ns=round(float(np.median(fastest.shared_ns))),
+        waiting_ns=round(float(np.median(waiting.max(axis=1)))) if mine.any() else None,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
+    )
+
+
+def _joined(rows: Sequence[_Rows]) -> _Rows:
+    return _Rows(*(np.concatenate([getattr(one, column.name) for one in rows]) for column in fields(_Rows)))
+
+
+def _bandwidth(rows: _Rows) -> float | None:
+    timed = rows.shared_ns > 0
+    if not timed.any():
+        return None
+    return float(np.median(rows.num_bytes[timed] / rows.shared_ns[timed])) * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """Speed for one message size."""
+
+    num_bytes: int
+    num_iterations: int
+    median_ns: int
+    least_ns: int
+    most_ns: int
+    cpu_ns: int
+    """processor time of one rank, median over ranks"""
+    bus_factor: float | None
+    two_at_once: float | None
+    """time until two are done, relative to that of one alone; ``None`` if not measured"""
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        return self.num_bytes * 1e9 / self.median_ns
+
+    @property
+    def busbw_bytes_per_s(self) -> float | None:
+        return None if self.bus_factor is None else self.algbw_bytes_per_s * self.bus_factor
+
+
+def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
+    factor = bus_factor(CollectiveKind[bench.collective.upper()], bench.world_size)
+    ratios = {
+        times.num_bytes: first_quartile(times.both_ns) / first_quartile(times.alone_ns) for times in bench.concurrent
+    }
+    return tuple(_speed(times, factor, ratios.get(times.num_bytes)) for times in bench.sizes)
+
+
+def is_disturbed(speeds: Sequence[LinkSpeed]) -> bool:
+    """Return whether most sizes usually take more than twice their shortest time."""
+    return sum(speed.median_ns > 2 * speed.least_ns for speed in speeds) > len(speeds) / 2
+
+
+def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | None) -> LinkSpeed:
+    return LinkSpeed(
+        num_bytes=times.num_bytes,
+        num_iterations=len(times.longest_ns),
+        median_ns=round(median(times.longest_ns)),
+        least_ns=min(times.longest_ns),
+        most_ns=max(times.longest_ns),
+        cpu_ns=round(median(times.cpu_ns)),
+        bus_factor=factor,
+        two_at_once=two_at_once,
+    )
+
+
+def shared_durations_ns(comm: Collectives) -> Int64Column:
+    """Return the shared duration of every row."""
+    if not len(comm):
+        return np.empty(0, np.int64)
+    times = np.concatenate((comm.start_ns, comm.end_ns))
+    change = np.repeat([1, -1], len(comm))
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    running = np.cumsum(change[order])[:-1]
+    share = np.diff(times) / np.maximum(running, 1)
+    passed = np.concatenate(([0.0], np.cumsum(np.where(running > 0, share, 0.0))))
+    # No time passes between two equal times, so it does not matter which of them is found.
+    start, end = (passed[np.searchsorted(times, edge)] for edge in (comm.start_ns, comm.end_ns))
+    shared: Int64Column = np.rint(end - start).astype(np.int64)
+    return shared

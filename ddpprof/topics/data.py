@@ -1,0 +1,242 @@
+"""Does training wait for its data, and do several ranks train on the same samples?
+
+Each rank digested some samples of the batches from its DataLoader in the recorded steps. There are two findings:
+    the same batches   every rank's batch is the same in each pass and position that all of them recorded
+    the same samples   within one pass over the loader, samples of one rank are among those of another
+If samples differ, nothing is known: random augmentation turns one into two. Nothing is said if ranks need not have
+different samples: for batches that do not change, and for samples that one rank gets twice in a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpprof.engine.change import Change, loader_change
+from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.frameworks import divide_data, reshuffle
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import Batch, Loader
+
+_FEWEST_BATCHES = 3
+_FEWEST_SAMPLES = 8
+"""number of distinct samples"""
+_FEWEST_SHARED = 16
+_SHARED = 0.25
+"""least share of a rank's samples that must also be another rank's, to say that the data is not divided"""
+
+
+@dataclass(frozen=True, slots=True)
+class SameSamples:
+    loader: Loader
+    """loader of the first rank"""
+    ranks: tuple[int, ...]
+    num_batches: int
+    """number of batches that are the same on all ranks; 0 if only samples are shared"""
+    num_samples: int
+    """number that the rank with most of them shares with others, in one pass"""
+    num_compared: int
+    """number of samples of that rank in that pass"""
+
+    @property
+    def same_batches(self) -> bool:
+        return self.num_batches > 0
+
+
+def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | None:
+    """Return what the ranks are known to share; ``None`` if nothing is known. `loaders`: those of each rank.
+
+    Every loader that feeds the training must be shared: one that is divided among the ranks is enough.
+    """
+    feeding = {rank: [one for one in of_rank if one.feeds_training] for rank, of_rank in loaders.items()}
+    counts = {len(of_rank) for of_rank in feeding.values()}
+    if len(feeding) < 2 or len(counts) > 1 or counts == {0}:
+        return None
+    found = [_shared(dict(zip(feeding, position, strict=True))) for position in zip(*feeding.values(), strict=True)]
+    known = [one for one in found if one is not None]
+    return min(known, key=lambda one: one.num_batches) if len(known) == len(found) else None
+
+
+def _shared(loaders: Mapping[int, Loader]) -> SameSamples | None:
+    if any(2 * (one.num_passed_on or 0) < len(one.batches) for one in loaders.values()):
+        return None  # the model may get different parts of the batches on each rank
+    if len({one.num_iterations for one in loaders.values()}) > 1:
+        return None  # one rank's pass may be of another epoch than another rank's
+    first, ranks = next(iter(loaders.values())), tuple(sorted(loaders))
+    by_place = [{(batch.iteration, batch.place): batch.samples for batch in one.batches} for one in loaders.values()]
+    places = set.intersection(*map(set, by_place))
+    if places and all(len({batches[place] for batches in by_place}) == 1 for place in places):
+        contents = {by_place[0][place] for place in places}
+        samples = {sample for content in contents for sample in content}
+        if len(contents) < _FEWEST_BATCHES or len(samples) < _FEWEST_SAMPLES:
+            return None
+        return SameSamples(first, ranks, len(places), len(samples), len(samples))
+    return _shared_in_a_pass(first, ranks, {rank: one.batches for rank, one in loaders.items()})
+
+
+def _shared_in_a_pass(
+    first: Loader, ranks: tuple[int, ...], batches: Mapping[int, Sequence[Batch]]
+) -> SameSamples | None:
+    most: SameSamples | None = None
+    for iteration in sorted({batch.iteration for of_rank in batches.values() for batch in of_rank}):
+        samples = {
+            rank: [sample for batch in of_rank if batch.iteration == iteration for sample in batch.samples]
+            for rank, of_rank in batches.items()
+        }
+        if any(len(set(of_rank)) < len(of_rank) for of_rank in samples.values()):
+            continue  # if one rank gets samples twice, two ranks may, too
+        for rank, of_rank in samples.items():
+            others = {sample for other in samples if other != rank for sample in samples[other]}
+            shared = len(others.intersection(of_rank))
+            enough = shared >= max(_FEWEST_SHARED, _SHARED * len(of_rank))
+            if enough and (most is None or shared > most.num_samples):
+                most = SameSamples(first, ranks, 0, shared, len(of_rank))
+    return most
+
+
+def find_same_worker_seeds(loaders: Mapping[int, Sequence[Loader]]) -> Loader | None:
+    """Return a loader whose workers draw random numbers, from the same seeds on all ranks; ``None`` if there is none.
+
+    `loaders`: those of each rank.
+    """
+    if len(loaders) < 2:
+        return None
+    seeds = [{seed for one in of_rank for seed in one.worker_seeds} for of_rank in loaders.values()]
+    common = set.intersection(*seeds)
+    of_first = next(iter(loaders.values()))
+    drawing = (one for one in of_first if one.feeds_training and one.draws_in_workers)
+    return next((one for one in drawing if one.worker_seeds and common.issuperset(one.worker_seeds[:1])), None)
+
+
+@dataclass(frozen=True, slots=True)
+class DataLoading:
+    """How the ranks get their data."""
+
+    loaders: Mapping[int, Sequence[Loader]] = field(default_factory=dict)
+    """rank → its data loaders"""
+    same_samples: SameSamples | None = None
+    same_worker_seeds: Loader | None = None
+    """a loader whose workers draw the same random numbers on all ranks"""
+
+
+def _data_loading(view: View) -> DataLoading:
+    loaders = {rank: record.loaders for rank, record in view.records.items()}
+    return DataLoading(loaders, find_same_samples(loaders), find_same_worker_seeds(loaders))
+
+
+def _training_loaders(data: DataLoading) -> Iterator[tuple[int, Loader]]:
+    for rank, loaders in data.loaders.items():
+        for loader in loaders:
+            if loader.feeds_training:
+                yield rank, loader
+
+
+def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
+    """Report ranks that train on the same samples, as their batches show."""
+    same = data.same_samples
+    if same is None or (view.world_size or 1) < 2 or not view.is_one_group:
+        return  # ranks that do not average gradients with each other may need the same samples
+    ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks that were compared"
+    drawn = "an IterableDataset yields them" if same.loader.is_iterable else f"{same.loader.sampler} draws them"
+    if same.same_batches:
+        title = "Every rank trains on the same batches"
+        evidence = f"{same.num_batches} of {same.num_batches} compared batches were the same on {ranks}; {drawn}"
+    else:
+        title = "Training data is not divided among the ranks"
+        evidence = (
+            f"within one pass over the DataLoader, {same.num_samples} of {same.num_compared} compared samples of one "
+            f"rank also went to another rank; {drawn}"
+        )
+    yield Finding("same-samples", title, evidence, divide_data(view.framework, same.loader), None, is_correctness=True)
+
+
+def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
+    """Report loaders that give the same seeds to their workers on all ranks, if the workers draw random numbers."""
+    loader = data.same_worker_seeds
+    if loader is None or (view.world_size or 1) < 2 or not view.is_one_group:
+        return
+    ranks = "both ranks" if view.world_size == 2 else f"all {view.world_size} ranks"
+    own = "its own generator has" if loader.has_generator else "torch's CPU generator, from which they come, has"
+    yield Finding(
+        "same-worker-seeds",
+        f"The DataLoader workers of {ranks} draw the same random numbers",
+        f"the loader gives the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
+        "state there, and the code of its dataset draws random numbers",
+        f"{_seed_workers(view.framework, loader.num_workers)} Samples are now augmented alike on every rank.",
+        None,
+        is_correctness=True,
+    )
+
+
+def _seed_workers(framework: str | None, num_workers: int) -> str:
+    """Return how to seed the workers alone: the loader's generator may also order the samples that ranks divide."""
+    if framework in ("lightning", "fabric"):
+        return "Call seed_everything(seed, workers=True): it adds the rank to the seeds of the workers."
+    more = "rank" if num_workers == 1 else f"{num_workers} * rank"
+    return (
+        f"Add {more} to torch.initial_seed() in a worker_init_fn of the loader, and pass the sum to "
+        "torch.manual_seed, random.seed and, modulo 2**32, np.random.seed. Give the rank to the function with "
+        "functools.partial. This changes the workers only: another seed for the loader's generator may also change the "
+        "order of the samples, which must be the same on all ranks if they divide the samples among them."
+    )
+
+
+def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
+    """Report a DistributedSampler without ``set_epoch`` calls, so that every epoch has the same order."""
+    for _, loader in _training_loaders(data):
+        epochs = loader.epochs_set
+        if loader.set_epoch_called or not loader.shuffles or epochs is None:
+            continue
+        if len(epochs) > 1 and len(set(epochs)) == 1:
+            yield Finding(
+                "set-epoch-never-called",
+                "Every epoch has the same order: set_epoch is never called",
+                f"{len(epochs)} epochs began, and {loader.sampler} shuffled each of them as epoch {epochs[0]}",
+                reshuffle(view.framework),
+                None,
+                is_correctness=True,
+            )
+            return
+
+
+def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
+    """Report a training thread that waits for its batches."""
+    if not view.data_ns or not view.step_ns or view.data_ns < 0.05 * view.step_ns:
+        return
+    slowest = max((one for _, one in _training_loaders(data)), key=lambda one: one.waited_ns or 0, default=None)
+    workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
+    advice, change = (_CHEAPER, None) if slowest is None else _more_workers(view, slowest)
+    yield Finding(
+        "idle-for-data",
+        "Training waits for its DataLoader",
+        f"{in_ms(view.data_ns)} per step, {view.data_ns / view.step_ns:.0%} of the step{workers}",
+        advice,
+        view.data_ns,
+        change=change,
+    )
+
+
+_CHEAPER = "Make loading cheaper: use fewer transforms, or store the data in the form that training reads."
+
+
+def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
+    """Return advice on adding workers, as far as the host has cores for them, and the change."""
+    wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
+    more = loader_change(view.framework, wanted, again)
+    if view.cores_per_rank is None:
+        return f"{more.code}, if the host has cores for them, or use cheaper transforms.", more
+    possible = min(wanted, int(view.cores_per_rank) - 1)  # one core trains
+    if possible > loader.num_workers:
+        more = loader_change(view.framework, possible, again)
+        return f"{more.code}, or use cheaper transforms.", more
+    cores = f"{view.cores_per_rank:.3g} core{'' if view.cores_per_rank == 1 else 's'} for each rank"
+    if loader.num_workers == 0:
+        one = loader_change(view.framework, 1, again)
+        helps = f"{one.code} helps if loading waits for storage; for computation, the host has only {cores}."
+        return f"{_CHEAPER} {helps}", one
+    return f"{_CHEAPER} The host has {cores}, and none left for more workers.", None
+
+
+DATA: Topic[None, DataLoading] = Topic(
+    "data", rules=(same_samples, same_worker_seeds, epoch_never_set, idle_for_data), of_run=_data_loading
+)

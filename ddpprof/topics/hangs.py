@@ -1,0 +1,188 @@
+"""What will make the job hang one day, or hang for long? For example a rank that skips a backward pass.
+
+A rank may catch an error of one batch, or leave out a loss that is NaN. DDP counts only backward passes, so that the
+rank averages the gradients of its next batch with those of the others' last one, and so on until the end. Only then is
+it known: the rank has finished with fewer backward passes than the others. A forward alone proves nothing, since a
+script may compute a loss to log it, or repeat a forward that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.frameworks import or_join, timeout_argument
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import CollectiveOfSomeRanks
+from ddpprof.topics.accumulation import ACCUMULATION
+from ddpprof.topics.data import DATA
+
+
+class Passes(NamedTuple):
+    """The passes of a rank through its DDP modules."""
+
+    num_backward: int
+    """number of synchronising backward passes that it has begun"""
+    has_finished: bool
+    """whether its training ended without an error"""
+    num_unpaired: int = 0
+    """number of forwards that were not followed by a backward pass, beyond those that every step has"""
+    first_unpaired_step: int | None = None
+    """number of the first step with one"""
+
+
+class SkippedPass(NamedTuple):
+    rank: int
+    step: int
+    """number of the first step without its backward pass"""
+    num_passes: int
+
+
+def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
+    """Return the rank that skipped most; ``None`` if no rank has finished with fewer backward passes than another."""
+    found = [
+        SkippedPass(rank, one.first_unpaired_step, one.num_unpaired)
+        for rank, one in ranks.items()
+        if one.has_finished
+        and one.first_unpaired_step is not None
+        and any(
+            other.num_backward > one.num_backward and other.num_unpaired < one.num_unpaired for other in ranks.values()
+        )
+    ]
+    return max(found, key=lambda one: one.num_passes, default=None)
+
+
+_LONG_S = 2 * 3600.0
+"""timeout after which a hang counts as long; torch's own are 10 minutes for NCCL and 30 for all others"""
+
+
+@dataclass(frozen=True, slots=True)
+class HangRisks:
+    """What may make the job hang one day."""
+
+    skipped: SkippedPass | None = None
+    """the rank that skipped a backward pass, if there is one"""
+    of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
+    timeout_s: float | None = None
+    """time after which a process group gives a collective up; the longest of any rank"""
+
+
+def _of_run(view: View) -> HangRisks:
+    records, watched = view.records.values(), view.whole_run.ranks if view.whole_run is not None else ()
+    passes = {
+        one.rank: Passes(one.num_passes, one.ended == "finished", one.num_unpaired, one.unpaired_step)
+        for one in watched
+    }
+    return HangRisks(
+        skipped=find_skipped_pass(passes),
+        of_some_ranks=next((one.of_some_ranks for one in records), ()),
+        timeout_s=max((one.timeout_s for one in records if one.timeout_s), default=None),
+    )
+
+
+def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
+    """Report ranks that get different numbers of batches in a pass over the data, and so take different steps.
+
+    If a step accumulates several batches, that depends on what the script does with those that are left at the end.
+    """
+    if view.joins or (view.world_size or 1) < 2 or not view.is_one_group:
+        return
+    data, lengths = view[DATA], dict[int, list[int]]()
+    for rank, loaders in data.loaders.items() if data is not None else ():
+        feeding = [one for one in loaders if one.feeds_training]
+        if len(feeding) != 1 or feeding[0].batches_per_pass is None:
+            return  # which loaders belong together is not known
+        lengths.setdefault(feeding[0].batches_per_pass, []).append(rank)
+    per_step = 1 if view[ACCUMULATION] else view.num_micro_steps  # ranks meet in every pass that reduces
+    differs_if_left = len({number // per_step for number in lengths}) > 1
+    differs_if_used = len({ceil(number / per_step) for number in lengths}) > 1
+    if not (differs_if_left or differs_if_used):
+        return
+    rest = ""
+    if not (differs_if_left and differs_if_used):
+        rest = (
+            f". A step accumulates {per_step} of them, so it depends on whether the script takes a step with those "
+            "that are left at the end"
+        )
+    fewest, most = min(lengths), max(lengths)
+    yield Finding(
+        "unequal-batches",
+        "The ranks have different numbers of batches: they drift into different epochs, and the job may hang",
+        f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
+        f"gets {most:,}{rest}; at the next point that all ranks must reach, such as an evaluation or the end of "
+        "the training, ranks with more batches wait for ever",
+        "Give every rank the same number: let a DistributedSampler divide the dataset, or end each epoch at the "
+        f"smallest len(loader) of all ranks{or_join(view.framework)}.",
+        None,
+        is_correctness=True,
+    )
+
+
+def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
+    """Report a rank that skipped a backward pass which the others took part in."""
+    if risks.skipped is None or view.joins or not view.is_one_group:
+        return
+    rank, step, number = risks.skipped
+    some = f"the backward pass of step {step:,}"
+    if number > 1:
+        some = f"{number:,} backward passes, first in step {step:,}"
+    yield Finding(
+        "skipped-backward",
+        f"Rank {rank} skipped {some}: since then, gradients of different batches are averaged",
+        f"no backward pass followed its forward in step {step:,}, as when the script catches an error or leaves out a "
+        "loss that is NaN; in the end the other ranks wait for a pass that never comes",
+        SKIP_TOGETHER,
+        None,
+        is_correctness=True,
+        comes_first=True,
+    )
+
+
+SAME_COLLECTIVES = (
+    "Every rank must call the same collectives in the same order, with as much data: look for a condition on the rank "
+    "or its batch around them, and for sizes that depend on the batch, such as a last, smaller one. Gather amounts "
+    "that differ with all_gather_object, or pad them."
+)
+ZERO_LOSS = "backward() on a loss of zero, such as 0 * output.sum()"
+SKIP_TOGETHER = (
+    "Skip a batch on all ranks together: let them agree before backward(), by an all_reduce of a flag, or call "
+    f"{ZERO_LOSS}."
+)
+
+
+def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
+    """Report a collective that the script calls on some of the ranks only."""
+    if (view.world_size or 1) < 2:
+        return
+    for call in risks.of_some_ranks:
+        yield Finding(
+            "collective-of-some-ranks",
+            f"Only some ranks call {call.name}: the job may hang there",
+            f"the script calls it only at {call.place}, inside `if {call.condition}:`",
+            "Move it out of the condition, unless the other ranks call it elsewhere: every rank of the group has to "
+            "call it.",
+            None,
+            is_correctness=True,
+        )
+
+
+def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
+    """Report a timeout so long that a job that hangs would hold its machines for hours."""
+    if (view.world_size or 1) < 2 or risks.timeout_s is None or risks.timeout_s < _LONG_S:
+        return
+    yield Finding(
+        "long-timeout",
+        f"A job that hangs would hang for {risks.timeout_s / 3600:.3g} hours",
+        f"the process group gives a collective up after {risks.timeout_s / 3600:.3g} h",
+        f"Set a shorter one, a little above your longest pause: {timeout_argument(view.framework)}; or let "
+        "`ddpprof watch --kill-after 60` end a job that hangs.",
+        None,
+    )
+
+
+HANGS: Topic[None, HangRisks] = Topic(
+    "hangs", rules=(skipped_backward, unequal_batches, collective_of_some_ranks, long_timeout), of_run=_of_run
+)

@@ -1,0 +1,120 @@
+"""How many threads compute on each host, over all of its ranks, and how many cores may they use?
+
+One rank only sees its own threads: with as many threads as cores, each rank is well by itself, but not beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddpprof.engine.change import environment_change
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import Record
+from ddpprof.model.whole_run import RankWholeRun
+
+_MANY_QUEUED = 0.5
+"""number of threads per rank"""
+_MANY_MORE = 1.5
+"""number of threads per core; with a few more threads than cores, some are likely idle"""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCores:
+    host: str
+    num_ranks: int
+    num_threads: int
+    """number of torch's threads of all ranks of the host together"""
+    num_cores: float
+    """number of cores that its ranks may use together, by their affinity and their control group"""
+
+    @property
+    def cores_per_rank(self) -> float:
+        return self.num_cores / self.num_ranks
+
+    @property
+    def threads_that_fit(self) -> int:
+        """Number of threads per rank for which there are cores, but at least one."""
+        return max(1, int(self.cores_per_rank))
+
+    @property
+    def is_overcommitted(self) -> bool:
+        """Whether there are many more threads than cores, and ranks with fewer threads are possible."""
+        return self.num_threads >= _MANY_MORE * self.num_cores and self.num_threads > self.num_ranks
+
+
+def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
+    """Return the hosts whose cores are known. A host has at least the ranks that are given."""
+    by_host: dict[str, list[Record]] = {}
+    for record in records:
+        by_host.setdefault(record.host, []).append(record)
+    hosts = []
+    for host, ranks in by_host.items():
+        num_cores = _num_cores(ranks)
+        if num_cores:
+            hosts.append(HostCores(host, len(ranks), sum(one.num_threads or 1 for one in ranks), num_cores))
+    return tuple(hosts)
+
+
+def _num_cores(ranks: Sequence[Record]) -> float | None:
+    """Return how many cores the ranks of one host may use together. They share a control group if it has a quota."""
+    cores = {core for one in ranks for core in (one.core_list or "").split(",") if core}
+    number = float(len(cores)) or max((one.num_cores for one in ranks if one.num_cores), default=None)
+    quotas = [one.cpu_quota for one in ranks if one.cpu_quota is not None]
+    return number if number is None or len(quotas) < len(ranks) else min(number, *quotas)
+
+
+@dataclass(frozen=True, slots=True)
+class HostThreads:
+    """Threads of the ranks, and the cores for them."""
+
+    hosts: tuple[HostCores, ...] = ()
+    """hosts whose cores are known, with the ranks that are known"""
+    queued_threads: float | None = None
+    """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
+
+    @property
+    def wait(self) -> bool:
+        """Whether threads of the ranks were seen to wait for a free core much of the time, which distorts all times."""
+        return (self.queued_threads or 0) >= _MANY_QUEUED
+
+
+def _of_run(view: View) -> HostThreads:
+    watched = view.whole_run.ranks if view.whole_run is not None else ()
+    return HostThreads(cores_of_hosts([*view.records.values()]), _queued_threads(watched))
+
+
+def _queued_threads(ranks: Sequence[RankWholeRun]) -> float | None:
+    shares = [one.queued_ns / one.sampled_ns for one in ranks if one.queued_ns is not None and one.sampled_ns > 0]
+    return sum(shares) / len(shares) if shares else None
+
+
+def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
+    """Report a host whose ranks compute with many more threads than cores, as without torchrun's OMP_NUM_THREADS."""
+    crowded = [one for one in threads.hosts if one.is_overcommitted]
+    if view.device != "cpu" or not crowded:
+        return
+    host = max(crowded, key=lambda one: one.num_threads / one.num_cores)
+    fit = host.threads_that_fit
+    queued = f"; {threads.queued_threads or 0:.1f} of a rank's threads were runnable but not running on average"
+    yield Finding(
+        "threads-exceed-cores",
+        f"{host.num_threads} threads share {_cores(host.num_cores)}, and may wait for each other",
+        f"host {host.host} has {_cores(host.num_cores)} for this job, and its {host.num_ranks} ranks compute with "
+        f"{host.num_threads / host.num_ranks:.3g} threads each{queued if threads.wait else ''}",
+        f"Set OMP_NUM_THREADS={fit} in the environment of every rank, or call torch.set_num_threads({fit}) in each: "
+        "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself, other ways to "
+        "start ranks do not.",
+        None,
+        comes_first=threads.wait,
+        subject={"host": host.host},
+        change=environment_change(OMP_NUM_THREADS=str(fit)),
+    )
+
+
+def _cores(number: float) -> str:
+    return f"{number:.3g} core{'' if number == 1 else 's'}"
+
+
+HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(threads_exceed_cores,), of_run=_of_run)

@@ -1,0 +1,150 @@
+"""Which kernels take the time of a step? Per identity: how often it runs, how long, and how much that varies.
+
+    total per step = sum of its durations / number of steps      spread = (3rd quartile - 1st quartile) / median
+
+One run is one kernel of an accelerator. On CPU it is one op, without the communication calls inside it. Durations are
+not clipped where kernels of several streams overlap, so totals may add up to more than the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.numbers import Number
+from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Phase, Trace
+
+_BATCH_RUNS = 400_000
+
+
+MOST_KERNELS = 500
+"""most kernels in a report; the others take hardly any time"""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """All runs of one kernel in some steps of one rank."""
+
+    kernel: Kernel
+    phase: Annotated[str, Number("phase of the step in which it spends most time")]
+    num_steps: Annotated[int, Number("number of steps that were examined, with or without it")]
+    num_runs: Annotated[int, Number("number of its runs in them")]
+    total_ns: Annotated[int, Number("length of all its runs")]
+    median_ns: Annotated[int, Number("length of its median run")]
+    spread: Annotated[float | None, Number("distance of the quartiles over the median", column="spread_ratio")]
+    """``None`` for a single run, or if the median is 0"""
+
+    @property
+    def runs_per_step(self) -> float:
+        return self.num_runs / self.num_steps
+
+    @property
+    def total_ns_per_step(self) -> int:
+        return round(self.total_ns / self.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRuns:
+    """Runs of kernels, one row each, in order of launch, and the pieces that they consist of."""
+
+    kernel: Int32Column
+    """index into ``Trace.kernels``"""
+    step: Int32Column
+    phase: NDArray[np.int8]
+    duration_ns: Int64Column
+    piece: NDArray[np.int64]
+    """rows of ``Trace.compute``"""
+    run_of_piece: NDArray[np.int64] | None
+    """index of each piece's run; ``None`` if each piece is one run"""
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    def sum_pieces(self, values: Int64Column) -> Int64Column:
+        """Return, for each run, the sum over its pieces."""
+        if self.run_of_piece is None:
+            return values
+        total = np.zeros(len(self), np.int64)
+        np.add.at(total, self.run_of_piece, values)
+        return total
+
+
+def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
+    """Summarise the steps with these indices, with the kernel of the largest total first."""
+    num_steps = len(set(steps))
+    summaries = [
+        summary
+        for kernels in batches_of_kernels(trace)
+        for summary in _summaries(trace.kernels, runs_of_kernels(trace, steps, kernels), num_steps)
+    ]
+    return tuple(sorted(summaries, key=lambda s: (-s.total_ns, str(s.kernel))))
+
+
+def _summaries(kernels: Sequence[Kernel], runs: KernelRuns, num_steps: int) -> list[KernelSummary]:
+    order = np.lexsort((runs.duration_ns, runs.kernel))
+    duration, kernel = runs.duration_ns[order], runs.kernel[order]
+    distinct, first, count = np.unique(kernel, return_index=True, return_counts=True)
+    total = np.add.reduceat(duration, first) if len(first) else first
+    quartile, median, third = (_quantiles(duration, first, count, share) for share in (0.25, 0.5, 0.75))
+    in_phase = np.zeros((len(distinct), len(Phase)), np.int64)
+    np.add.at(in_phase, (np.repeat(np.arange(len(distinct)), count), runs.phase[order]), duration)
+    return [
+        KernelSummary(
+            kernel=kernels[index],
+            phase=Phase(int(in_phase[row].argmax())).name.lower(),
+            num_steps=num_steps,
+            num_runs=int(count[row]),
+            total_ns=int(total[row]),
+            median_ns=round(median[row]),
+            spread=float((third[row] - quartile[row]) / median[row]) if count[row] > 1 and median[row] else None,
+        )
+        for row, index in enumerate(distinct.tolist())
+    ]
+
+
+def _quantiles(
+    values: Int64Column, first: NDArray[np.int64], count: NDArray[np.int64], share: float
+) -> NDArray[np.float64]:
+    """Return a quantile of each group of ascending values, as ``numpy.quantile`` does, but for all at once."""
+    place = share * (count - 1)
+    below = np.floor(place).astype(np.int64)
+    part = place - below
+    low, high = (values[first + np.minimum(index, count - 1)].astype(np.float64) for index in (below, below + 1))
+    between: NDArray[np.float64] = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
+    return between
+
+
+def batches_of_kernels(trace: Trace) -> list[range]:
+    """Return indices of all kernels, in parts with few runs each, as measuring takes many times a run's own memory."""
+    num_runs = np.zeros(len(trace.kernels), np.int64)
+    for first in range(0, len(trace.compute), _BATCH_RUNS):
+        kernel = trace.compute.kernel[first : first + _BATCH_RUNS]
+        num_runs += np.bincount(kernel[kernel != UNKNOWN], minlength=len(num_runs))
+    batch = (np.cumsum(num_runs) - num_runs) // _BATCH_RUNS
+    bounds = [0, *(1 + np.flatnonzero(np.diff(batch))).tolist(), len(num_runs)]
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range) -> KernelRuns:
+    """Return the runs of the kernels with these indices in the steps with these indices."""
+    work = trace.compute
+    piece = np.flatnonzero((work.kernel >= kernels.start) & (work.kernel < kernels.stop))
+    piece = piece[np.isin(work.step[piece], list(steps))]
+    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file has no meaning
+        piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece]))]
+    piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # pieces of one launch stay in order of start
+    rows, run_of_piece = piece, None
+    duration = work.end_ns[piece] - work.start_ns[piece]
+    if trace.device == "cpu":  # the position of an op in its step is part of its identity
+        key = np.stack((work.step[piece], work.kernel[piece]))
+        _, first, run_of_piece = np.unique(key, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rows, run_of_piece = piece[first[order]], np.argsort(order)[run_of_piece.reshape(-1)]
+        of_pieces, duration = duration, np.zeros(len(rows), np.int64)
+        np.add.at(duration, run_of_piece, of_pieces)
+    return KernelRuns(work.kernel[rows], work.step[rows], work.phase[rows], duration, piece, run_of_piece)

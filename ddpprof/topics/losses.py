@@ -1,0 +1,120 @@
+"""A rule about losses that are NaN or infinite.
+
+DDP averages gradients, so that one rank's NaN is in the parameters of all ranks, and in their losses, one step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model.whole_run import NonfiniteSteps
+
+_MOST_NAMED = 4
+
+Nonfinite = Mapping[int, NonfiniteSteps | None]
+"""rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
+
+
+def nonfinite_loss(ranks: Nonfinite, _view: View) -> Iterator[Finding]:
+    """Report a loss that was NaN or infinite, and the rank where it began."""
+    finding = nonfinite_finding(ranks)
+    if finding is not None:
+        yield finding
+
+
+def nonfinite_finding(
+    ranks: Mapping[int, NonfiniteSteps | None],
+    *,
+    is_over: bool = True,
+    learning_rates: Mapping[int, float | None] | None = None,
+) -> Finding | None:
+    """Return the finding on the steps with such a loss, of each rank; ``None`` if no rank has one.
+
+    `is_over`: no more such steps can come. `learning_rates`: what ranks told just after their first such step.
+    """
+    found = {rank: one for rank, one in ranks.items() if one is not None}
+    if not found:
+        return None
+    step = min(one.first_step for one in found.values())
+    first = sorted(rank for rank, one in found.items() if one.first_step == step)
+    num_steps = max(one.num_steps for one in found.values())
+    steps = "one step" if num_steps == 1 else f"{num_steps:,} steps"
+    is_known = all(found[rank].follows_finite for rank in first)
+    if not is_known or len(first) == len(ranks):
+        where, advice = "", _OF_ALL
+    else:
+        batches, them = ("batch", "it") if len(first) == 1 else ("batches", "them")
+        advice = _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}", them=them)
+        advice = _advice_on_rates(learning_rates or {}, first) or advice
+        where = f" on {_named(first)}"
+    return Finding(
+        "nonfinite-loss",
+        f"The loss {f'was NaN or infinite in {steps}' if is_over else 'has been NaN or infinite'}, first in step "
+        f"{step:,}{where}",
+        _evidence(ranks, first, step) if is_known else _NOT_KNOWN,
+        advice,
+        None,
+        is_correctness=True,
+        comes_first=True,
+    )
+
+
+_NOT_KNOWN = "the steps before were not looked at, so it may have begun earlier"
+_OF_ALL = (
+    "Look at what the loss computes in that step, such as a division by zero or the logarithm of zero, and at what "
+    "changed the parameters just before: lower the learning rate, or clip gradients with clip_grad_norm_. "
+    "torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows every step down."
+)
+_OF_SOME = (
+    "Look at the {batches} of {ranks} in step {step}, and at what the loss does with {them}: a division by zero, the "
+    "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients."
+)
+_OF_RATES = (
+    "Give every rank the same learning rate: it was {mine:.3g} on rank {rank} and {other:.3g} elsewhere. "
+    "DDP averages gradients, but each rank's own optimizer takes the step, so the parameters drifted apart."
+)
+_OTHER_RATE = 1.5
+"""least ratio of learning rates that differ; ranks tell them a few steps apart, and schedules change them"""
+
+
+def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str | None:
+    """Return advice if a rank where the NaN began trains with a learning rate that others do not have."""
+    others = [rate for rank, rate in rates.items() if rank not in first and rate]
+    for rank in first:
+        mine = rates.get(rank)
+        if mine and others and all(max(mine, one) > _OTHER_RATE * min(mine, one) for one in others):
+            return _OF_RATES.format(mine=mine, rank=rank, other=others[0])
+    return None
+
+
+def _evidence(ranks: Mapping[int, NonfiniteSteps | None], first: list[int], step: int) -> str:
+    if len(first) == len(ranks):
+        return "it appeared on all ranks in the same step" if len(ranks) > 1 else "the loss before it was finite"
+    others = [one.first_step if one is not None else None for rank, one in ranks.items() if rank not in first]
+    the_others = "the other rank" if len(others) == 1 else "the other ranks"
+    if all(other == step + 1 for other in others):
+        return f"{the_others} followed in step {step + 1:,}, with gradients that DDP had averaged"
+    later = sorted(other for other in others if other is not None)
+    if not later:
+        return f"the losses of {the_others} stayed finite"
+    who = the_others if len(others) == 1 else f"{len(later)} of the {len(others)} other ranks"
+    return f"{who} followed, from step {later[0]:,} on"
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = len(ranks) - _MOST_NAMED
+    shown = [str(rank) for rank in ranks[:_MOST_NAMED]]
+    if more > 0:
+        return f"ranks {', '.join(shown)} and {more} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _of_run(view: View) -> Nonfinite | None:
+    return None if view.whole_run is None else {one.rank: one.nonfinite for one in view.whole_run.ranks}
+
+
+LOSSES: Topic[None, Nonfinite] = Topic("losses", rules=(nonfinite_loss,), of_run=_of_run)

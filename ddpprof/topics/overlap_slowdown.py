@@ -1,0 +1,443 @@
+"""How much slower are kernels during communication, and what does that cost a step?
+
+    ratio of a kernel = median over its covered runs of (duration / median duration of the same work alone)
+    lost per step     = sum over covered runs of (duration - median duration of the same work alone) / number of steps
+
+A run is covered if communication runs during at least half of it, and alone if none does; runs in between are
+neither. Communication that only waits for another rank covers too.
+
+The same work has the same name, launch shape and input shapes. If a trace lacks the input shapes, name and launch
+shape do not distinguish work: a matrix product's depth is not in its grid. DDP covers the same places of every step, so
+different work would look like slower work. The n-th of m runs in a step is then compared only with the n-th of m in
+other steps, as on CPU, where an op is the n-th of its name. On CPU, ops in which DDP's own hooks run are left out.
+
+    control = time of runs alone in the measured steps / median duration of the same work in the baseline steps
+
+Baseline steps run at another time, when the accelerator's clock or the load on the machine may differ. The control
+shows that; baseline durations are multiplied by it before they are compared.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.change import environment_change
+from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.numbers import Number
+from ddpprof.engine.topic import Topic, View
+from ddpprof.intervals import Spans
+from ddpprof.model import Int32Column, Int64Column, Kernel, Trace
+from ddpprof.model.backends import backend_of
+from ddpprof.topics.kernels import MOST_KERNELS, KernelRuns, batches_of_kernels, runs_of_kernels
+from ddpprof.topics.steps.overlap import spans_of
+
+if TYPE_CHECKING:
+    Ratios: TypeAlias = array[float]
+else:
+    Ratios = array  # takes no parameter before Python 3.12
+
+
+MIN_RUNS = 3
+"""least number of runs, both covered and alone: the median of three is the first that one disturbed run cannot move"""
+
+ENOUGH_KNOWN = 0.2
+"""least known share of the computation under communication; less says little about the rest"""
+
+_MOST_RATIOS = 255
+
+_HOLDS_HOOKS = "AccumulateGrad"
+"""autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket"""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSlowdown:
+    """One kernel's covered runs. Rows of several ranks merge exactly, see `merge_slowdowns`."""
+
+    kernel: Kernel
+    covered_ns: int
+    """duration of all covered runs"""
+    compared_ns: int
+    """duration of those whose work also ran alone"""
+    lost_ns: int
+    """how much longer these took than their work alone; negative if they took less"""
+    num_compared: int
+    """number of these"""
+    ratios: Ratios
+    """for each of these, its duration / the median of its work alone; ascending, perhaps `thinned` to a selection"""
+    num_alone: int
+    """number of runs behind these medians"""
+
+    @property
+    def ratio(self) -> float | None:
+        """Median ratio; ``None`` if there are too few runs."""
+        return median(self.ratios) if min(self.num_compared, self.num_alone) >= MIN_RUNS else None
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapSlowdown:
+    """The slowdown in some steps of one rank, or of several ranks together."""
+
+    num_steps: int
+    """number of measured steps without the baseline's, summed over ranks"""
+    kernels: tuple[KernelSlowdown, ...]
+    """every kernel with a covered run, the one that lost most first"""
+    knows_input_shapes: bool
+    """True if input shapes of all compared kernels are known; otherwise they were compared place by place"""
+    reason: str | None
+    """why nothing can be said, if so"""
+    control_ns: int = 0
+    """duration of runs alone in the measured steps whose work also ran alone in baseline steps"""
+    control_alone_ns: int = 0
+    """duration of these in the baseline steps"""
+
+    @property
+    def control(self) -> float | None:
+        """Ratio above 1 if the measured steps were slower even without communication; ``None`` without a baseline."""
+        return self.control_ns / self.control_alone_ns if self.control_alone_ns else None
+
+    @property
+    def covered_ns(self) -> int:
+        return sum(row.covered_ns for row in self.kernels)
+
+    @property
+    def known_ns(self) -> int:
+        """Covered time of kernels whose ratio is known."""
+        return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
+
+    @property
+    def known_share(self) -> float | None:
+        return self.known_ns / self.covered_ns if self.covered_ns else None
+
+    @property
+    def lost_ns_per_step(self) -> int | None:
+        """Time lost by the kernels whose ratio is known."""
+        lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
+        return round(sum(lost) / self.num_steps) if lost else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of the kernels whose ratio is known, relative to their time alone."""
+        lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
+        return self.known_ns / (self.known_ns - sum(lost)) if lost else None
+
+
+def measure_slowdown(
+    trace: Trace, measured: Collection[int] | None = None, baseline: Collection[int] = ()
+) -> OverlapSlowdown:
+    """Measure the steps with the indices `measured` (``None``: all).
+
+    `baseline`: steps without gradient communication, whose kernels only show how long work takes alone.
+    """
+    measured = set(range(len(trace.steps)) if measured is None else measured)
+    compare = partial(_compared, trace, spans_of(trace.collectives, None), measured, set(baseline))
+    batches = batches_of_kernels(trace)
+    control = _sum(map(_control, map(compare, batches))) if baseline else _Control(0, 0)
+    kernels = [row for runs in map(compare, batches) for row in _rows(trace.kernels, runs, control)]
+    slowdown = _slowdown(len(measured), kernels, has_comm=bool(len(trace.collectives)))
+    return replace(slowdown, control_ns=control.twice_measured_ns // 2, control_alone_ns=control.twice_baseline_ns // 2)
+
+
+def merge_slowdowns(ranks: Sequence[OverlapSlowdown]) -> OverlapSlowdown:
+    """Merge ranks by exact sums. Each rank is compared with itself, so a slower accelerator is not a slowdown."""
+    rows: dict[Kernel, list[KernelSlowdown]] = {}
+    for rank in ranks:
+        for row in rank.kernels:
+            rows.setdefault(row.kernel, []).append(row)
+    merged = [
+        KernelSlowdown(
+            kernel=kernel,
+            covered_ns=sum(row.covered_ns for row in same),
+            compared_ns=sum(row.compared_ns for row in same),
+            lost_ns=sum(row.lost_ns for row in same),
+            num_compared=sum(row.num_compared for row in same),
+            ratios=_as_array(np.sort(np.concatenate([row.ratios for row in same]))),
+            num_alone=sum(row.num_alone for row in same),
+        )
+        for kernel, same in rows.items()
+    ]
+    has_comm = any(rank.reason != NO_COMMUNICATION for rank in ranks)
+    return replace(
+        _slowdown(sum(rank.num_steps for rank in ranks), merged, has_comm=has_comm),
+        control_ns=sum(rank.control_ns for rank in ranks),
+        control_alone_ns=sum(rank.control_alone_ns for rank in ranks),
+    )
+
+
+def thinned(slowdown: OverlapSlowdown) -> OverlapSlowdown:
+    """Return at most `_MOST_RATIOS` per kernel, evenly selected, so that a summary of a long trace stays small."""
+
+    def fewer(row: KernelSlowdown) -> KernelSlowdown:
+        if len(row.ratios) <= _MOST_RATIOS:
+            return row
+        chosen = np.linspace(0, len(row.ratios) - 1, _MOST_RATIOS).round().astype(int).tolist()
+        return replace(row, ratios=array("d", (row.ratios[index] for index in chosen)))
+
+    return replace(slowdown, kernels=tuple(map(fewer, slowdown.kernels)))
+
+
+NO_COMMUNICATION = "the trace has no communication"
+
+
+def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bool) -> OverlapSlowdown:
+    reason = None
+    if not num_steps:
+        reason = "no step was profiled"
+    elif not has_comm:
+        reason = NO_COMMUNICATION
+    elif not kernels:
+        reason = "no computation ran under communication"
+    elif not any(row.compared_ns for row in kernels):
+        reason = "the computation under communication never ran alone, so there is nothing to compare with"
+    elif all(row.ratio is None for row in kernels):
+        reason = f"no kernel ran {MIN_RUNS} times under communication and {MIN_RUNS} times alone"
+    compared = [row.kernel for row in kernels if row.ratio is not None]
+    return OverlapSlowdown(
+        num_steps=num_steps,
+        kernels=tuple(sorted(kernels, key=lambda row: (-row.lost_ns, str(row.kernel)))),
+        knows_input_shapes=bool(compared) and all(kernel.input_shapes is not None for kernel in compared),
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Some kernels' runs in the measured steps and the baseline's."""
+
+    kernel: Int32Column
+    same: NDArray[np.int64]
+    """number of each run's work; equal for runs of the same work"""
+    duration_ns: Int64Column
+    in_measured: NDArray[np.bool_]
+    in_baseline: NDArray[np.bool_]
+    is_covered: NDArray[np.bool_]
+    is_alone: NDArray[np.bool_]
+
+
+def _compared(trace: Trace, comm: Spans, measured: set[int], baseline: set[int], kernels: range) -> _Compared:
+    runs = runs_of_kernels(trace, measured | baseline, kernels)
+    in_measured, in_baseline = (np.isin(runs.step, list(steps)) for steps in (measured, baseline - measured))
+    start, end = trace.compute.start_ns[runs.piece], trace.compute.end_ns[runs.piece]
+    under_comm_ns = runs.sum_pieces(comm.within(start, end))
+    usable = (runs.duration_ns > 0) & ~_holds_hooks(trace, runs)
+    return _Compared(
+        kernel=runs.kernel,
+        same=_same_work(trace, runs),
+        duration_ns=runs.duration_ns,
+        in_measured=in_measured,
+        in_baseline=in_baseline,
+        is_covered=usable & in_measured & (2 * under_comm_ns >= runs.duration_ns),
+        is_alone=usable & (under_comm_ns == 0),
+    )
+
+
+def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list[KernelSlowdown]:
+    """Return the rows of kernels with a covered run."""
+    duration_ns = runs.duration_ns
+    if not runs.in_measured.all():
+        as_measured = np.maximum(np.rint(duration_ns * control.factor).astype(np.int64), 1)
+        duration_ns = np.where(runs.in_measured, duration_ns, as_measured)
+    alone = _group_medians(runs.same, duration_ns, runs.is_alone)
+    return [
+        _of_kernel(kernels[index], runs.same[rows], duration_ns[rows], alone)
+        for index in np.unique(runs.kernel[runs.is_covered]).tolist()
+        for rows in [np.flatnonzero(runs.is_covered & (runs.kernel == index))]
+    ]
+
+
+def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
+    """Return the runs that include DDP's hooks: on CPU these are part of the op, and do less without communication."""
+    holds = np.array([_HOLDS_HOOKS in kernel.name for kernel in trace.kernels], np.bool_)
+    return holds[runs.kernel] if trace.device == "cpu" and len(runs) else np.zeros(len(runs), np.bool_)
+
+
+def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
+    """Return a number for each run, equal for runs of the same work."""
+    by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
+    key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
+    order = np.argsort(key, kind="stable").astype(np.int32)  # in order of launch within a step
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))  # first run of each kernel in a step
+    del key
+    count = np.diff(np.append(first, len(runs)))
+    kernel = runs.kernel[order[first]].astype(np.int64)
+    has_places = by_place[kernel]
+    # If a kernel runs equally often in steps, its n-th runs in them are the same work.
+    alike, which = np.unique(kernel * (len(runs) + 1) + np.where(has_places, count, 0), return_inverse=True)
+    num_places = np.zeros(len(alike), np.int64)
+    num_places[which] = np.where(has_places, count, 1)
+    begin = np.cumsum(num_places) - num_places
+    place = np.arange(len(runs)) - np.repeat(first, count)
+    place[~np.repeat(has_places, count)] = 0
+    same = np.empty(len(runs), np.int64)
+    same[order] = np.repeat(begin[which], count) + place
+    return same
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """Work that ran alone in measured steps and in the baseline: twice its time in each."""
+
+    twice_measured_ns: int
+    twice_baseline_ns: int
+
+    @property
+    def factor(self) -> float:
+        """Factor from baseline to measured durations; 1 if there is no such work."""
+        baseline_ns = self.twice_baseline_ns // 2
+        return self.twice_measured_ns // 2 / baseline_ns if baseline_ns else 1.0
+
+
+def _control(runs: _Compared) -> _Control:
+    there = _group_medians(runs.same, runs.duration_ns, runs.is_alone & runs.in_baseline)
+    rows = np.flatnonzero(runs.is_alone & runs.in_measured & (there.count[runs.same] > 0))
+    return _Control(2 * int(runs.duration_ns[rows].sum()), int(there.twice_ns[runs.same[rows]].sum()))
+
+
+def _sum(controls: Iterable[_Control]) -> _Control:
+    of_all = list(controls)
+    return _Control(sum(one.twice_measured_ns for one in of_all), sum(one.twice_baseline_ns for one in of_all))
+
+
+@dataclass(frozen=True, slots=True)
+class _Medians:
+    """Twice the median, and the number of values, per group; 0 if there are none."""
+
+    twice_ns: Int64Column
+    count: Int64Column
+
+
+def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArray[np.bool_]) -> _Medians:
+    """Return per group the number of chosen values, and twice their median, which is an integer."""
+    num_groups = int(group.max(initial=-1)) + 1
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((values[rows], group[rows]))]
+    count = np.bincount(group[rows], minlength=num_groups)
+    first = np.cumsum(count) - count
+    known = count > 0
+    low, high = first + (count - 1) // 2, first + count // 2
+    twice = np.zeros(num_groups, np.int64)
+    twice[known] = values[rows[low[known]]] + values[rows[high[known]]]
+    return _Medians(twice, count)
+
+
+def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column, alone: _Medians) -> KernelSlowdown:
+    """Summarise one kernel's covered runs."""
+    known = alone.count[same] > 0
+    compared, twice_alone = duration_ns[known], alone.twice_ns[same[known]]
+    return KernelSlowdown(
+        kernel=kernel,
+        covered_ns=int(duration_ns.sum()),
+        compared_ns=int(compared.sum()),
+        lost_ns=round(int((2 * compared - twice_alone).sum()) / 2),
+        num_compared=len(compared),
+        ratios=_as_array(np.sort(2 * compared / twice_alone)),
+        num_alone=int(alone.count[np.unique(same[known])].sum()),
+    )
+
+
+def _as_array(values: NDArray[np.float64]) -> Ratios:
+    return array("d", values.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedKernel:
+    """One kernel under communication compared with itself alone."""
+
+    kernel: Kernel
+    ratio: Annotated[float | None, Number("its length during communication over that without; null if unknown")]
+    num_covered: int
+    num_alone: int
+    covered_ns: int
+    """per step and rank"""
+    lost_ns: Annotated[int, Number("time lost by it to communication, per step and rank")]
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapSlowdownReport:
+    """How much communication slows concurrent computation. Times are ns per step and rank."""
+
+    reason: str | None
+    """why it is unknown, if so"""
+    ratio: float | None
+    lost_ns: int | None
+    covered_ns: int
+    """computation during communication"""
+    known_share: float | None
+    """share of it by kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
+    knows_input_shapes: bool
+    num_steps: int
+    """number of steps of all ranks together"""
+    kernels: tuple[SlowedKernel, ...]
+    """kernels, most time lost first"""
+    num_baseline_steps: int = 0
+    """number of steps without communication, of all ranks together"""
+    control: float | None = None
+    """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
+
+
+def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:
+    """Return how much communication slows kernels, on all ranks together."""
+    kernels = tuple(_slowed(row, slowdown.num_steps) for row in slowdown.kernels if row.ratio is not None)
+    return OverlapSlowdownReport(
+        reason=slowdown.reason,
+        ratio=slowdown.ratio,
+        lost_ns=slowdown.lost_ns_per_step,
+        covered_ns=round(slowdown.covered_ns / slowdown.num_steps) if slowdown.num_steps else 0,
+        known_share=slowdown.known_share,
+        knows_input_shapes=slowdown.knows_input_shapes,
+        num_steps=slowdown.num_steps,
+        kernels=kernels[:MOST_KERNELS],
+        num_baseline_steps=num_baseline_steps,
+        control=slowdown.control,
+    )
+
+
+def _slowed(row: KernelSlowdown, num_steps: int) -> SlowedKernel:
+    return SlowedKernel(
+        kernel=row.kernel,
+        ratio=row.ratio,
+        num_covered=row.num_compared,
+        num_alone=row.num_alone,
+        covered_ns=round(row.compared_ns / num_steps),
+        lost_ns=round(row.lost_ns / num_steps),
+    )
+
+
+def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Finding]:
+    """Report computation that is slower because communication shares its device."""
+    if not view.worth(slowdown.lost_ns) or slowdown.ratio is None or (slowdown.known_share or 0) < ENOUGH_KNOWN:
+        return
+    if slowdown.control is not None and abs(slowdown.control - 1) >= slowdown.ratio - 1:
+        return  # the steps to compare with differed by more than the effect of communication
+    may_be_other_work = view.shares_cores and slowdown.control is None
+    variables = backend_of(view.backend).to_slow_it
+    other_work = "; other work on the cores may explain it, which --baseline-steps would tell"
+    yield Finding(
+        "overlap-slowdown",
+        f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
+        f"{in_ms(slowdown.lost_ns or 0)} per step are lost by kernels that also ran without communication, "
+        f"{slowdown.known_share:.0%} of the computation under it; the step only loses the part on its critical path"
+        f"{other_work if may_be_other_work else ''}",
+        _advice(view),
+        slowdown.lost_ns,
+        is_noise=may_be_other_work,
+        change=environment_change(**variables) if variables else None,
+    )
+
+
+def _advice(view: View) -> str:
+    threads, cores, backend = view.num_threads, view.cores_per_rank, backend_of(view.backend)
+    has_a_core_left = threads is None or cores is None or threads == 1 or threads < cores
+    if backend.runs_on_host and has_a_core_left:  # or its threads would not give it one
+        return backend_of(None).on_slow_computation
+    return backend.on_slow_computation
+
+
+OVERLAP_SLOWDOWN: Topic[None, OverlapSlowdownReport] = Topic("overlap_slowdown", rules=(overlap_slowdown,))

@@ -1,0 +1,108 @@
+"""Do all ranks draw the same random numbers in training?
+
+Each rank noted a digest of the state of each of torch's generators at the beginning of its recorded steps. Ranks draw
+the same numbers if their digests are equal in every step. A generator was used in every step if its digests all differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.frameworks import seed_ranks
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import DdpModule, Rank, RecordedStep
+
+_FEWEST_STEPS = 4
+"""number of steps; in one or two of them, something else may draw, such as an evaluation"""
+
+GeneratorStates = Mapping[str, Mapping[int, int]]
+"""type of a generator's device → number of a step → digest of the generator's state when it began"""
+
+
+@dataclass(frozen=True, slots=True)
+class SameRandomNumbers:
+    generators: tuple[str, ...]
+    """generators from which the same numbers are drawn: of a type of device by torch's name for it, ``"numpy"`` or
+    ``"random"``"""
+    ranks: tuple[int, ...]
+    """ranks that were compared"""
+    num_steps: int
+    """number of steps that were compared"""
+
+
+def states_of_generators(steps: Sequence[RecordedStep]) -> GeneratorStates:
+    """Return what one rank noted."""
+    kinds = sorted({kind for step in steps for kind in step.random_states})
+    return {
+        kind: {step.number: step.random_states[kind] for step in steps if kind in step.random_states} for kind in kinds
+    }
+
+
+def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRandomNumbers | None:
+    """Return the generators from which all ranks draw the same numbers in every step; ``None`` if there is none.
+
+    `states`: those of each rank.
+    """
+    ranks = tuple(sorted(states))
+    kinds = set[str]().union(*states.values())
+    known = {kind: [states[rank].get(kind, {}) for rank in ranks] for kind in sorted(kinds)}
+    num_steps = {kind: _num_steps_alike(of_ranks) for kind, of_ranks in known.items()}
+    same = tuple(kind for kind, number in num_steps.items() if number)
+    if len(ranks) < 2 or not same:
+        return None
+    return SameRandomNumbers(same, ranks, min(num_steps[kind] for kind in same))
+
+
+def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:
+    """Return in how many steps the ranks' generators were alike, which is 0 unless they were in all."""
+    first, *others = states
+    steps = sorted(set(first).intersection(*others))
+    if len(steps) < _FEWEST_STEPS or len({first[step] for step in steps}) < len(steps):
+        return 0
+    return len(steps) if all(other[step] == first[step] for other in others for step in steps) else 0
+
+
+def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding]:
+    """Report ranks that draw the same random numbers, since they were given the same seed."""
+    if len(same.ranks) != view.world_size or not view.is_one_group:
+        return  # ranks that do not average gradients with each other may need the same numbers
+    ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
+    generators = [_GENERATORS.get(one, "torch's accelerator generator") for one in same.generators]
+    were, used = ("were", "were used") if len(generators) > 1 else ("was", "was used")
+    yield Finding(
+        "same-random-numbers",
+        f"{ranks.capitalize()} draw the same random numbers",
+        f"{' and '.join(generators)} {were} in the same state on {ranks} at the start of each of {same.num_steps} "
+        f"recorded steps, and {used} in every step",
+        f"{seed_ranks(view.framework, same.generators)} As it is, whatever is random in the training, such as dropout "
+        "masks, noise or augmentation, is identical on every rank. For anything that the ranks must agree on, such as "
+        "the order of samples that they divide, use a separate torch.Generator with the same seed on all ranks.",
+        None,
+        is_correctness=True,
+    )
+
+
+_GENERATORS = {"cpu": "torch's CPU generator", "numpy": "NumPy's generator", "random": "Python's random module"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankGenerators:
+    """The generators of one rank."""
+
+    rank: int
+    states: GeneratorStates
+
+
+def _of_rank(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankGenerators | None:
+    return None if rank.record is None else RankGenerators(rank.rank, states_of_generators(rank.record.steps))
+
+
+RANDOM_NUMBERS: Topic[RankGenerators, SameRandomNumbers] = Topic(
+    "random_numbers",
+    rules=(same_random_numbers,),
+    of_rank=_of_rank,
+    rank_type=RankGenerators,
+    of_ranks=lambda ranks: find_same_random_numbers({one.rank: one.states for one in ranks}),
+)

@@ -1,0 +1,277 @@
+"""What does each rank's clock show at the same instant?
+
+    common time = time on the rank's clock - offset - drift · (time - at)
+
+"The rank's clock" is its trace's times plus the trace's epoch, if known. The lowest rank's clock is the reference.
+Offset: an all-reduce ends on all ranks together except for noise, so the offset is the median over collectives of (end
+on the rank - end on the reference). Drift: the Theil-Sen slope of that difference (Sen 1968), or 0 unless its
+confidence interval excludes zero and it exceeds the noise.
+
+Bound: a collective in which every rank depends on every other cannot end on any rank before it has started on every
+rank. Each such collective puts the offset between (start on the rank - end on the reference) and (end on the rank -
+start on the reference); the estimate is moved into the intersection, and the bound is the distance to its farther side.
+With gloo, a thread notices the end late if it waits for a core; this widens the bound, and makes the estimate's noise
+one-sided.
+
+Ranks on the reference's host read the same clock, unless the ends of their collectives contradict this; the remaining
+difference is how each process's profiler converts processor time into time since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column
+from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives
+
+ALL_DEPEND_ON_ALL = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.BARRIER,
+)
+
+_MOST_POINTS = 64
+"""most points of the fit of the drift; more collectives are merged by medians"""
+_FEWEST_POINTS = 8
+_LARGEST_DRIFT = 500e-6
+"""largest slope that Linux allows a clock; anything faster is not a drift"""
+_ON_ONE_HOST_NS = 100_000
+"""ns; profilers of one host agree within 30 µs, according to times that the recorder took itself"""
+_SIGNIFICANT = 2.576
+"""standard deviations for 99 % of a normal distribution"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankClock:
+    rank: int
+    host: str | None
+    offset_ns: int
+    """how far its clock is ahead of the reference's, at ``CommonClock.at_ns``"""
+    drift_ppm: float
+    bound_ns: int | None
+    """largest error of the offset; ``None`` if the collectives contradict each other, because one of them was
+    misidentified, or the clock jumped"""
+    num_collectives: int
+    """number of collectives shared by this rank and the reference"""
+    noise_ns: int | None = None
+    """three standard errors of the offset from the spread of the ends; usually far less than the bound"""
+
+
+@dataclass(frozen=True, slots=True)
+class HostClock:
+    host: str
+    num_ranks: int
+    offset_ns: int | None
+    """``None`` if its ranks' clocks differ by more than their noise"""
+    drift_ppm: float | None
+    bound_ns: int | None
+    """largest bound of its ranks"""
+    noise_ns: int | None = None
+    """largest noise of its ranks"""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonClock:
+    """The ranks' clocks relative to the lowest rank's. Times are since 1970, in ns, if the traces have their epoch."""
+
+    at_ns: int
+    """time for which the offsets hold, on the reference's clock"""
+    ranks: tuple[RankClock, ...]
+    """clocks in ascending order, the reference first; ranks that share no collective with it are missing"""
+    hosts: tuple[HostClock, ...]
+
+    def find(self, rank: int) -> RankClock | None:
+        return next((clock for clock in self.ranks if clock.rank == rank), None)
+
+
+def common_ns(at_ns: int, clock: RankClock, times_ns: Int64Column) -> Int64Column:
+    """Convert times from that rank's clock to the reference's, on which `at_ns` is when the offsets hold."""
+    since = (times_ns - at_ns - clock.offset_ns).astype(np.float64)
+    return times_ns - clock.offset_ns - np.rint(since * clock.drift_ppm * 1e-6).astype(np.int64)
+
+
+def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollectives) -> CommonClock | None:
+    """Return the common clock; ``None`` if no collective of the kinds that end together was matched."""
+    known = (matched.rows != UNKNOWN) & np.isin(matched.kind, ALL_DEPEND_ON_ALL)[:, None]
+    if not known.any():
+        return None
+    start = matched.gather(ranks, lambda one: one.collectives.start_ns + (one.epoch_ns or 0))
+    end = matched.gather(ranks, lambda one: one.collectives.end_ns + (one.epoch_ns or 0))
+    first = int(np.argmax(known.any(axis=0)))
+    here = known[:, first]
+    at = int(np.sort(end[here, first])[int(here.sum()) // 2])
+    pairs = {}
+    for column, number in enumerate(matched.ranks):
+        both = here & known[:, column]
+        if column != first and both.any():
+            pairs[number] = _Pair(
+                since=(end[both, first] - at).astype(np.float64),
+                difference=end[both, column] - end[both, first],
+                lowest=start[both, column] - end[both, first],
+                highest=end[both, column] - start[both, first],
+            )
+    host_of = {one.rank: one.host for one in ranks}
+    reference = RankClock(matched.ranks[first], host_of[matched.ranks[first]], 0, 0.0, 0, int(here.sum()))
+    lines = _lines(pairs, host_of, reference)
+
+    def clock(number: int, pair: _Pair) -> RankClock:
+        same = reference.host is not None and host_of[number] == reference.host and lines[number] == _ONE_CLOCK
+        return pair.clock(number, host_of[number], lines[number], reads_the_reference=same)
+
+    clocks = (reference, *(clock(number, pair) for number, pair in pairs.items()))
+    return CommonClock(at, clocks, _host_clocks(clocks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    offset_ns: int
+    """offset at `at_ns`"""
+    drift: float
+
+    def at(self, since_ns: float) -> float:
+        return self.offset_ns + self.drift * since_ns
+
+
+_ONE_CLOCK = _Line(0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The collectives that a rank shares with the reference."""
+
+    since: NDArray[np.float64]
+    """ns from `at_ns` to the end on the reference"""
+    difference: Int64Column
+    """end on the rank - end on the reference"""
+    lowest: Int64Column
+    """lower limit of the offset"""
+    highest: Int64Column
+
+    def line(self) -> _Line:
+        drift = _drift(self.since, self.difference)
+        return _Line(_median(self.difference - self._moved(drift)), drift)
+
+    def agrees(self, line: _Line, other: _Line) -> bool:
+        """Return whether this rank's `line` is consistent with `other` over the observed time."""
+        noise = self._noise_ns(line.drift)
+        return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
+
+    def allows(self, line: _Line) -> bool:
+        """Return whether, by `line`, no collective ended on one of the two ranks before it started on the other."""
+        moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
+        return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
+
+    def clock(self, rank: int, host: str | None, line: _Line, reads_the_reference: bool) -> RankClock:
+        moved = self._moved(line.drift)
+        lowest, highest = int((self.lowest - moved).max()), int((self.highest - moved).min())
+        if lowest > highest:
+            return RankClock(rank, host, line.offset_ns, line.drift * 1e6, None, len(moved))
+        noise = ceil(self._noise_ns(line.drift))
+        offset = min(max(line.offset_ns, lowest), highest)
+        bound = max(offset - lowest, highest - offset)
+        if reads_the_reference:
+            bound = min(bound, _ON_ONE_HOST_NS)
+        return RankClock(rank, host, offset, line.drift * 1e6, bound, len(moved), min(noise, bound))
+
+    def _moved(self, drift: float) -> Int64Column:
+        return np.rint(self.since * drift).astype(np.int64)
+
+    def _noise_ns(self, drift: float) -> float:
+        """Return the possible error of the median: three standard errors, but at least one collective's deviation.
+
+        All ends of a rank may be a little late, so more collectives do not improve the median indefinitely.
+        """
+        residual = self.difference - self._moved(drift)
+        deviation = _deviation(residual)
+        if len(residual) < 4:
+            return max(deviation, float(self.highest.min() - self.lowest.max()) / 2)
+        return deviation * 3 / sqrt(min(len(residual), 9))
+
+
+def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
+    """Return each rank's offset and drift: its host's if they agree, or else its own.
+
+    Host names may be equal by mistake. A rank with the reference's host name has the reference's clock unless a
+    collective would then end before it begins.
+    """
+    lines = {number: pair.line() for number, pair in pairs.items()}
+    shared = dict(lines)
+    for host in {host_of[number] for number in pairs} - {None}:
+        members = [number for number in pairs if host_of[number] == host]
+        is_reference = host == reference.host
+        if is_reference:
+            common = _ONE_CLOCK
+        else:
+            offsets, drifts = [lines[n].offset_ns for n in members], [lines[n].drift for n in members]
+            common = _Line(_median(np.array(offsets)), median(drifts))
+        for number in members:
+            pair = pairs[number]
+            if pair.allows(common) if is_reference else pair.agrees(lines[number], common):
+                shared[number] = common
+    return shared
+
+
+def _median(values: Int64Column) -> int:
+    """Return the exact median, even where a float would be inexact: clocks may be hours apart."""
+    least = values.min()
+    return int(least + np.int64(floor(np.median(values - least))))
+
+
+def _deviation(values: Int64Column) -> float:
+    """Return the standard deviation from the median absolute deviation, which ignores a few outliers."""
+    return 1.4826 * float(np.median(np.abs(values - _median(values))))
+
+
+def _drift(since: NDArray[np.float64], difference: Int64Column) -> float:
+    """Return the slope of the difference, or 0 if it may be none. Confidence interval: Sen 1968, normal."""
+    order = np.array_split(np.argsort(since, kind="stable"), min(len(since), _MOST_POINTS))
+    num = len(order)
+    if num < _FEWEST_POINTS:
+        return 0.0
+    offset = difference - difference.min()
+    x = np.array([np.median(since[rows]) for rows in order])
+    y = np.array([np.median(offset[rows]) for rows in order])
+    first, second = np.triu_indices(num, 1)
+    apart = x[second] > x[first]
+    slopes = np.sort((y[second] - y[first])[apart] / (x[second] - x[first])[apart])
+    if not len(slopes):
+        return 0.0
+    half = _SIGNIFICANT * sqrt(num * (num - 1) * (2 * num + 5) / 18)
+    low = slopes[max(floor((len(slopes) - half) / 2), 0)]
+    high = slopes[min(ceil((len(slopes) + half) / 2), len(slopes) - 1)]
+    slope = float(np.median(slopes))
+    if low <= 0 <= high or abs(slope) > _LARGEST_DRIFT:
+        return 0.0
+    moved = abs(slope) * float(x[-1] - x[0])
+    return slope if moved > _deviation(offset - np.rint(since * slope).astype(np.int64)) else 0.0
+
+
+def _host_clocks(ranks: Sequence[RankClock]) -> tuple[HostClock, ...]:
+    by_host: dict[str, list[RankClock]] = {}
+    for clock in ranks:
+        if clock.host is not None:
+            by_host.setdefault(clock.host, []).append(clock)
+    return tuple(_host_clock(host, clocks) for host, clocks in sorted(by_host.items()))
+
+
+def _host_clock(host: str, clocks: Sequence[RankClock]) -> HostClock:
+    first = clocks[0]
+    same = all((clock.offset_ns, clock.drift_ppm) == (first.offset_ns, first.drift_ppm) for clock in clocks)
+    bounds = [clock.bound_ns for clock in clocks]
+    known = [bound for bound in bounds if bound is not None]
+    return HostClock(
+        host=host,
+        num_ranks=len(clocks),
+        offset_ns=first.offset_ns if same else None,
+        drift_ppm=first.drift_ppm if same else None,
+        bound_ns=max(known) if len(known) == len(bounds) else None,
+        noise_ns=max((clock.noise_ns for clock in clocks if clock.noise_ns is not None), default=None),
+    )

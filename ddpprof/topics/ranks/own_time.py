@@ -1,0 +1,263 @@
+"""How much time does a rank spend on its own work before it comes to the collective where the others wait for it?
+
+    own time of step k = from the end of step k-1's gradient communication, where all ranks are together,
+                         to the launch of step k's last gradient collective,
+                         without the rank's waits for communication in between
+
+This needs no common clock, and shows a late rank that the wall time of steps hides, because all ranks wait for it.
+Waits are taken out because they are due to another rank: in the forward all ranks wait for the buffers of rank 0. A
+step after a gap in the trace counts from its own start, and so without the optimizer of the previous step.
+
+On CPU the training thread waits in collectives outside the backward pass, from their call to their end, while it
+computes nothing; and for gradients while it is in none of the parts below. On an accelerator the device waits while
+only communication runs; for gradients, which are not needed before the optimizer, it waits only while the next kernel
+has been launched but does not start. A gap because the host was late belongs to the work that ends it.
+
+    data        waiting for the DataLoader; on an accelerator, only if that leaves it nothing to do
+    forward     DistributedDataParallel.forward
+    optimizer   Optimizer.step of the previous step
+    backward    the rest after the first forward, including the loss and anything else in the script
+    other       the rest before it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import NO_SPANS, Spans, clip, intersect, merge, subtract, union, union_of
+from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, Mark, Phase, Rank, RecordedStep, Step, Trace, Work
+from ddpprof.topics.steps.blocks import BLOCK_ROWS, blocks_of
+from ddpprof.topics.steps.overlap import marked_spans
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """One rank in one step, ns. The parts add up to its own time."""
+
+    step: int
+    is_traced: bool
+    """True if it is from a trace, whose parts differ slightly from the light recorder's, so the two do not compare"""
+    step_ns: int
+    arrival_ns: int
+    """time at which all gradients of the step are there; since 1970 by the rank's clock, if the trace has its epoch"""
+    data_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    other_ns: int
+
+    @property
+    def own_ns(self) -> int:
+        return self.data_ns + self.forward_ns + self.backward_ns + self.optimizer_ns + self.other_ns
+
+
+def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
+    """Measure every step of the trace with gradient communication."""
+    parts = _device_parts(trace) if trace.device == "gpu" else _host_parts(trace)
+    gradients = {index: rows for index in range(len(trace.steps)) if len(rows := _gradient_rows(trace, index))}
+    arrivals = _arrivals(trace, gradients)
+    found = []
+    before: tuple[Step, int] | None = None
+    for index, step in enumerate(trace.steps):
+        if index not in gradients:
+            before = None
+            continue
+        follows = before is not None and (before[0].number + 1, before[0].cycle) == (step.number, step.cycle)
+        begin = before[1] if before is not None and follows else step.start_ns
+        arrival = arrivals[index]
+        before = (step, int(trace.collectives.end_ns[gradients[index]].max()))
+        if arrival > begin:
+            found.append(
+                StepProgress(
+                    step=step.number,
+                    is_traced=True,
+                    step_ns=step.duration_ns,
+                    arrival_ns=arrival + (trace.epoch_ns or 0),
+                    **parts.between(begin, arrival),
+                )
+            )
+    return tuple(found)
+
+
+def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
+    """Return what the backward pass launched; if that is unknown, as with a comm hook, what the forward did not."""
+    comm = trace.collectives
+    here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
+    rows = np.flatnonzero(here & (comm.phase == Phase.BACKWARD))
+    if len(rows) or trace.device == "cpu":
+        return rows
+    return np.flatnonzero(here & (comm.phase != Phase.FORWARD))
+
+
+def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
+    """Return step → when the rank is ready for its last gradient collective: launched by the host, input computed.
+
+    The collective's own start may be later, if it queues behind others of its stream or thread. Collectives that a comm
+    hook continues after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
+    """
+    comm, marks = trace.collectives, trace.host_spans
+    backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
+    launched = comm.asked_ns
+    last = np.empty(len(gradients), np.int64)
+    for place, (step, rows) in enumerate(gradients.items()):
+        ends = marks.end_ns[backward[marks.step[backward] == step]]
+        in_backward = rows[launched[rows] <= ends.max()] if len(ends) else rows
+        candidates = in_backward if len(in_backward) else rows
+        last[place] = candidates[np.argmax(launched[candidates])]
+    ready = launched[last]
+    if trace.device == "gpu":
+        ready = np.maximum(ready, _computed_by(trace.compute, ready))
+    arrivals = np.minimum(ready, np.maximum(comm.start_ns[last], launched[last]))
+    return dict(zip(gradients, arrivals.tolist(), strict=True))
+
+
+def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
+    """Return, for each time, when the last of the work launched until then ended; long ago if there is none."""
+    order = np.argsort(times_ns)
+    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is for work launched after all times
+    for first in range(0, len(work), BLOCK_ROWS):
+        some = slice(first, first + BLOCK_ROWS)
+        np.maximum.at(ends, np.searchsorted(times_ns[order], work.launched_ns[some]), work.end_ns[some])
+    computed = np.empty_like(times_ns)
+    computed[order] = np.maximum.accumulate(ends[:-1])
+    return computed
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Parts of the whole trace; where two overlap, the earlier one counts."""
+
+    waiting: Spans
+    data: Spans
+    forward: Spans
+    optimizer: Spans
+
+    def between(self, begin: int, end: int) -> dict[str, int]:
+        """Return the parts of the own time, by the fields of `StepProgress`."""
+        forward = _within(self.forward, begin, end)
+        left = subtract(Spans(np.array([begin]), np.array([end])), _within(self.waiting, begin, end))
+        parts = {"data_ns": _within(self.data, begin, end), "forward_ns": forward}
+        parts["optimizer_ns"] = _within(self.optimizer, begin, end)
+        lengths = {}
+        for name, part in parts.items():
+            rest = subtract(left, part)
+            lengths[name] = left.total_ns - rest.total_ns
+            left = rest
+        first_forward = int(forward.start_ns[0]) if len(forward) else end
+        other_ns = clip(left, begin, first_forward).total_ns
+        return {**lengths, "backward_ns": left.total_ns - other_ns, "other_ns": other_ns}
+
+
+def _within(spans: Spans, begin: int, end: int) -> Spans:
+    """Clip only the relevant spans, since a trace has many steps."""
+    first = np.searchsorted(spans.end_ns, begin, side="right")
+    last = np.searchsorted(spans.start_ns, end, side="left")
+    return clip(Spans(spans.start_ns[first:last], spans.end_ns[first:last]), begin, end)
+
+
+def _host_parts(trace: Trace) -> _Parts:
+    comm = trace.collectives
+    computes = union_of(trace.compute)
+    marks = (Mark.DATA, Mark.FORWARD, Mark.OPTIMIZER, Mark.BACKWARD)
+    data, forward, optimizer, backward = (marked_spans(trace, mark) for mark in marks)
+    gradients = comm.phase == Phase.BACKWARD
+    waits_for_gradients = union_of(comm, gradients)
+    for busy in (computes, data, forward, optimizer, backward):
+        waits_for_gradients = subtract(waits_for_gradients, busy)
+    called = comm.asked_ns
+    waits_in_calls = subtract(union(called[~gradients], comm.end_ns[~gradients]), computes)
+    return _Parts(merge(waits_in_calls, waits_for_gradients), data, forward, optimizer)
+
+
+def _device_parts(trace: Trace) -> _Parts:
+    comm = trace.collectives
+    is_gradient = comm.phase == Phase.BACKWARD
+    gradients = union_of(comm, is_gradient)
+    waits_for_others = union_of(comm, ~is_gradient)
+    data = marked_spans(trace, Mark.DATA)
+    waits_for_gradients, forward, optimizer = [NO_SPANS], [NO_SPANS], [NO_SPANS]
+    reached_before: int | None = None
+    for block in blocks_of(trace.compute, trace.copies):
+        start, end, launched, phase = block.start_ns, block.end_ns, block.launched_ns, block.phase
+        busy = union(start, end)
+        data, waits_for_others = subtract(data, busy), subtract(waits_for_others, busy)
+        # Each row reaches back to the end of the previous one: in between it was launched late, or waited.
+        first = int(start[0]) if reached_before is None else reached_before
+        reached = np.maximum(np.maximum.accumulate(end), first)
+        begin = np.append(first, reached[:-1])
+        held_up = union(np.where(launched == UNKNOWN, begin, np.maximum(begin, launched)), start)
+        waits_for_gradients.append(intersect(gradients, held_up))
+        for parts, which in ((forward, Phase.FORWARD), (optimizer, Phase.OPTIMIZER)):
+            parts.append(union(begin[phase == which], reached[phase == which]))
+        reached_before = int(reached[-1])
+    return _Parts(
+        waiting=_joined([*waits_for_gradients, waits_for_others]),
+        data=data,
+        forward=_joined(forward),
+        optimizer=_joined(optimizer),
+    )
+
+
+def _joined(parts: Sequence[Spans]) -> Spans:
+    return union(np.concatenate([part.start_ns for part in parts]), np.concatenate([part.end_ns for part in parts]))
+
+
+def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
+    """Return every step of a rank that a trace or, on CPU, the light recorder saw, ascending.
+
+    On an accelerator the host's times only say when work was queued, and queueing may wait for other ranks' work.
+    """
+    traced = measure_progress(rank.trace) if rank.trace is not None else ()
+    numbers = {row.step for row in traced}
+    record = rank.record
+    recorded = [
+        row
+        for step in (record.steps if record is not None and record.device == "cpu" else ())
+        if step.number not in numbers and (row := measure_recorded_progress(step)) is not None
+    ]
+    return tuple(sorted([*traced, *recorded], key=lambda row: row.step))
+
+
+def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
+    """Measure the step; ``None`` if no gradients became ready, or the inside of the step was not recorded."""
+    last_ready = [ns for one in step.passes if (ns := one.last_ready_ns) is not None]
+    if not last_ready or not step.forwards:
+        return None
+    forward = _spans([(f.start_ns, f.end_ns) for f in step.forwards], step)
+    optimizer = _spans(list(step.optimizers), step)
+    sync = sum(f.buffer_sync_ns for f in step.forwards)
+    forward_ns = max(0, forward.total_ns - sync)
+    own = step.end_ns - step.start_ns - sync - _waiting(step, last_ready)
+    data = step.data_ns or 0
+    last_end = int(optimizer.end_ns[-1]) if len(optimizer) else step.end_ns
+    after = max(0, step.end_ns - max(last_end, *last_ready))
+    other = max(0, min(f.start_ns for f in step.forwards) - step.start_ns + after - data)
+    return StepProgress(
+        step=step.number,
+        is_traced=False,
+        step_ns=step.end_ns - step.start_ns,
+        arrival_ns=max(last_ready),
+        data_ns=data,
+        forward_ns=forward_ns,
+        backward_ns=max(0, own - data - forward_ns - optimizer.total_ns - other),
+        optimizer_ns=optimizer.total_ns,
+        other_ns=other,
+    )
+
+
+def _spans(spans: list[tuple[int, int]], step: RecordedStep) -> Spans:
+    times = np.array(spans, np.int64).reshape(-1, 2)
+    return clip(union(times[:, 0], times[:, 1]), step.start_ns, step.end_ns)
+
+
+def _waiting(step: RecordedStep, last_ready: list[int]) -> int:
+    begins = sorted([*(f.start_ns for f in step.forwards), *(start for start, _ in step.optimizers), step.end_ns])
+    waits: dict[int, int] = {}
+    for ready in sorted(last_ready):
+        # For modules that share one backward pass, the last one's gradients count.
+        waits[next((begin for begin in begins if begin >= ready), ready)] = ready
+    return sum(begin - ready for begin, ready in waits.items())

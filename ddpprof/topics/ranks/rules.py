@@ -1,0 +1,198 @@
+"""Rules about single ranks that all others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import fmean, median, stdev
+
+from ddpprof.engine.finding import Finding, hoped_for, in_ms
+from ddpprof.engine.topic import Topic, View
+from ddpprof.statistics.paired_ratio import student_quantile
+from ddpprof.topics.ranks.late_gradients import LateGradient
+from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
+from ddpprof.words import ranks_in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Which ranks are late, in the recorded steps and over the whole run."""
+
+    stragglers: tuple[Straggler, ...] = ()
+    steps_tell_stragglers: bool = False
+    """whether there are enough recorded steps to tell whether a rank is late"""
+    late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
+    """rank → the gradients at which it falls behind"""
+    own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """rank → median time per step that it needed by itself, in each of ten stretches of the whole run"""
+    watched_ns: int = 0
+    """length of the whole run, of which `own_ns` tells"""
+    watched_steps: int = 0
+    """number of its steps"""
+
+
+def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
+    """Report the slowest rank, which sets the pace; the gain is limited by the next slowest rank."""
+    if not lateness.stragglers:
+        return
+    slowest, others = lateness.stragglers[0], lateness.stragglers[1:]
+    where = "" if slowest.part is None else f" {_WHERE[slowest.part]}"
+    only = (
+        "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f", {in_ms(slowest.part_late_ns)} of it there"
+    )
+    since = "" if slowest.since_step is None else f" since step {slowest.since_step}"
+    evidence = [
+        f"it is late by {in_ms(slowest.late_ns)} per step{only if where else ''}",
+        f"it was last in {slowest.num_last} of {slowest.num_steps} steps{since}",
+    ]
+    gradients = lateness.late_gradients.get(slowest.rank, ())
+    if gradients:
+        after = gradients[0].previous_parameter
+        evidence.append(
+            f"the gradient of {gradients[0].parameter} comes {in_ms(gradients[0].jump_ns)} late"
+            + (f", after that of {after}" if after else "")
+        )
+    if others:
+        evidence.append(f"less late: {ranks_in_words([other.rank for other in others])}")
+    lasted_ns = slowest.num_steps * (view.step_ns or 0)
+    late_all_along_ns = _late_all_along_ns(lateness)
+    is_short = max(lasted_ns, lateness.watched_ns if late_all_along_ns else 0) < _LONGER_THAN_OTHER_WORK_NS
+    may_be_other_work = view.shares_cores and is_short and not _is_out_of_proportion(lateness, view)
+    if late_all_along_ns:
+        evidence.append(
+            f"over the whole run ({lateness.watched_ns / 1e9:.0f} s) it was late by {in_ms(late_all_along_ns)} per step"
+        )
+    if may_be_other_work:
+        evidence.append(
+            f"these steps took {lasted_ns / 1e9:.1f} s, in which other work on its cores may have slowed it: "
+            f"{_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s or more of steps would tell; record them with ddpprof trace "
+            f"--no-profiler --steps {_steps_to_tell(view.step_ns)}"
+        )
+    late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
+    gain_ns, predicted = hoped_for(late_ns, view.predictions.without_straggler)
+    yield Finding(
+        "straggler",
+        f"All ranks wait for rank {slowest.rank}{where}",
+        "; ".join(evidence),
+        _advice(view, slowest.part),
+        gain_ns,
+        predicted=predicted,
+        is_noise=may_be_other_work,
+        cause_ns=late_ns,
+        subject={"rank": slowest.rank},
+    )
+
+
+def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
+    """Report the rank that needs most time by itself over the whole run, if recorded steps are too few to tell."""
+    own_ns = lateness.own_ns
+    long_enough = lateness.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and lateness.watched_steps >= _STEPS_OF_WHOLE_RUN
+    if lateness.stragglers or lateness.steps_tell_stragglers or not long_enough or len(own_ns) < 2:
+        return
+    next_slowest, slowest = sorted(own_ns, key=lambda rank: fmean(own_ns[rank]))[-2:]
+    late_ns = round(fmean(own_ns[slowest]) - fmean(own_ns[next_slowest]))
+    if late_ns >= _LATE_IN_WHOLE_RUN * fmean(own_ns[slowest]) and _is_slower_throughout(
+        lateness, slowest, next_slowest
+    ):
+        others = "the other rank" if len(own_ns) == 2 else "any other rank"
+        yield Finding(
+            "slow-rank",
+            f"All ranks wait for rank {slowest}",
+            f"over the whole run ({lateness.watched_ns / 1e9:.0f} s, {lateness.watched_steps} steps) it needed "
+            f"{in_ms(late_ns)} per step more by itself than {others}",
+            _advice(view, None),
+            late_ns,
+            subject={"rank": slowest},
+        )
+
+
+def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -> bool:
+    """Return whether chance would make a rank that much slower in less than 1 % of runs, by Student's test."""
+    slow_ns, other_ns = lateness.own_ns[slowest], lateness.own_ns[next_slowest]
+    if len(slow_ns) != len(other_ns) or len(slow_ns) < _FEW_STRETCHES:
+        return False
+    late_ns = [slow - other for slow, other in zip(slow_ns, other_ns, strict=True)]
+    quantile = student_quantile(_CHANCE / len(lateness.own_ns), len(late_ns) - 1)
+    return bool(fmean(late_ns) > quantile * stdev(late_ns) / sqrt(len(late_ns)))
+
+
+_CHANCE = 0.01
+"""share of runs in which chance may name a rank; each of the ranks has its part of it"""
+_FEW_STRETCHES = 5
+"""least number of stretches"""
+_LATE_IN_WHOLE_RUN = 0.05
+"""least share of a rank's own time by which it exceeds all others', if only the whole run tells"""
+_STEPS_OF_WHOLE_RUN = 10
+"""least number of steps of such a run"""
+_LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
+"""time, ns, below which a rank may be late in every step by chance, since other work comes and goes"""
+_BY_OTHER_WORK = 5
+"""largest factor by which sharing its cores makes a rank take longer"""
+_TIME_SLICES_NS = 10_000_000
+"""time for which it may wait for its core in a step, ns, however little it has to do"""
+
+
+def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
+    """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
+    slowest = lateness.stragglers[0]
+    if slowest.since_step is not None:
+        return False
+    own_ns = {rank: median(stretches_ns) for rank, stretches_ns in lateness.own_ns.items()}
+    of_slowest_ns = own_ns.pop(slowest.rank, 0)
+    next_ns = max(own_ns.values(), default=of_slowest_ns)
+    if of_slowest_ns > max(_BY_OTHER_WORK * next_ns, next_ns + _TIME_SLICES_NS):
+        return True
+    return slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (view.step_ns or 0)
+
+
+def _late_all_along_ns(lateness: Lateness) -> int:
+    """Return by how much longer than others the rank took in most steps of the whole run; 0 if it was not so late."""
+    slowest = lateness.stragglers[0]
+    others_ns = [median(own_ns) for rank, own_ns in lateness.own_ns.items() if rank != slowest.rank]
+    if slowest.rank not in lateness.own_ns or not others_ns:
+        return 0
+    late_ns = round(median(lateness.own_ns[slowest.rank]) - median(others_ns))
+    return late_ns if late_ns >= slowest.late_ns / 2 else 0
+
+
+def _steps_to_tell(step_ns: int | None) -> int:
+    """Return a round number of steps that takes long enough."""
+    least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
+    tens = 10
+    while 5 * tens < least:
+        tens *= 10
+    return next(number for number in (tens, 2 * tens, 5 * tens) if number >= least)
+
+
+def _advice(view: View, part: OwnTimePart | None) -> str:
+    if part in (OwnTimePart.DATA, OwnTimePart.OTHER):
+        return _ADVICE[part]
+    return _ON_CPU if view.device == "cpu" else _ON_ACCELERATOR
+
+
+_NEARLY_ALL = 0.9
+
+_WHERE = {
+    OwnTimePart.DATA: "to get its data",
+    OwnTimePart.FORWARD: "in its forward",
+    OwnTimePart.BACKWARD: "in its backward",
+    OwnTimePart.OPTIMIZER: "in its optimizer",
+    OwnTimePart.OTHER: "between its steps",
+}
+
+_ADVICE = {
+    OwnTimePart.DATA: "Look at what feeds this rank: its storage, its DataLoader workers, larger samples in its shard.",
+    OwnTimePart.OTHER: "Look for what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
+}
+_ON_ACCELERATOR = (
+    "Look at its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
+    "it, its CPU cores, and whether its batches are larger."
+)
+_ON_CPU = (
+    "Look at its CPU cores: other processes on them, how fast they run. Check whether its batches are larger, and "
+    "whether its code waits for a lock, a disk or the network."
+)
+
+
+LATENESS: Topic[None, Lateness] = Topic("lateness", rules=(straggler, slow_rank))

@@ -1,0 +1,202 @@
+"""Which rank do the others wait for, how often, how long, in which part, and since when?
+
+    lateness of rank r in step s = own time of r - median own time of the other ranks          (`own_time`)
+
+A rank is a straggler if chance is ruled out (p < 0.01) and it is late by more than 1 % of the step. There are two
+tests, because each has blind spots: how often it came last, with chance 1 / ranks (binomial), and whether its own time
+is above the mean of the others' (Student's t; against a median, noise with a tail would look late). Both are made for
+all steps and, if it became late, for those since. The p-value is the smallest times their number.
+
+Own times are spans of each rank's own clock, so clocks with an offset or a drift change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.numbers import DEVICE, HOST
+from ddpprof.model import Int64Column
+from ddpprof.statistics.paired_ratio import binomial_tail, mean_above, mean_above_zero
+from ddpprof.topics.ranks.own_time import StepProgress
+
+SIGNIFICANT = 0.01
+LATE_SHARE_OF_STEP = 0.01
+_FEWEST = 2
+"""least number of steps to judge by, in all and on each side of a change"""
+
+_Floats = NDArray[np.float64]
+
+
+class OwnTimePart(StrEnum):
+    """A part of a rank's own time in a step."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class RankLateness:
+    """One rank over all steps."""
+
+    rank: int
+    num_last: int
+    """number of steps in which its own time was the longest"""
+    late_ns: int
+    """median over steps; below 0 if it waits for others"""
+    p_value: float
+    """probability of such lateness by chance; corrected for the number of ranks and tests, so it may be 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    rank: int
+    late_ns: int
+    """median over `num_steps`"""
+    part: OwnTimePart | None
+    """part in which it loses at least half of it; ``None`` if all parts are slower, as on a slower or busier machine"""
+    part_late_ns: int
+    """lateness in the part where it loses most; also a median"""
+    num_last: int
+    num_steps: int
+    """number of measured steps, or of those since it became late"""
+    since_step: int | None
+    """``None`` if it was late from the first measured step"""
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    num_steps: int
+    step_ns: Annotated[int, HOST]
+    """median"""
+    ranks: Annotated[tuple[RankLateness, ...], DEVICE]
+    stragglers: Annotated[tuple[Straggler, ...], DEVICE]
+    """stragglers, the latest first"""
+
+
+def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
+    """Find stragglers. `progress`: rank → its steps. Returns ``None`` for fewer than two ranks or common steps."""
+    table = _CommonSteps(progress)
+    if len(table.ranks) < 2 or len(table.steps) < _FEWEST:
+        return None
+    step_ns = float(np.median(table.step_ns))
+    judged = [_judge(table, row) for row in range(len(table.ranks))]
+    late = [
+        one
+        for row, verdict in enumerate(judged)
+        if verdict.p_value < SIGNIFICANT
+        and (one := _straggler(table, row, verdict)).late_ns > LATE_SHARE_OF_STEP * step_ns
+    ]
+    return Stragglers(
+        num_steps=len(table.steps),
+        step_ns=round(step_ns),
+        ranks=tuple(
+            RankLateness(rank, int(table.is_last[row].sum()), _median(table.lateness(table.own, row)), verdict.p_value)
+            for row, (rank, verdict) in enumerate(zip(table.ranks, judged, strict=True))
+        ),
+        stragglers=tuple(sorted(late, key=lambda one: -one.late_ns)),
+    )
+
+
+class _CommonSteps:
+    """Steps that all ranks have, from the same source. Arrays are [num_ranks, num_steps], ns."""
+
+    def __init__(self, progress: Mapping[int, Sequence[StepProgress]]) -> None:
+        by_step = {
+            rank: {(row.step, row.is_traced): row for row in rows} for rank, rows in sorted(progress.items()) if rows
+        }
+        self.ranks = tuple(by_step)
+        common = set.intersection(*(set(rows) for rows in by_step.values())) if by_step else set()
+        self.steps = tuple(sorted(common))
+        rows = [[of_rank[step] for step in self.steps] for of_rank in by_step.values()]
+
+        def column(name: str) -> Int64Column:
+            values = [[getattr(row, name) for row in of_rank] for of_rank in rows]
+            return np.array(values, np.int64).reshape(len(self.ranks), len(self.steps))
+
+        self.step_ns, self.own = column("step_ns"), column("own_ns")
+        self.parts = {part: column(f"{part}_ns") for part in OwnTimePart}
+        ordered = np.sort(self.own, axis=0)
+        longest, next_to_it = (ordered[-1], ordered[-2]) if len(rows) > 1 else (ordered, ordered)
+        self.is_last = (self.own == longest) & (longest > next_to_it)
+
+    def lateness(self, values: Int64Column, row: int) -> _Floats:
+        """Return [num_steps]: the excess over the median of the others."""
+        late: _Floats = values[row] - np.median(np.delete(values, row, axis=0), axis=0)
+        return late
+
+    def above_mean(self, row: int) -> _Floats:
+        others = np.delete(self.own, row, axis=0).astype(np.float64)
+        above: _Floats = self.own[row] - others.mean(axis=0)
+        return above
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    p_value: float
+    since: int
+    """index of the first step from which it is late; 0 if it always is"""
+
+
+def _judge(table: _CommonSteps, row: int) -> _Verdict:
+    num_tests = 4 * len(table.ranks)  # two for all steps, and two for those since a change
+    since = _change(table.lateness(table.own, row))
+    whole = _p_value(table, row, 0) * num_tests
+    if since is None:
+        return _Verdict(min(1.0, whole), 0)
+    num_choices = len(table.steps) - 2 * _FEWEST + 1
+    after = _p_value(table, row, since) * num_tests * num_choices
+    return _Verdict(min(1.0, whole, after), since)
+
+
+def _p_value(table: _CommonSteps, row: int, since: int) -> float:
+    is_last, above = table.is_last[row, since:], table.above_mean(row)[since:]
+    last = binomial_tail(int(is_last.sum()), len(is_last), 1 / len(table.ranks))
+    return min(last, mean_above_zero(above.tolist()))
+
+
+def _change(lateness: _Floats) -> int | None:
+    """Return where lateness begins: the best split into two means (least squares), if the second is surely larger.
+
+    It must also be at least twice the first, or the rank was already late before.
+    """
+    splits = np.arange(_FEWEST, len(lateness) - _FEWEST + 1)
+    if not len(splits):
+        return None
+    sums = np.cumsum(lateness)
+    explained = sums[splits - 1] ** 2 / splits + (sums[-1] - sums[splits - 1]) ** 2 / (len(lateness) - splits)
+    best = int(splits[np.argmax(explained)])
+    before, after = lateness[:best], lateness[best:]
+    is_sure = mean_above(after.tolist(), before.tolist()) * len(splits) < SIGNIFICANT
+    return best if is_sure and after.mean() > 2 * before.mean() else None
+
+
+def _straggler(table: _CommonSteps, row: int, verdict: _Verdict) -> Straggler:
+    steps = slice(verdict.since, None)
+    by_part = {part: _median(table.lateness(values, row)[steps]) for part, values in table.parts.items()}
+    part = max(by_part, key=lambda name: by_part[name])
+    is_last = table.is_last[row, steps]
+    late_ns = _median(table.lateness(table.own, row)[steps])
+    return Straggler(
+        rank=table.ranks[row],
+        late_ns=late_ns,
+        part=part if 2 * by_part[part] >= late_ns else None,
+        part_late_ns=by_part[part],
+        num_last=int(is_last.sum()),
+        num_steps=len(is_last),
+        since_step=table.steps[verdict.since][0] if verdict.since else None,
+        p_value=verdict.p_value,
+    )
+
+
+def _median(values: _Floats) -> int:
+    return round(float(np.median(values)))

@@ -1,0 +1,77 @@
+"""What does ddpprof itself cost? Compare the job's steps with recording off, with light recording, and profiled.
+
+    light ratio = median over pairs of neighbours of (light step / off step), as a geometric mean of the middle two
+
+Off comes first in half of the pairs (off light, off light, light off, light off): neither a slow drift of the machine
+nor a script whose every second or fourth step is longer favours one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, log
+from statistics import median
+from typing import Annotated
+
+from ddpprof.engine.numbers import Number
+from ddpprof.model import RecordedStep, StepMode
+from ddpprof.statistics.medians import median_known
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingCost:
+    """Recording cost of one rank. Medians of step times, ns; ``None`` if there were no such steps."""
+
+    off_ns: Annotated[int | None, Number("median step with recording off")]
+    light_ns: Annotated[int | None, Number("median step with light recording")]
+    profiled_ns: Annotated[int | None, Number("median step under the profiler")]
+    light_ratio: Annotated[float | None, Number("light step over the unrecorded one beside it, median of pairs")]
+    num_pairs: int
+    spread: float | None
+    """spread of the off steps: (largest - smallest) / median"""
+    profiler_pause_ns: int | None
+    """single pause of the training, to start the profiler and to write the trace"""
+
+    @property
+    def profiled_ratio(self) -> float | None:
+        return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
+
+    def is_noise(self, ratio: float) -> bool:
+        """Return whether steps may take so many times as long by chance, as unrecorded steps differ as much."""
+        return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
+
+
+def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:
+    """Measure the cost; ``None`` if no step was recorded."""
+    if not steps:
+        return None
+    durations = {
+        mode: [s.end_ns - s.start_ns for s in steps if s.mode is mode]
+        for mode in (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
+    }
+    ratios = _ratios_of_pairs(steps)
+    off_steps = durations[StepMode.OFF]
+    typical = median(off_steps) if len(off_steps) > 1 else 0
+    return RecordingCost(
+        off_ns=median_known(off_steps),
+        light_ns=median_known(durations[StepMode.LIGHT]),
+        profiled_ns=median_known(durations[StepMode.PROFILED]),
+        light_ratio=exp(median(map(log, ratios))) if ratios else None,
+        num_pairs=len(ratios),
+        spread=(max(off_steps) - min(off_steps)) / typical if typical else None,
+        profiler_pause_ns=profiler_pause_ns,
+    )
+
+
+def _ratios_of_pairs(steps: Sequence[RecordedStep]) -> list[float]:
+    """Return the ratio of light to off of each pair of neighbours. No step belongs to two pairs."""
+    ratios, last = [], -1
+    for one, other in pairwise(steps):
+        took_ns = {step.mode: step.end_ns - step.start_ns for step in (one, other)}
+        is_pair = took_ns.keys() == {StepMode.OFF, StepMode.LIGHT} and other.number == one.number + 1
+        if is_pair and one.number > last and min(took_ns.values()) > 0:
+            ratios.append(took_ns[StepMode.LIGHT] / took_ns[StepMode.OFF])
+            last = other.number
+    return ratios

@@ -1,0 +1,266 @@
+"""Do the ranks still train one model? Parameters that DDP keeps equal are compared at both ends of the recording.
+
+    move       = values after the recorded steps minus those before them
+    apart      = the largest distance of a rank's move from the first rank's, divided by the length of the longest move
+
+Distances are Euclidean. Hosts that round differently diverge by rounding errors, which do not count. Modules also do
+not count if the script keeps gradients local in some steps of its optimizer, as when it averages parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import RecordedStep, Replica, UnaveragedParameters
+from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, trained_apart
+
+_APART = 0.05
+_DIFFERENT = 1e-3
+"""fraction of the length of the values"""
+_RESOLUTIONS = 20
+"""number of resolutions that is more than a rounding error"""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A module whose copies differ."""
+
+    module: int
+    ranks: tuple[int, ...]
+    """ranks that were compared"""
+    num_steps: int
+    """number of steps between the two comparisons"""
+    apart: float
+    """largest distance, as a fraction of the longest move"""
+    differed_before: bool
+    """True if they differed when the recording began"""
+    num_unreduced_passes: int
+    """passes of the rank with most"""
+
+
+def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
+    """Return whether each optimizer step after a forward of the module has a synchronised backward pass before it."""
+    trained = [
+        step
+        for step in steps
+        if step.optimizers and any(one.module == module and one.has_gradients for one in step.forwards)
+    ]
+    return bool(trained) and all(any(one.module == module for one in step.passes) for step in trained)
+
+
+def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
+    """Compare each rank's copies of always-reduced modules. Ranks that were read at other steps do not count."""
+    drifts = []
+    for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):
+        copies = {rank: one for rank, of_rank in replicas.items() for one in of_rank if one.module == module}
+        comparable = _comparable(copies)
+        if len(comparable) > 1 and (drift := _drift(module, comparable)) is not None:
+            drifts.append(drift)
+    return tuple(drifts)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedApart:
+    """Parameters whose gradients no DDP module averages, and whose copies differ."""
+
+    module: str
+    names: tuple[str, ...]
+    is_wrapped: bool
+    """True if a DDP module has them whose forward the script never calls"""
+    drift: Drift
+
+
+def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
+    """Return the parameters that each rank trains for itself, if the copies differ. `unaveraged`: those of each rank.
+
+    Copies that stay equal are averaged by other means, or are not trained yet. Parameters that no DDP module has, and
+    that differ from the beginning or in their shapes, are meant to: those of experts, or an embedding in shards.
+    """
+    found = []
+    for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):
+        same = [unaveraged[rank][drift.module] for rank in drift.ranks]
+        is_meant = drift.differed_before and not same[0].is_wrapped
+        if len({(one.names, one.shapes) for one in same}) == 1 and not is_meant:
+            found.append(TrainedApart(same[0].module, same[0].names, same[0].is_wrapped, drift))
+    return tuple(found)
+
+
+def _comparable(copies: Mapping[int, Replica]) -> dict[int, Replica]:
+    first = copies[min(copies)]
+    return {
+        rank: one
+        for rank, one in sorted(copies.items())
+        if one.steps == first.steps and len(one.before) == len(one.after) == len(first.before) > 0
+    }
+
+
+def _drift(module: int, copies: Mapping[int, Replica]) -> Drift | None:
+    before, after = (np.array([getattr(one, name) for one in copies.values()]) for name in ("before", "after"))
+    moves = after - before
+    longest, length = _lengths(moves).max(), _lengths(before).max()
+    apart, rounding = _lengths(moves - moves[0]).max(), max(one.resolution for one in copies.values()) * length
+    differed = bool(_lengths(before - before[0]).max() > max(_DIFFERENT * length, _RESOLUTIONS * rounding))
+    if not differed and (apart <= _APART * longest or apart <= _RESOLUTIONS * rounding):
+        return None
+    first, last = next(iter(copies.values())).steps
+    passes = max(one.num_unreduced_passes for one in copies.values())
+    share = float(apart / longest) if longest > 0 else 0.0
+    return Drift(module, tuple(copies), last - first, share, differed, passes)
+
+
+def _lengths(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.asarray(np.linalg.norm(values, axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """What keeps the ranks' copies of the parameters from being equal."""
+
+    drifts: tuple[Drift, ...] = ()
+    trained_apart: tuple[TrainedApart, ...] = ()
+    unfrozen: tuple[str, ...] = ()
+    """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
+
+
+def _of_run(view: View) -> Replicas:
+    records = view.records
+    return Replicas(
+        drifts=find_drifts({rank: one.replicas for rank, one in records.items()}),
+        trained_apart=find_trained_apart({rank: one.unaveraged for rank, one in records.items()}),
+        unfrozen=next((one.unfrozen for one in records.values() if one.unfrozen), ()),
+    )
+
+
+def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
+    """Report parameters that are not the same on all ranks."""
+    if not view.is_one_group:
+        return
+    for drift in replicas.drifts:
+        module = view.module(drift.module)
+        if module is None or "localsgd" in (module.comm_hook or "").lower():
+            continue  # such a hook lets them diverge, and an averager brings them together now and then
+        yield Finding(
+            "copies-differ",
+            "The ranks train different models: their copies of the parameters "
+            + ("differ" if drift.differed_before else "move apart"),
+            f"{_evidence(drift)}, as sampled values of {module.name} on {_ranks(drift)} show",
+            _advice(drift),
+            None,
+            is_correctness=True,
+            comes_first=True,
+        )
+
+
+def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
+    """Report parameters that DDP does not average, because they were frozen when it was constructed."""
+    if not replicas.unfrozen or (view.group_size or view.world_size or 1) < 2:
+        return
+    yield Finding(
+        "unfrozen-parameters",
+        not_averaged(replicas.unfrozen),
+        trained_apart(replicas.unfrozen),
+        f"{CONSTRUCT_AGAIN} Or construct it while all of them need gradients, and freeze "
+        "some afterwards, with find_unused_parameters=True.",
+        None,
+        is_correctness=True,
+        comes_first=True,
+    )
+
+
+def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
+    """Report parameters that each rank trains for itself, since the script does not call the DDP module with them."""
+    for apart in _apart(replicas, view, is_wrapped=True):
+        yield Finding(
+            "unaveraged-parameters",
+            f"The ranks train different models: DDP does not average the gradients of {_parameters(apart)}",
+            f"the script never calls the DDP module that has them, and {_evidence(apart.drift)}, as sampled values on "
+            f"{_ranks(apart.drift)} show",
+            _CALL_DDP,
+            None,
+            is_correctness=True,
+            comes_first=True,
+        )
+
+
+def unwrapped_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
+    """Report parameters that began equal on all ranks, are trained apart, and belong to no DDP module."""
+    for apart in _apart(replicas, view, is_wrapped=False):
+        yield Finding(
+            "unwrapped-parameters",
+            f"Each rank trains its own copy of {_parameters(apart)}",
+            f"no DDP module has them; they were equal on {_ranks(apart.drift)} before the first step, and "
+            f"{_evidence(apart.drift)}, as sampled values show",
+            _WRAP_THEM,
+            None,
+            is_correctness=True,
+            may_be_meant=True,
+        )
+
+
+def _apart(replicas: Replicas, view: View, *, is_wrapped: bool) -> list[TrainedApart]:
+    if not view.is_one_group:
+        return []
+    return [one for one in replicas.trained_apart if one.is_wrapped is is_wrapped]
+
+
+def _parameters(apart: TrainedApart) -> str:
+    count = "1 parameter" if len(apart.names) == 1 else f"{len(apart.names)} parameters"
+    of_module = f" of {apart.module}" if apart.module else " outside all modules"
+    return f"{count}{of_module}: {listed(apart.names, _MOST_NAMES)}"
+
+
+_CALL_DDP = (
+    "Compute the loss from the output of the DDP module itself: call model(…), not model.module(…) or a method of "
+    "model.module. DDP averages gradients only after its own forward. To reach another method, call it in forward()."
+)
+_WRAP_THEM = (
+    "If all ranks should have the same values, make these parameters part of the module that DistributedDataParallel "
+    "wraps, or wrap their own module. If every rank is meant to train its own, leave them as they are."
+)
+_MOST_NAMES = 4
+
+
+def _evidence(drift: Drift) -> str:
+    if drift.differed_before:
+        return "they already differed when the recording began"
+    steps = "one step" if drift.num_steps == 1 else f"{drift.num_steps} steps"
+    return f"in {steps} they moved apart by {drift.apart:.0%} of the distance they moved"
+
+
+def _ranks(drift: Drift) -> str:
+    return "both ranks" if len(drift.ranks) == 2 else f"{len(drift.ranks)} ranks"
+
+
+def _advice(drift: Drift) -> str:
+    if drift.num_unreduced_passes:
+        return (
+            "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
+            "backward pass after a forward, and what a second pass adds stays on its rank. "
+            f"This happened {_times(drift.num_unreduced_passes)} in the recorded steps."
+        )
+    if drift.differed_before:
+        return (
+            "DDP makes the copies equal when it wraps the model. Load checkpoints and initialise parameters before "
+            "that, or do it the same way on every rank."
+        )
+    return (
+        "Look for anything that changes parameters or gradients on each rank separately: changes to gradients after "
+        "backward(), optimizers with different settings or random numbers, or parameters that were replaced after DDP "
+        "wrapped the model."
+    )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+REPLICAS: Topic[None, Replicas] = Topic(
+    "replicas",
+    rules=(copies_differ, unfrozen_parameters, unaveraged_parameters, unwrapped_parameters),
+    of_run=_of_run,
+)

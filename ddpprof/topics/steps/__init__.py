@@ -1,0 +1,1 @@
+"""A step: how its time divides, and how much communication is hidden in it."""

@@ -1,0 +1,164 @@
+"""Where does a step's time go? Seven parts that add up to the step.
+
+Compute counts first, by its phase; then exposed communication; then copies; then waiting for data, which on an
+accelerator is the time in which it has nothing to do while the host waits. The rest is idle (`idle.py` says why).
+Copying buckets into ``.grad`` after the last backward node counts as backward.
+
+On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it spans
+from its first kernel to the next step's first: the period of the device's work, which a host that runs ahead does not
+tell. All work in it counts, including work that another step launched. At the edges of a trace work is missing: the
+last step ends with its last kernel, and the device may be busy in the first one with what was launched before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, median
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.numbers import Number
+from ddpprof.intervals import Spans, intersect, merge, subtract, union_of
+from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
+from ddpprof.topics.steps.overlap import marked_spans, spans_of
+
+_BUSY_BEFORE = 0.01
+"""share of a step for which its first computation may wait on the device, for no reason that is in the trace"""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The parts of one step, ns. They add up to it."""
+
+    forward_ns: Annotated[
+        int, Number("computation of the forward; the seven parts add up to the step", metric="forward")
+    ]
+    backward_ns: Annotated[int, Number("computation of the backward pass", metric="backward")]
+    exposed_comm_ns: Annotated[int, Number("communication while nothing is computed")]
+    optimizer_ns: Annotated[int, Number("computation of the optimizer", metric="optimizer")]
+    data_ns: Annotated[int, Number("waiting for data", metric="data")]
+    other_ns: Annotated[int, Number("copies and computation of no phase", metric="other")]
+    idle_ns: Annotated[int, Number("time in which the device has nothing to do", metric="idle")]
+
+    @property
+    def step_ns(self) -> int:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """Spans of each part of a step; no instant is in two parts."""
+
+    parts: tuple[tuple[Spans, ...], ...]
+    """spans of each field of `Breakdown`, in order"""
+    is_whole: bool = True
+    """False if an edge of the trace cuts off a part of the step, so that its length is not that of others"""
+
+    @property
+    def breakdown(self) -> Breakdown:
+        return Breakdown(*(sum(spans.total_ns for spans in part) for part in self.parts))
+
+    @property
+    def idle(self) -> Spans:
+        return self.parts[-1][0]
+
+
+def split_step(trace: Trace, step: int) -> StepSplit | None:
+    """Split the step; ``None`` if it has no work at all."""
+    window = step_window(trace, step)
+    if window is None:
+        return None
+    left: Spans = window
+
+    def take(spans: Spans) -> Spans:
+        nonlocal left
+        taken = intersect(left, spans)
+        left = subtract(left, spans)
+        return taken
+
+    compute = trace.compute
+    here = _rows_inside(compute, window)
+    in_phase = {phase: union_of(compute, here[compute.phase[here] == phase]) for phase in Phase}
+    backward = (take(in_phase[Phase.BACKWARD]), take(in_phase[Phase.FINALIZE]))
+    forward, optimizer = take(in_phase[Phase.FORWARD]), take(in_phase[Phase.OPTIMIZER])
+    other = take(in_phase[Phase.OTHER])
+    exposed, copies = (
+        take(union_of(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies)
+    )
+    data = take(marked_spans(trace, Mark.DATA))
+    parts = ((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,))
+    return StepSplit(parts, is_whole_step(trace, step, window))
+
+
+def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
+    """Return the rows that overlap the window."""
+    return np.flatnonzero((table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0]))
+
+
+def step_window(trace: Trace, step: int) -> Spans | None:
+    """Return the step as one span; ``None`` if it has no work."""
+    if trace.device == "cpu":
+        return _span(trace.steps[step].start_ns, trace.steps[step].end_ns)
+    here = _device_work(trace, step)
+    if not len(here):
+        return None
+    end = int(here.end_ns[-1])
+    if _is_followed(trace.steps, step):
+        after = _device_work(trace, step + 1)
+        end = int(after.start_ns[0]) if len(after) else end
+    start = int(here.start_ns[0])
+    return _span(start, max(end, start + 1))
+
+
+def is_whole_step(trace: Trace, step: int, window: Spans | None) -> bool:
+    """Return whether the trace has all work of the device in the step's window, as far as the host's launches tell."""
+    compute = trace.compute
+    if trace.device == "cpu" or window is None:
+        return True
+    if not _is_followed(trace.steps, step):
+        return False
+    rows = np.flatnonzero((compute.step == step) & (compute.launched_ns != UNKNOWN))
+    if not len(rows) or (step > 0 and _is_followed(trace.steps, step - 1)):
+        return True
+    first = rows[np.argmin(compute.start_ns[rows])]
+    queued_since = max(int(window.start_ns[0]), int(compute.launched_ns[first]))
+    return int(compute.start_ns[first]) - queued_since <= _BUSY_BEFORE * window.total_ns
+
+
+def _is_followed(steps: Sequence[Step], step: int) -> bool:
+    """Return whether the next step follows directly; not if the trace ends, the profiler paused or a mark is lost."""
+    if step + 1 == len(steps):
+        return False
+    here, after = steps[step], steps[step + 1]
+    return (after.cycle, after.number) == (here.cycle, here.number + 1)
+
+
+def _span(start_ns: int, end_ns: int) -> Spans:
+    return Spans(np.array([start_ns], np.int64), np.array([end_ns], np.int64))
+
+
+def _device_work(trace: Trace, step: int) -> Spans:
+    work = merge(spans_of(trace.compute, step), spans_of(trace.collectives, step))
+    return merge(work, spans_of(trace.copies, step))
+
+
+_MOST = 1.5
+
+
+def usual_steps(lengths_ns: Iterable[tuple[int, int]], evaluated: Collection[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of the usual steps, ascending.
+
+    `lengths_ns`: number and length, once per rank. `evaluated`: numbers of steps with an evaluation in them.
+    """
+    of_step: dict[int, list[int]] = {}
+    for number, length_ns in lengths_ns:
+        of_step.setdefault(number, []).append(length_ns)
+    means = {number: fmean(lengths) for number, lengths in of_step.items()}
+    trained = [mean for number, mean in means.items() if number not in evaluated]
+    if trained:
+        means = {number: mean for number, mean in means.items() if number not in evaluated or mean <= max(trained)}
+    most = _MOST * median(means.values()) if means else 0
+    return tuple(sorted(number for number, mean in means.items() if mean <= most))

@@ -1,0 +1,145 @@
+"""Which parameters got no gradient on any rank?
+
+Every rank sees only its own backward passes. Another rank may use a parameter that rank 0 does not use, such as an
+expert of a mixture, and may lack one that rank 0 always uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import structs
+
+from ddpprof.engine.change import ddp_change
+from ddpprof.engine.finding import Finding, at_most, hoped_for, in_ms, size
+from ddpprof.engine.frameworks import ddp_argument, without_ddp_argument
+from ddpprof.engine.topic import Topic, View
+from ddpprof.model import DdpModule
+from ddpprof.words import listed
+
+
+def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
+    """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
+
+    A rank that did not look, for example because it was killed, does not count. `ranks`: for each rank its modules as
+    it saw them; all ranks have the same ones in the same order.
+    """
+    return tuple(
+        _as_used(module, [uses[index] for uses in ranks if len(uses) == len(modules)])
+        for index, module in enumerate(modules)
+    )
+
+
+def _as_used(module: DdpModule, ranks: Sequence[DdpModule]) -> DdpModule:
+    if not ranks:
+        return module
+    unused = [one.unused for one in ranks if one.unused is not None]
+    lacking = [one.num_lacking_passes for one in ranks if one.num_lacking_passes is not None]
+    static = [one.graph_is_static for one in ranks]
+    by_no_rank = set.intersection(*map(set, unused)) if unused else None
+    return structs.replace(
+        module,
+        unused=None if by_no_rank is None else tuple(name for name in unused[0] if name in by_no_rank),
+        graph_is_static=None if None in static else all(static),
+        num_searched_passes=min(one.num_searched_passes for one in ranks),
+        num_lacking_passes=max(lacking) if len(lacking) == len(ranks) else None,
+    )
+
+
+_MOST_NAMED = 5
+"""number of parameters"""
+
+
+def _searches(module: DdpModule) -> bool:
+    return bool(module.settings.get("find_unused_parameters")) and not module.settings.get("static_graph")
+
+
+def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
+    """Report a search for unused parameters that finds nothing, or name the unused parameters that it finds."""
+    for module in modules:
+        if module.unused is None:
+            continue
+        if _uses_everything(module) and _searches(module):
+            gain_ns, predicted = hoped_for(view.unused_search_ns, view.predictions.without_unused_search)
+            cost = (
+                "" if view.unused_search_ns is None else f"the search takes {in_ms(view.unused_search_ns)} per step, "
+            )
+            yield Finding(
+                "find-unused-for-nothing",
+                "find_unused_parameters=True, but every parameter was used",
+                f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}one more all-reduce "
+                "follows it, and DDP does not rebuild its buckets in the order of gradients",
+                f"Leave it out: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep it only if "
+                "other batches skip parts of the model.",
+                gain_ns,
+                predicted=predicted,
+                cause_ns=_search_and_communication_ns(view),
+                subject={"module": module.name},
+                change=ddp_change(view.framework, find_unused_parameters=False),
+            )
+        elif module.unused:
+            unused = set(module.unused)
+            lost = sum(p.num_bytes for p in module.parameters if p.name in unused)
+            all_bytes = sum(p.num_bytes for p in module.parameters)
+            sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced for nothing"
+            is_one = len(module.unused) == 1
+            them, static = "it" if is_one else "them", ""
+            if _searches(module) and module.graph_is_static and view.num_micro_steps == 1:
+                static = f" If {'it is' if is_one else 'they are'} never used, static_graph=True avoids the search."
+            yield Finding(
+                "unused-parameters",
+                f"{'1 parameter' if is_one else f'{len(module.unused)} parameters'} got no gradient in "
+                f"{_passes(module)}: {listed(module.unused, _MOST_NAMED)}",
+                f"{'it is' if is_one else 'they are'} {size(lost)} of {size(all_bytes)}{sent}",
+                f"If no other batch uses {them}, freeze {them} before wrapping (parameter.requires_grad_(False)) or "
+                f"remove {them}.{static}",
+                None,
+                subject={"module": module.name, "parameter": module.unused[0]},
+            )
+
+
+def _uses_everything(module: DdpModule) -> bool:
+    """Return whether every pass gave every parameter a gradient; alternating branches only do so in some passes."""
+    if module.num_lacking_passes is None:
+        return module.unused == () and bool(module.graph_is_static)
+    return module.num_lacking_passes == 0
+
+
+def _search_and_communication_ns(view: View) -> int | None:
+    """Return what a search costs at most: without it, DDP also rebuilds its buckets, which may hide communication."""
+    known = [ns for ns in (view.unused_search_ns, view.exposed_ns) if ns is not None]
+    return sum(known) if len(known) == 2 else None
+
+
+def _passes(module: DdpModule) -> str:
+    number = module.num_searched_passes
+    return f"any of {number} recorded backward passes" if number > 1 else "the recorded backward pass"
+
+
+def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
+    """Report a search for unused parameters that finds the same ones every time.
+
+    Not if gradients accumulate: with a static graph, torch fails if the first backward pass does not reduce them.
+    """
+    predicted = view.predictions.without_unused_search
+    if view.num_micro_steps > 1 or not view.unused_search_ns or not view.worth(view.unused_search_ns, predicted):
+        return
+    for module in modules:
+        if _searches(module) and module.unused and module.graph_is_static:
+            yield Finding(
+                "static-graph",
+                "The set of unused parameters never changes, yet every step searches for it",
+                f"torch reports a static graph; the search takes {in_ms(view.unused_search_ns)} per step",
+                f"{ddp_argument(view.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
+                "graph is the same for the whole training.",
+                at_most(view.unused_search_ns, predicted),
+                predicted=predicted,
+                cause_ns=_search_and_communication_ns(view),
+                subject={"module": module.name},
+                change=ddp_change(view.framework, static_graph=True, find_unused_parameters=False),
+            )
+
+
+UNUSED_PARAMETERS: Topic[None, tuple[DdpModule, ...]] = Topic(
+    "unused_parameters", rules=(unused_parameters, static_graph), of_run=lambda view: view.modules
+)

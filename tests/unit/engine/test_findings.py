@@ -1,0 +1,181 @@
+"""All rules together."""
+
+import ast
+from dataclasses import replace as replaced
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from observations import BUFFERS, HELD, LATE, MIB, MS, loader, observed, of_mib, slowdown
+from tables import ddp_module
+
+from ddpprof import topics
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.findings import in_order
+from ddpprof.engine.findings import is_noise as is_noise_of
+from ddpprof.engine.predictions import NewBuckets, Predicted, Predictions
+from ddpprof.engine.topic import View
+from ddpprof.model.whole_run import NonfiniteSteps
+from ddpprof.report.topics import TOPICS, find_all
+from ddpprof.topics.accumulation import Accumulation
+from ddpprof.topics.devices import DeviceLoad
+
+
+@pytest.mark.parametrize("step_ns", [0, None])
+def test_a_step_without_length_gives_nothing_back(step_ns: int | None) -> None:
+    names = (
+        "exposed_ns",
+        "trailing_ns",
+        "data_ns",
+        "buffer_sync_ns",
+        "unused_search_ns",
+        "copy_out_ns",
+        "launch_bound_ns",
+    )
+    everything = dict.fromkeys(names, 0)
+    module = replace(HELD, num_buffers=1, settings={"broadcast_buffers": True})
+    assert find_all(observed(module, LATE, step_ns=step_ns, slowdown=slowdown(0, 1.5, 1), **everything)) == ()
+
+
+@pytest.mark.parametrize("step_ns", [0, None])
+def test_without_the_length_of_a_step_no_part_of_it_is_worth_saying(step_ns: int | None) -> None:
+    times = dict.fromkeys(("data_ns", "launch_bound_ns", "copy_out_ns"), 9 * MS)
+    loads = tuple(DeviceLoad(device, ns, 0, 0, ns) for device, ns in enumerate((9 * MS, 0)))
+    assert (
+        find_all(
+            observed(
+                HELD,
+                LATE,
+                step_ns=step_ns,
+                device_loads=loads,
+                exposed_ns=9 * MS,
+                slowdown=slowdown(9 * MS, 1.5, 1),
+                **times,
+            )
+        )
+        == ()
+    )
+
+
+def test_most_first_and_unknown_gains_last() -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True, unused=("p0",))
+    o = observed(module, data_ns=9 * MS, buffer_sync_ns=3 * MS, copy_out_ns=20 * MS, loaders={0: (loader(),)})
+    assert [(f.rule, f.gain_ns) for f in find_all(o)] == [
+        ("gradient-copies", 20 * MS), ("idle-for-data", 9 * MS), ("buffers-broadcast", 3 * MS),
+        ("unused-parameters", None),
+    ]  # fmt: skip
+
+
+def test_a_broken_training_before_all_gains() -> None:
+    o = observed(ddp_module(), copy_out_ns=20 * MS, nonfinite={0: NonfiniteSteps(3, 9, follows_finite=True), 1: None})
+    assert [f.rule for f in find_all(o)] == ["nonfinite-loss", "gradient-copies"]
+
+
+def test_nothing_known_nothing_found() -> None:
+    assert find_all(View(world_size=None, step_ns=None)) == ()
+    rules = [rule for topic in TOPICS for rule in topic.rules]
+    assert len(rules) == len(set(rules))
+
+
+@pytest.mark.parametrize(
+    ("gain_ns", "prediction", "noise_ns", "is_noise"),
+    [
+        pytest.param(3 * MS, None, None, False, id="measured"),
+        pytest.param(1_500_000, None, None, True, id="near-the-least-worth-saying"),
+        pytest.param(3 * MS, None, 10 * MS, False, id="a-part-is-not-as-noisy-as-the-step"),
+        pytest.param(9 * MS, Predicted(5 * MS, 1 * MS, 9 * MS), None, False, id="surely-a-gain"),
+        pytest.param(9 * MS, Predicted(5 * MS, 0, 9 * MS), None, True, id="perhaps-no-gain"),
+        pytest.param(9 * MS, Predicted(5 * MS, 1 * MS, 9 * MS), 6 * MS, True, id="less-than-the-noise-of-the-step"),
+        pytest.param(4_000, Predicted(3_000, 1_000, 4_000), None, True, id="rounds-to-nothing"),
+        pytest.param(6_000, Predicted(5_000, 1_000, 6_000), None, False, id="rounds-to-something"),
+        pytest.param(None, None, 10 * MS, False, id="without-a-gain"),
+    ],
+)
+def test_what_may_be_noise(
+    gain_ns: int | None, prediction: Predicted | None, noise_ns: int | None, is_noise: bool
+) -> None:
+    finding = Finding("rule", "title", "evidence", "advice", gain_ns, predicted=prediction)
+    assert is_noise_of(finding, observed(step_noise_ns=noise_ns)) is is_noise
+
+
+def test_gains_that_may_be_equal_stand_in_the_order_of_the_rules() -> None:
+    def order(*gains: tuple[str, int, int, int]) -> list[str]:
+        made = [
+            Finding(name, name, "", "", high, predicted=Predicted(gain, low, high)) for name, gain, low, high in gains
+        ]
+        return [finding.rule for finding in in_order(made, observed(), {})]
+
+    assert order(("first", 5 * MS, 3 * MS, 7 * MS), ("second", 6 * MS, 4 * MS, 8 * MS)) == ["first", "second"]
+    assert order(("first", 6 * MS, 4 * MS, 8 * MS), ("second", 5 * MS, 3 * MS, 7 * MS)) == ["first", "second"]
+    assert order(("first", 3 * MS, 2 * MS, 4 * MS), ("second", 9 * MS, 8 * MS, 10 * MS)) == ["second", "first"]
+    may_be_a_loss, vague = ("first", 3 * MS, -2 * MS, 8 * MS), ("vague", 3 * MS, 1 * MS, 12 * MS)
+    assert order(may_be_a_loss, ("second", 2 * MS, 1 * MS, 3 * MS)) == ["second", "first"]
+    small, large = ("small", 4_000_000, 3_900_000, 4_200_000), ("large", 5_000_000, 4_500_000, 5_500_000)
+    assert order(small, large, vague) == ["large", "small", "vague"], "its most does not make it the largest"
+
+
+TOPICS_FOLDER = Path(topics.__file__).parent
+LARGE = [{"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}, {}]
+FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}]
+TRAILING = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "transfer_ns": 16 * MS}]
+ENDLESS = Predicted(900 * MS, 800 * MS, 1000 * MS)
+"""more than any step here takes"""
+
+
+@pytest.mark.parametrize(
+    ("o", "rule", "cause_ns"),
+    [
+        pytest.param(
+            observed(of_mib([1], [9]), TRAILING, trailing_ns=12 * MS),
+            "trailing-communication",
+            12 * MS,
+            id="trailing",
+        ),
+        pytest.param(
+            observed(of_mib([1] * 9, [1]), LARGE, exposed_ns=9 * MS), "buckets-too-large", 9 * MS, id="too-large"
+        ),
+        pytest.param(
+            observed(of_mib(*[[0.25]] * 6, bucket_cap_mb=0.1), [{"transfer_ns": 2 * MS}] * 6, exposed_ns=8 * MS),
+            "buckets-too-small",
+            8 * MS,
+            id="too-small",
+        ),
+        pytest.param(
+            observed(of_mib([1] * 8, [1] * 8), FIRST, exposed_ns=15 * MS), "first-bucket-late", 15 * MS, id="first-late"
+        ),
+        pytest.param(observed(of_mib([1], [9]), [{}, {}], exposed_ns=7 * MS), "better-buckets", 7 * MS, id="better"),
+        pytest.param(
+            observed(of_mib([1]), [{}], exposed_ns=6 * MS, accumulation=(Accumulation(0, 4, 4, 3),)),
+            "reduces-every-pass",
+            6 * MS,
+            id="every-pass",
+        ),
+        pytest.param(observed(of_mib([1]), copy_out_ns=5 * MS), "gradient-copies", 5 * MS, id="copies"),
+        pytest.param(
+            observed(
+                ddp_module(find_unused_parameters=True, graph_is_static=True, unused=("p0",), num_searched_passes=4),
+                unused_search_ns=3 * MS,
+                exposed_ns=2 * MS,
+            ),
+            "static-graph",
+            5 * MS,
+            id="search",
+        ),
+    ],
+)
+def test_no_gain_exceeds_the_cause_that_a_finding_names(o: View, rule: str, cause_ns: int) -> None:
+    """The replay may promise more than there is, as when it describes other steps."""
+    buckets = NewBuckets("bucket_cap_mb=1", (MIB, MIB // 8), ENDLESS)
+    endless = Predictions(buckets, *(replaced(ENDLESS) for _ in range(8)))
+    [found] = [one for one in find_all(replaced(o, predictions=endless)) if one.rule == rule]
+    assert (found.cause_ns, found.gain_ns) == (cause_ns, cause_ns)
+    assert found.predicted == Predicted(cause_ns, cause_ns, cause_ns)
+
+
+def test_every_rule_with_a_prediction_names_its_cause() -> None:
+    """So that the test above has all of them."""
+    nodes = [node for path in TOPICS_FOLDER.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Finding"]
+    named = [{word.arg for word in call.keywords} for call in made]
+    assert len([words for words in named if "predicted" in words]) >= 8
+    assert all("cause_ns" in words for words in named if "predicted" in words)

@@ -1,0 +1,138 @@
+"""A step that reduces gradients several times although only their sum is used."""
+
+from typing import Any
+
+import pytest
+from observations import MS, observed, only
+from tables import backward_pass, ddp_module, forward, recorded
+
+from ddpprof.engine.predictions import Predicted, Predictions
+from ddpprof.model import RecordedStep
+from ddpprof.report.topics import find_all
+from ddpprof.topics.accumulation import Accumulation, count_micro_steps, measure_accumulation
+
+
+def twice(*optimizers: tuple[int, int], adds_up: bool = True, **changes: Any) -> RecordedStep:
+    """Two backward passes, with gradients at 20 and at 60."""
+    passes = (backward_pass((15, 20)), backward_pass((55, 60), origin=50, adds_up=adds_up))
+    return recorded(forwards=(forward(), forward(40, 42, 50, 51)), passes=passes, optimizers=optimizers, **changes)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param(twice((70, 80)), (Accumulation(0, 2, 1, 1),), id="the-optimizer-steps-once-behind-both"),
+        pytest.param(twice((30, 35), (70, 80)), (), id="an-optimizer-steps-between-them"),
+        pytest.param(twice((70, 80), adds_up=False), (), id="gradients-were-thrown-away-between-them"),
+        pytest.param(recorded(ready={0: (15, 20)}, optimizers=((70, 80),)), (), id="one-pass"),
+        pytest.param(
+            recorded(
+                passes=(backward_pass((None,)), backward_pass((55, 60), origin=50, adds_up=True)),
+                optimizers=((70, 80),),
+            ),
+            (),
+            id="a-pass-without-gradients",
+        ),
+        pytest.param(recorded(), (), id="no-pass"),
+    ],
+)
+def test_accumulation(step: RecordedStep, expected: tuple[Accumulation, ...]) -> None:
+    assert measure_accumulation([step]) == expected
+
+
+def test_what_half_of_the_steps_or_fewer_do_is_not_usual() -> None:
+    once = recorded(ready={0: (15, 20)}, optimizers=((70, 80),))
+    assert measure_accumulation([once, once, twice((70, 80))]) == ()
+    assert measure_accumulation([once, twice((70, 80)), twice((70, 80))]) == (Accumulation(0, 2, 1, 3),)
+
+
+def test_each_module_counts_on_its_own() -> None:
+    passes = (
+        backward_pass((15,)),
+        backward_pass((25,), origin=20, module=1),
+        backward_pass((55,), origin=50, module=1, adds_up=True),
+    )
+    assert measure_accumulation([recorded(passes=passes, optimizers=((70, 80),))]) == (Accumulation(1, 2, 1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param(recorded(ready={0: (15,)}), 1, id="none"),
+        pytest.param(twice((70, 80)), 2, id="reduced-every-time"),
+        pytest.param(
+            recorded(forwards=(*[forward(synchronises=False)] * 3, forward()), ready={0: (15,)}), 4, id="without-sync"
+        ),
+        pytest.param(
+            recorded(forwards=(forward(synchronises=False, has_gradients=False), forward()), ready={0: (15,)}), 1,
+            id="an-evaluation-is-no-batch",
+        ),
+        pytest.param(twice((30, 35), (70, 80)), 1, id="two-parts-of-a-gan"),
+        pytest.param(
+            recorded(
+                forwards=(*[forward(synchronises=False)] * 3, forward(), forward(module=1)), ready={0: (15,), 1: (16,)}
+            ),
+            4,
+            id="a-module-that-accumulates-beside-one-that-does-not",
+        ),
+    ],
+)  # fmt: skip
+def test_batches_that_a_step_accumulates(step: RecordedStep, expected: int) -> None:
+    assert count_micro_steps([step]) == expected
+
+
+MODULE = ddp_module([1_000_000, 3_000_000], [[1], [0]])
+FOUR = (Accumulation(0, 4, 3, 9),)
+
+
+def test_what_three_of_four_passes_send_is_sent_for_nothing() -> None:
+    finding = only(observed(MODULE, accumulation=FOUR, exposed_ns=40 * MS))
+    assert (finding.rule, finding.gain_ns) == ("reduces-every-pass", 30 * MS)
+    assert finding.title == "Gradients accumulate over 4 backward passes, and every pass all-reduces them"
+    assert finding.evidence == (
+        "each pass sends 4.0 MB in 2 buckets, but the optimizer uses only the result of the last pass, in 9 recorded "
+        "steps; 40.00 ms of communication per step are exposed"
+    )
+    assert "model.no_sync()" in finding.advice
+
+
+def test_the_replay_says_how_much_where_it_can() -> None:
+    predicted = Predicted(20 * MS, 15 * MS, 25 * MS)
+    finding = only(observed(MODULE, accumulation=FOUR, exposed_ns=40 * MS, predictions=Predictions(no_sync=predicted)))
+    assert (finding.gain_ns, finding.predicted) == (25 * MS, predicted)
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [
+        ("accelerate", "Accelerator(gradient_accumulation_steps=…)"),
+        ("transformers", "TrainingArguments(gradient_accumulation_steps=…)"),
+        ("lightning", "Trainer(accumulate_grad_batches=…)"),
+        ("fabric", "fabric.no_backward_sync(model)"),
+    ],
+)
+def test_each_framework_has_its_own_words(framework: str, words: str) -> None:
+    finding = only(observed(MODULE, accumulation=FOUR, exposed_ns=40 * MS, framework=framework))
+    assert words in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("framework", "limit"),
+    [
+        (None, "With static_graph=True, let every pass of the first step reduce"),
+        ("accelerate", "Drop static_graph=True"),
+    ],
+)
+def test_a_static_graph_limits_it(framework: str | None, limit: str) -> None:
+    module = ddp_module([1_000_000, 3_000_000], [[1], [0]], static_graph=True)
+    finding = only(observed(module, accumulation=FOUR, exposed_ns=40 * MS, framework=framework))
+    assert limit in finding.advice
+
+
+@pytest.mark.parametrize("exposed_ns", [pytest.param(0, id="all-hidden"), pytest.param(MS, id="hardly-any")])
+def test_where_nothing_is_exposed_there_is_nothing_to_gain(exposed_ns: int) -> None:
+    assert find_all(observed(MODULE, accumulation=FOUR, exposed_ns=exposed_ns)) == ()
+
+
+def test_of_a_module_that_a_killed_rank_did_not_describe_nothing_is_said() -> None:
+    assert find_all(observed(MODULE, accumulation=(Accumulation(1, 4, 3, 9),), exposed_ns=40 * MS)) == ()

@@ -1,0 +1,131 @@
+"""Rules about the device."""
+
+from dataclasses import replace
+
+import pytest
+from observations import MS, observed, slowdown
+
+from ddpprof.report.topics import find_all
+from ddpprof.topics.devices import DeviceLoad
+from ddpprof.topics.host_threads import HostCores
+from ddpprof.topics.replicas import Drift, TrainedApart
+
+
+@pytest.mark.parametrize(
+    ("lost_ns", "share", "backend", "advice"),
+    [
+        pytest.param(2 * MS, 0.5, "nccl", "NCCL_MAX_CTAS=8", id="nccl"),
+        pytest.param(2 * MS, 0.5, None, "fewer of the device's resources", id="other"),
+        pytest.param(2 * MS, 0.1, "nccl", None, id="hardly-known"),
+        pytest.param(MS // 2, 0.5, "nccl", None, id="small"),
+        pytest.param(-2 * MS, 0.5, "nccl", None, id="faster"),
+        pytest.param(None, None, "nccl", None, id="unknown"),
+    ],
+)
+def test_overlap_slowdown(lost_ns: int | None, share: float | None, backend: str | None, advice: str | None) -> None:
+    o = observed(slowdown=slowdown(lost_ns, 1.25, share), backend=backend)
+    assert [(f.rule, f.gain_ns) for f in find_all(o)] == ([("overlap-slowdown", lost_ns)] if advice else [])
+    assert all(advice in f.advice and "1.25 ×" in f.title for f in find_all(o) if advice)
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "cores_per_rank", "is_said"),
+    [
+        pytest.param(4, 4.0, True, id="a-thread-on-every-core"),
+        pytest.param(4, 2.0, True, id="more-threads-than-cores"),
+        pytest.param(3, 4.0, False, id="a-core-is-left"),
+        pytest.param(1, 1.0, False, id="cannot-be-fewer"),
+        pytest.param(None, None, False, id="not-recorded"),
+    ],
+)
+def test_fewer_threads_are_advised_only_where_they_take_every_core(
+    num_threads: int | None, cores_per_rank: float | None, is_said: bool
+) -> None:
+    o = observed(slowdown=slowdown(2 * MS, 1.25, 0.5), backend="gloo")
+    (finding,) = find_all(replace(o, num_threads=num_threads, cores_per_rank=cores_per_rank))
+    assert ("OMP_NUM_THREADS" in finding.advice) is is_said
+
+
+def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
+    hosts = (HostCores("a", 2, 4, 4.0), HostCores("b", 4, 32, 8.0))
+    first, second = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=1.26))
+    assert (first.rule, second.rule, first.gain_ns) == ("threads-exceed-cores", "idle-for-data", None)
+    assert first.title == "32 threads share 8 cores, and may wait for each other"
+    assert first.evidence == (
+        "host b has 8 cores for this job, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
+        "runnable but not running on average"
+    )
+    assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, or call torch.set_num_th")
+    assert find_all(observed(hosts=hosts, device="cuda")) == ()
+
+
+@pytest.mark.parametrize("queued_threads", [None, 0.2])
+def test_threads_that_were_not_seen_to_wait_come_after_gains(queued_threads: float | None) -> None:
+    hosts = (HostCores("a", 2, 8, 4.0),)
+    gain, last = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=queued_threads))
+    assert (gain.rule, last.rule, last.gain_ns) == ("idle-for-data", "threads-exceed-cores", None)
+    assert last.evidence == "host a has 4 cores for this job, and its 2 ranks compute with 4 threads each"
+
+
+def test_a_broken_training_comes_before_threads_that_wait() -> None:
+    apart = TrainedApart("Head", ("weight",), True, Drift(0, (0, 1), 13, 0.5, False, 0))
+    hosts = (HostCores("a", 2, 8, 4.0),)
+    found = find_all(observed(hosts=hosts, device="cpu", queued_threads=2.0, trained_apart=(apart,), group_size=2))
+    assert [one.rule for one in found] == ["unaveraged-parameters", "threads-exceed-cores"]
+
+
+@pytest.mark.parametrize(("control", "fires"), [(None, True), (1.0, True), (1.2, True), (1.25, False), (0.7, False)])
+def test_no_slowdown_is_claimed_that_the_machine_may_have_made(control: float | None, fires: bool) -> None:
+    o = observed(slowdown=slowdown(2 * MS, 1.25, 0.5, control=control))
+    assert bool(find_all(o)) is fires
+
+
+@pytest.mark.parametrize(
+    ("backend", "control", "is_noise"),
+    [
+        pytest.param("gloo", None, True, id="other-work-on-the-cores"),
+        pytest.param("gloo", 1.0, False, id="baseline-steps-tell"),
+        pytest.param("nccl", None, False, id="a-device-of-its-own"),
+    ],
+)
+def test_a_slowdown_on_shared_cores_may_be_other_work(backend: str, control: float | None, is_noise: bool) -> None:
+    (finding,) = find_all(observed(slowdown=slowdown(4 * MS, 1.25, 0.5, control=control), backend=backend))
+    assert finding.is_noise is is_noise
+    assert ("--baseline-steps would tell" in finding.evidence) is is_noise
+
+
+@pytest.mark.parametrize(("ns", "fires"), [(5 * MS, True), (5 * MS - 1, False), (0, False), (None, False)])
+def test_launch_bound(ns: int | None, fires: bool) -> None:
+    assert [(f.rule, f.gain_ns) for f in find_all(observed(launch_bound_ns=ns))] == (
+        [("launch-bound", ns)] if fires else []
+    )
+
+
+def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
+    return tuple(DeviceLoad(device, ns, 0, 0, ns) for device, ns in enumerate(compute_ns))
+
+
+@pytest.mark.parametrize(
+    ("compute", "gain_ns"),
+    [
+        pytest.param((50 * MS, 30 * MS), 10 * MS, id="a-tenth-of-the-step"),
+        pytest.param((50 * MS, 30 * MS + 2), None, id="less"),
+        pytest.param((50 * MS,), None, id="one-device"),
+        pytest.param((), None, id="not-measured"),
+    ],
+)
+def test_device_imbalance(compute: tuple[int, ...], gain_ns: int | None) -> None:
+    findings = find_all(observed(device_loads=loads(*compute)))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("device-imbalance", gain_ns)] if gain_ns else [])
+    assert all("from device 0 to device 1" in f.advice for f in findings)
+
+
+def test_a_step_that_ends_before_it_begins_has_no_imbalance() -> None:
+    assert find_all(observed(step_ns=-1)) == ()
+
+
+@pytest.mark.parametrize(("has_cuda", "is_of_cuda"), [(True, True), (False, False)])
+def test_advice_on_launches_fits_the_device(has_cuda: bool, is_of_cuda: bool) -> None:
+    (finding,) = find_all(observed(launch_bound_ns=20 * MS, has_cuda=has_cuda))
+    assert ("CUDA graphs" in finding.advice) is ("fused=True" in finding.advice) is is_of_cuda
+    assert "a larger batch" in finding.advice

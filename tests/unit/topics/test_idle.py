@@ -1,0 +1,135 @@
+"""Why an accelerator had nothing to do: a gap has the cause of what ends it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tables import Op, breakdown_of, collective, idle_of, trace
+
+from ddpprof.model import UNKNOWN, Mark, Phase, Trace
+from ddpprof.topics.idle import Idle
+
+F, B, X = Phase.FORWARD, Phase.BACKWARD, Phase.OTHER
+LATENCY = 5
+FIRST: Op = (100, 200, F, 0, 0, 100 - LATENCY)
+"""The first kernel, on an idle accelerator: it shows the latency."""
+
+
+def kernel(start: int, end: int, launched: int) -> Op:
+    return (start, end, B, 0, 0, launched)
+
+
+def made(compute: Any = (), **tables: Any) -> Trace:
+    return trace(device="gpu", compute=[FIRST, *compute], **tables)
+
+
+@pytest.mark.parametrize(
+    ("launched", "expected"),
+    [
+        pytest.param(290, Idle(100, 0, 0), id="launched-late-in-the-gap"),
+        pytest.param(200, Idle(100, 0, 0), id="launched-when-the-gap-began"),
+        pytest.param(196, Idle(100, 0, 0), id="launched-before-but-by-less-than-the-latency"),
+        pytest.param(195, Idle(0, 0, 100), id="launched-in-time"),
+        pytest.param(UNKNOWN, Idle(0, 0, 100), id="launch-unknown"),
+    ],
+)
+def test_the_launch_of_what_ends_a_gap_says_why_it_was(launched: int, expected: Idle) -> None:
+    assert idle_of(made([kernel(300, 310, launched)]), 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("launched", "expected"),
+    [pytest.param(150, Idle(0, 100, 0), id="in-time"), pytest.param(250, Idle(100, 0, 0), id="late")],
+)
+def test_communication_that_was_launched_and_has_not_begun_is_waited_for(launched: int, expected: Idle) -> None:
+    assert idle_of(made(comm=[collective(300, 310, launched=launched)]), 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("comm", "expected"),
+    [
+        pytest.param(collective(150, 250), Idle(0, 50, 0), id="up-to-the-gap"),
+        pytest.param(collective(150, 199), Idle(0, 0, 100), id="over-before-the-gap"),
+    ],
+)
+def test_what_follows_on_communication_waited_for_it(comm: dict[str, int], expected: Idle) -> None:
+    assert idle_of(made([kernel(300, 310, 110)], comm=[comm]), 0) == expected
+
+
+def test_late_work_after_communication_is_launch_bound() -> None:
+    assert idle_of(made([kernel(300, 310, 260)], comm=[collective(150, 250)]), 0) == Idle(50, 0, 0)
+
+
+def test_each_gap_has_its_own_cause() -> None:
+    runs = [kernel(210, 220, 204), kernel(240, 250, 110), kernel(300, 310, 120)]
+    assert idle_of(made(runs, comm=[collective(250, 270)]), 0) == Idle(10, 30, 20)
+
+
+def test_of_what_starts_at_once_the_first_launch_counts() -> None:
+    assert idle_of(made([kernel(300, 310, 290), kernel(300, 320, 110)]), 0) == Idle(0, 0, 100)
+    assert idle_of(made([kernel(300, 310, UNKNOWN), kernel(300, 320, 290)]), 0) == Idle(100, 0, 0)
+
+
+def test_copies_end_gaps_too() -> None:
+    assert idle_of(made(copies=[(300, 310, X, 0, 0, 290)]), 0) == Idle(100, 0, 0)
+
+
+def test_a_kernel_of_no_length_ends_no_gap() -> None:
+    assert idle_of(made([kernel(250, 250, 110), kernel(300, 310, 290)]), 0) == Idle(100, 0, 0)
+
+
+def test_time_in_the_loader_is_not_idle() -> None:
+    given_trace = made([kernel(300, 310, 290)], host=[(Mark.DATA, 220, 280, 0)])
+    assert idle_of(given_trace, 0) == Idle(40, 0, 0)
+    parts = breakdown_of(given_trace, 0)
+    assert parts is not None
+    assert (parts.data_ns, parts.idle_ns) == (60, 40)
+
+
+def test_the_gap_before_the_next_step_belongs_to_the_step_before() -> None:
+    given_trace = trace(
+        steps=[(0, 250), (250, 400)], device="gpu", compute=[FIRST, (300, 310, F, 1, 0, 290), (320, 330, F, 1, 0, 200)]
+    )
+    assert idle_of(given_trace, 0) == Idle(100, 0, 0)
+    assert idle_of(given_trace, 1) == Idle(0, 0, 10)
+
+
+def test_work_of_no_step_is_work() -> None:
+    given_trace = made([kernel(300, 310, 290), (210, 290, X, -1, 0, 120)])
+    assert idle_of(given_trace, 0) == Idle(10, 0, 10)
+
+
+def test_the_latency_is_that_of_kernels_not_of_communication() -> None:
+    """Threads of the host may communicate, and begin at once."""
+    comm = [collective(305, 312, launched=305)]
+    assert idle_of(made([kernel(300, 310, 196)], comm=comm), 0) == Idle(100, 0, 0)
+
+
+def test_a_clock_that_lets_kernels_start_before_their_launch_gives_no_latency() -> None:
+    assert idle_of(made([kernel(300, 310, 199), kernel(400, 410, 420)]), 0) == Idle(90, 0, 100)
+
+
+def test_on_cpu_and_without_work_there_is_no_answer() -> None:
+    assert idle_of(trace(compute=[(0, 10, F, 0)]), 0) is None
+    assert idle_of(trace(steps=[(0, 10), (10, 20)], compute=[(0, 10, F, 0)], device="gpu"), 1) is None
+
+
+SPAN = st.tuples(st.integers(0, 200), st.integers(0, 40)).map(lambda s: (s[0], s[0] + s[1]))
+ROWS = st.lists(st.tuples(SPAN, st.integers(0, 30), st.integers(-1, 1)), max_size=10)
+
+
+@given(ROWS, ROWS, ROWS, st.lists(SPAN, max_size=3))
+def test_causes_add_up_to_the_idle_time(compute: Any, copies: Any, comm: Any, data: Any) -> None:
+    given_trace = trace(
+        steps=[(0, 100), (100, 200)], device="gpu", host=[(Mark.DATA, *span, 0) for span in data],
+        compute=[(*span, F, step, 0, max(UNKNOWN, span[0] - delay)) for span, delay, step in compute],
+        copies=[(*span, X, step, 0, max(UNKNOWN, span[0] - delay)) for span, delay, step in copies],
+        comm=[collective(*span, B, step, max(UNKNOWN, span[0] - delay)) for span, delay, step in comm],
+    )  # fmt: skip
+    for step in range(2):
+        parts, idle = breakdown_of(given_trace, step), idle_of(given_trace, step)
+        assert (parts is None) == (idle is None)
+        if parts is not None and idle is not None:
+            assert idle.idle_ns == parts.idle_ns
+            assert all(getattr(idle, name) >= 0 for name in Idle.__slots__)

@@ -1,0 +1,59 @@
+"""ddpprof's own cost, from steps recorded in different modes."""
+
+import pytest
+from tables import recorded
+
+from ddpprof.topics.recording_cost import RecordingCost, measure_recording_cost
+
+
+def steps(*modes_and_durations: tuple[str, int], first: int = 0) -> list:
+    return [recorded(first + i, 0, duration, mode) for i, (mode, duration) in enumerate(modes_and_durations)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param([], None, id="nothing"),
+        pytest.param(
+            steps(("off", 100), ("light", 110), ("off", 200), ("light", 210)),
+            RecordingCost(150, 160, None, pytest.approx((1.1 * 1.05) ** 0.5), 2, 100 / 150, None),
+            id="pairs-hold-against-drift",
+        ),
+        pytest.param(
+            steps(("off", 600), ("light", 110), ("light", 660), ("off", 100)),
+            RecordingCost(350, 385, None, pytest.approx(1.1), 2, 500 / 350, None),
+            id="every-second-step-is-longer",
+        ),
+        pytest.param(
+            steps(("off", 100), ("light", 110), ("off", 5000)),
+            RecordingCost(2550, 110, None, pytest.approx(1.1), 1, 4900 / 2550, None),
+            id="no-step-is-in-two-pairs",
+        ),
+        pytest.param(
+            steps(("off", 100)) + steps(("light", 110), first=7),
+            RecordingCost(100, 110, None, None, 0, None, None),
+            id="not-neighbours",
+        ),
+        pytest.param(
+            steps(("profiled", 150), ("profiled", 170)),
+            RecordingCost(None, None, 160, None, 0, None, None),
+            id="profiled-only",
+        ),
+        pytest.param(
+            steps(("off", 0), ("light", 0), ("off", 0)),
+            RecordingCost(0, 0, None, None, 0, None, None),
+            id="a-clock-that-stands-still",
+        ),
+    ],
+)
+def test_recording_cost(given: list, expected: RecordingCost | None) -> None:
+    assert measure_recording_cost(given, None) == expected
+
+
+def test_the_profilers_ratio_is_to_bare_steps() -> None:
+    cost = measure_recording_cost(steps(("off", 100), ("profiled", 130)), 7)
+    assert cost is not None
+    assert (cost.profiled_ratio, cost.profiler_pause_ns) == (1.3, 7)
+    without = measure_recording_cost(steps(("profiled", 130)), 7)
+    assert without is not None
+    assert without.profiled_ratio is None
