@@ -142,7 +142,7 @@ def _refuse_choice(options: argparse.Namespace, what: str) -> None:
 
 def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> int:
     from ddpprof.comparison.repeated import report_on_runs
-    from ddpprof.render.sections.repeated import repeated_sections
+    from ddpprof.render.sections.comparison import repeated_sections
 
     found = report_on_runs(read_run_set(runs, options, folder=options.path), [run.name for run in runs])
     deliver(options, found.name, found, repeated_sections(found))
@@ -164,7 +164,7 @@ def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Anal
 
 def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> tuple[Section, ...]:
     """Return the first screen; an analysis adds a drawing of one typical step. `paths`: the parts of the run."""
-    from ddpprof.render.sections.first_screen import MAX_RANKS, first_screen
+    from ddpprof.render.sections.overview import MAX_RANKS, first_screen
 
     timeline = _typical_step(report, analysis, MAX_RANKS)
     return first_screen(report, paths, timeline, can_replay=analysis is not None)

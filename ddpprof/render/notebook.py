@@ -14,9 +14,8 @@ from ddpprof.layout import Bars, Column, FindingList, FindingText, Line, Section
 from ddpprof.render.sections import topics
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import FINDINGS, finding_list
 from ddpprof.render.sections.job import job_lines
-from ddpprof.render.sections.verdict import verdict
+from ddpprof.render.sections.overview import FINDINGS, finding_list, verdict
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report import Report
 from ddpprof.report.whatif import WhatIf

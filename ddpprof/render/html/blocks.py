@@ -7,8 +7,8 @@ from html import escape
 
 from ddpprof.layout import Bars, Column, Definition, FindingList, FindingText, Line, Section, Table
 from ddpprof.render.glossary import find_term
-from ddpprof.render.html.chart import Chart, bars_chart, chart_html
-from ddpprof.render.html.definitions import term_id
+from ddpprof.render.html.charts import Chart, bars_chart, chart_html
+from ddpprof.render.html.page import term_id
 
 Block = Section | Chart
 

@@ -7,19 +7,29 @@ from html import escape
 
 from ddpprof.layout import Bars, Line, Section, clean, ms
 from ddpprof.render.html.blocks import Block, blocks_html, column_name
-from ddpprof.render.html.chart import bars_chart
-from ddpprof.render.html.definitions import definitions
-from ddpprof.render.html.page import Page, PagePart, render_page
-from ddpprof.render.html.report_charts import bucket_chart, collective_chart, ranks_chart, slowdown_chart
+from ddpprof.render.html.charts import (
+    bars_chart,
+    bucket_chart,
+    collective_chart,
+    ranks_chart,
+    slowdown_chart,
+    whole_run_chart,
+)
+from ddpprof.render.html.page import Page, PagePart, definitions, render_page
 from ddpprof.render.html.steps import COLUMNS, steps_json
 from ddpprof.render.html.timeline import timeline_json
-from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import change_nothing, finding_texts, first_change, first_words, gain_after_title
+from ddpprof.render.sections.overview import (
+    change_nothing,
+    finding_texts,
+    first_change,
+    first_words,
+    gain_after_title,
+    verdict,
+)
 from ddpprof.render.sections.steps import of_device, typical_step
-from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline
 

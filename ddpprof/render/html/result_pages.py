@@ -10,9 +10,8 @@ from ddpprof.experiments.sweep import SweepReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.layout import Line, Section
 from ddpprof.render.html.blocks import blocks_html
-from ddpprof.render.html.chart import Chart
-from ddpprof.render.html.definitions import definitions
-from ddpprof.render.html.page import Page, PagePart, render_page
+from ddpprof.render.html.charts import Chart
+from ddpprof.render.html.page import Page, PagePart, definitions, render_page
 from ddpprof.render.html.result_charts import (
     comparison_charts,
     overhead_charts,

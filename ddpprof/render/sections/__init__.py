@@ -7,20 +7,16 @@ from dataclasses import dataclass
 
 from ddpprof.engine.topic import Chapter
 from ddpprof.layout import Section
-from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_lines
 from ddpprof.render.sections.buckets import bucket_tables
 from ddpprof.render.sections.collectives import collective_table
-from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
-from ddpprof.render.sections.devices import device_table
+from ddpprof.render.sections.cost import recording_cost_line, slowdown_section, unusual_steps_line, wrapper_table
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import finding_list, is_all_noise
-from ddpprof.render.sections.job import job_lines, missing_lines
+from ddpprof.render.sections.job import attempt_table, job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.overlap_slowdown import slowdown_section
+from ddpprof.render.sections.overview import finding_list, is_all_noise
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
-from ddpprof.render.sections.spread import spread_table
-from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars, typical_step
+from ddpprof.render.sections.steps import device_table, idle_table, overlap_table, spread_table, step_bars, typical_step
 from ddpprof.render.sections.whole_run import whole_run_tables
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline

@@ -8,8 +8,9 @@ from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
+from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
-from ddpprof.render.sections.overlap_slowdown import kernel_name
+from ddpprof.render.sections.cost import kernel_name
 from ddpprof.topics.buckets.rows import BucketRow
 
 _MAX_BUCKETS = 24
@@ -220,3 +221,37 @@ def runs_wanted(comparison: Comparison, verdicts: Sequence[ConditionVerdict]) ->
     if not verdicts:
         return comparison.runs_needed
     return max((one.runs_needed for one in verdicts if one.runs_needed is not None), default=None)
+
+
+def repeated_sections(report: RepeatedReport) -> tuple[Section, ...]:
+    return (
+        Line(clean(report.name)),
+        *(Line(f"Note: {clean(text, most=400)}", is_warning=True) for text in report.missing),
+        *_runs(report),
+        *_findings(report),
+    )
+
+
+def _runs(report: RepeatedReport) -> Iterable[Section]:
+    rows = tuple((clean(run.name), str(run.num_steps), ms(run.step_ns)) for run in report.runs)
+    spread = report.spread
+    yield Table(
+        "Runs, ms per step (mean over ranks, median over steps)",
+        (Column("run", is_number=False), Column("steps"), Column("step")),
+        rows,
+        ""
+        if spread is None
+        else f"the slowest run takes {spread:.0%} longer than the fastest, which is noise between runs",
+    )
+
+
+def _findings(report: RepeatedReport) -> Iterable[Section]:
+    if not report.findings:
+        yield Line(f"No run of {count(len(report.runs), 'run')} has a finding.")
+        return
+    rows = tuple(
+        (clean(one.title), f"{one.num_runs_beyond_noise} of {len(report.runs)}", str(one.num_runs))
+        for one in report.findings
+    )
+    columns = (Column("finding", is_number=False), Column("beyond noise in"), Column("seen in"))
+    yield Table("Findings of all runs", columns, rows, "titles are from the first run with the finding")

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import isinf
 
+from ddpprof.experiments.loss_match import LossMatch, Match
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
-from ddpprof.experiments.scaling import ScalingReport
-from ddpprof.experiments.tuning import TuneReport
-from ddpprof.layout import Line, Section, clean
+from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
+from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
+from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
+from ddpprof.layout import (
+    ABSENT,
+    Column,
+    Line,
+    Section,
+    Table,
+    clean,
+    columns,
+    count,
+    ms,
+    notes,
+    percent,
+    table_of,
+    three_digits,
+)
 from ddpprof.render.sections.job import machine_words
-from ddpprof.render.sections.overhead import overhead_sections
-from ddpprof.render.sections.scaling import scaling_sections
-from ddpprof.render.sections.sweep import sweep_sections
-from ddpprof.render.sections.tuning import tuning_sections
+from ddpprof.statistics.paired_ratio import Ratio
 
 
 def experiment_sections(report: ExperimentReport) -> tuple[Section, ...]:
@@ -34,3 +49,414 @@ def _body(report: ExperimentReport) -> Iterable[Section]:
     if isinstance(report, TuneReport):
         return tuning_sections(report)
     return scaling_sections(report) if isinstance(report, ScalingReport) else sweep_sections(report)
+
+
+def overhead_sections(report: OverheadReport) -> Iterable[Section]:
+    yield Line(_verdict(report))
+    yield _parts(report)
+    yield Table(
+        "Rounds: median step, ms",
+        columns("round", "with DDP", "without", "ratio", "pairs"),
+        tuple(
+            (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
+            for number, one in enumerate(report.rounds, 1)
+        ),
+        "pairs: a block of steps with DDP and one without, in the same start of the job, or, with --apart, one job "
+        "with and one without DDP; ratio: median over the pairs",
+    )
+
+
+def _verdict(report: OverheadReport) -> str:
+    ratio = report.ratio
+    world = report.job.world_size or 1
+    on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
+    pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} against {ms(report.without_ns)} ms"
+    if ratio.is_beyond_noise:
+        return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
+    if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
+        few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
+        return (
+            f"{pairs} {few} to tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times}). "
+            "Run more: --rounds"
+        )
+    return (
+        f"With DDP a step takes as long as without it, as far as {pairs} can tell, {on}: {interval(ratio)} × ({times})."
+    )
+
+
+_VAGUE = 0.1
+"""width of its interval above which a ratio says little, whether it is close to 1 or not"""
+
+
+def interval(ratio: Ratio) -> str:
+    """Return the ratio with its interval, if that is known and narrow enough to say something."""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio:.3f}"
+    if ratio.is_vague:
+        return f"{ratio.ratio:.2f} (trials vary too much to tell)"
+    return f"{ratio.ratio:.3f} ({ratio.low:.3f} – {ratio.high:.3f})"
+
+
+def _parts(report: OverheadReport) -> Section:
+    rows = [("measured: step with DDP minus step without", ms(report.overhead_ns), _range(report))]
+    wrapper, parts = report.wrapper, report.parts
+    if wrapper is not None:
+        rows += [
+            ("  pre-forward: buffer sync, bookkeeping", ms(wrapper.pre_forward_ns), ""),
+            ("  search for unused parameters", ms(wrapper.unused_search_ns), ""),
+            ("  gradients copied into buckets", ms(wrapper.copy_in_ns), ""),
+            ("  all-reduces handed to the backend", ms(wrapper.launch_ns), ""),
+            ("  buckets copied into .grad", ms(wrapper.copy_out_ns), ""),
+            ("  finalisation", ms(wrapper.finalise_ns), ""),
+        ]
+    explained = report.explained_ns
+    if parts is not None and explained is not None:
+        rows += [
+            ("  exposed communication", ms(parts.transfer_ns + parts.waiting_ns), ""),
+            ("explained by these", ms(explained), ""),
+            ("not explained", ms(report.overhead_ns - explained), ""),
+        ]
+    on_device = wrapper is not None and explained is None
+    return Table(
+        "Parts of the overhead, ms per step",
+        columns("", "ms", "95 % interval", words=("",)),
+        tuple(rows),
+        notes(
+            "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the length of "
+            "unprofiled ones",
+            "they are the host's time, which the device's work may hide, so they need not add up" if on_device else "",
+        ),
+    )
+
+
+def _range(report: OverheadReport) -> str:
+    low, high = report.ratio.low, report.ratio.high
+    if low is None or high is None:
+        return ""
+    return (
+        "" if report.ratio.is_vague else f"{ms((low - 1) * report.without_ns)} – {ms((high - 1) * report.without_ns)}"
+    )
+
+
+_TITLES = {
+    Scaling.WEAK: "Weak scaling: every process keeps its batch",
+    Scaling.STRONG: "Strong scaling: all processes share one batch",
+}
+PARTS = (
+    ("DDP's own work", "wrapper_ns"),
+    ("exposed transfer", "transfer_ns"),
+    ("waiting for ranks", "waiting_ns"),
+    ("slowed by comm", "slowdown_ns"),
+    ("data", "data_ns"),
+    ("slower compute", "compute_ns"),
+)
+
+
+_PERFECT = 1.005
+"""efficiency from which it is shown as more than 100 %"""
+
+
+def scaling_sections(report: ScalingReport) -> Iterable[Section]:
+    for scaling, title in _TITLES.items():
+        points = [point for point in report.points if point.scaling is scaling]
+        if points:
+            unsure = any(point.speedup.low is None for point in points)
+            note = "an interval needs at least three rounds" if unsure else ""
+            yield table_of(title, points, _CELLS, note=note)
+            yield _losses(points)
+    if any(point.efficiency > _PERFECT for point in report.points):
+        yield Line(
+            "Efficiency above 100% means that each of several processes does more per second than the one process "
+            "without DDP that they are compared with. Either that one was slowed in its own trials, by other work or "
+            "by more threads than it has cores, or the difference is chance: the interval then includes the number of "
+            "processes."
+        )
+    yield Line(
+        "speed-up: work per second relative to one process without DDP. Lost: the step minus "
+        "the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: only for kernels "
+        "that ran both under communication and without it.",
+        is_aside=True,
+    )
+
+
+_CELLS: Mapping[str, Callable[[ScalePoint], str]] = {
+    "processes": lambda point: str(point.nproc),
+    "step ms": lambda point: ms(point.step_ns),
+    "ideal ms": lambda point: ms(point.ideal_ns),
+    "speed-up": lambda point: f"{point.speedup.ratio:.2f}",
+    "95 % interval": lambda point: _interval(point.speedup),
+    "efficiency": lambda point: percent(point.efficiency),
+}
+
+
+def _interval(ratio: Ratio) -> str:
+    if ratio.is_vague:
+        return "varies too much"
+    return "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} – {ratio.high:.2f}"
+
+
+def _losses(points: Iterable[ScalePoint]) -> Section:
+    rows = []
+    for point in points:
+        parts = [ms(getattr(point.lost, field)) if point.lost is not None else ms(None) for _, field in PARTS]
+        rows.append((str(point.nproc), *parts, ms(point.lost_ns)))
+    names = columns("processes", *(name for name, _ in PARTS), "lost")
+    return Table("Where the lost time goes, ms per step", names, tuple(rows))
+
+
+def sweep_sections(report: SweepReport) -> Iterable[Section]:
+    yield _points(report)
+    models = [(curve.configuration, curve.model) for curve in report.curves if curve.model is not None]
+    if models:
+        yield Table(
+            f"Model: constant + slope × {_size_name(report)}",
+            columns("configuration", "constant ms", "slope ms", "never below ms", "error", words=("configuration",)),
+            tuple(
+                (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
+                for name, m in models
+            ),
+            "error: root mean square error of the model, relative to the time",
+        )
+    for found in report.crossovers:
+        yield Line(_crossover(report, found))
+    if not report.crossovers and len(models) > 1:
+        yield Line("According to these models, no configuration overtakes another: one is faster at every size.")
+    if not models and len(report.points) > 1:
+        yield Line(_fastest(report.points))
+
+
+def _fastest(points: Sequence[SweepPoint]) -> str:
+    """Say which variant is faster than the first beyond noise, if any; if they do unequal work, for the same work."""
+    unequal = len({point.size for point in points}) > 1
+    if unequal:
+        points = [_for_as_much_work(point, points[0]) for point in points]
+    first, work = _name(points[0], points), " for the same work" if unequal else ""
+    compared = [(point, point.ratio) for point in points[1:] if point.ratio is not None]
+    beyond = [(point, ratio) for point, ratio in compared if ratio.is_beyond_noise]
+    if not any(ratio.is_beyond_noise is not None for _, ratio in compared):
+        fastest = min(points, key=lambda point: point.step_ns)
+        of_what = f" for what {first} does in a step" if unequal else ""
+        return (
+            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. Fewer than three "
+            "rounds do not show whether that is chance."
+        )
+    faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
+    if faster:
+        ratio, fastest = min(faster, key=lambda one: one[0].ratio)
+        return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}{work}."
+    if len(beyond) == len(points) - 1:
+        return f"Fastest: {first}. All others are slower{work} beyond noise."
+    shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
+    rounds = count(len(points[0].rounds_ns), "round")
+    return (
+        f"None is faster than {first}{work} beyond noise: {rounds} would show a difference of {shown:.0%}, more rounds "
+        "a smaller one."
+    )
+
+
+def _for_as_much_work(point: SweepPoint, first: SweepPoint) -> SweepPoint:
+    """Return the variant with its times for the work that the first one does in a step."""
+    if point.size is None or first.size is None:
+        return point
+    share, ratio = first.size / point.size, point.ratio
+    if ratio is not None:
+        low, high = (None if end is None else end * share for end in (ratio.low, ratio.high))
+        ratio = replace(ratio, ratio=ratio.ratio * share, low=low, high=high)
+    return replace(point, step_ns=point.step_ns * share, ratio=ratio)
+
+
+def _name(point: SweepPoint, points: Sequence[SweepPoint]) -> str:
+    has_others = any(one.configuration != point.configuration for one in points)
+    return f"{clean(point.label)}, {clean(point.configuration)}" if has_others else clean(point.label)
+
+
+def _size_name(report: SweepReport) -> str:
+    name = clean(report.varied.lstrip("-"))
+    return f"{name} of all processes" if any(point.nproc > 1 for point in report.points) else name
+
+
+def _points(report: SweepReport) -> Section:
+    """Return a table with a row for each variant, and columns for each configuration."""
+    configurations = list(dict.fromkeys(point.configuration for point in report.points))
+    has_sizes = any(point.size is not None for point in report.points)
+    cells = {(point.label, point.configuration): point for point in report.points}
+    has_ratios = len(configurations) == 1 and any(point.ratio is not None for point in report.points)
+    heads = [Column(clean(report.varied.lstrip("-")), is_number=False)]
+    for name in configurations:
+        heads += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
+    rows = []
+    for label in dict.fromkeys(point.label for point in report.points):
+        row = [clean(label.removeprefix(f"{report.varied}="))]
+        for name in configurations:
+            row += _cells(cells.get((label, name)), has_sizes)
+        ratio = cells[label, configurations[0]].ratio if has_ratios else None
+        rows.append((*row, *([ABSENT if ratio is None else interval(ratio)] if has_ratios else [])))
+    rate = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
+    if has_ratios:
+        heads.append(Column("× the first"))
+    ratios = "× the first: its time relative to the first row's, with simultaneous 95 % intervals" if has_ratios else ""
+    return Table("Median step", tuple(heads), tuple(rows), notes(rate, ratios))
+
+
+def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
+    rate = ABSENT if point is None or point.per_second is None else three_digits(point.per_second)
+    return [ms(None if point is None else point.step_ns), *([rate] if has_sizes else [])]
+
+
+def _crossover(report: SweepReport, found: SweepCrossover) -> str:
+    c = found.crossover
+    low = "0" if c.low is None else three_digits(c.low)
+    high = "unbounded" if c.high is None else three_digits(c.high)
+    if not found.is_measured or c.low is None or c.high is None:
+        return (
+            f"These sizes do not show whether {clean(found.above)} overtakes {clean(found.below)}: the models cross at "
+            f"{_size_name(report)} {three_digits(c.size)} (95 % interval {low} – {high})."
+        )
+    grows = "" if c.slope_ratio is None else f" Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
+    return (
+        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
+        f"(95 % interval {low} – {high}).{grows}"
+    )
+
+
+_LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}
+_FATES = {Fate.TRIED: "", Fate.LOSING: "slower", Fate.REFUSED: "refused", Fate.FAILED: "failed"}
+
+
+_SHORT = {"gradient_as_bucket_view=True": "view", "static_graph=True": "static"}
+
+
+def tuning_sections(report: TuneReport) -> Iterable[Section]:
+    yield from _tuned_verdict(report)
+    yield _trials(report)
+    yield from _tuned_losses(report)
+    if report.unpredicted is not None:
+        yield Line(
+            f"There was no prediction, so settings unlike each other were tried: {clean(report.unpredicted, most=400)}"
+        )
+    elif not report.promises:
+        yield Line("The prediction saw nothing to gain; its best setting was tried anyway.")
+    yield Line(
+        f"It took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
+        f"settings this many times would take {report.exhaustive_steps:,} steps.",
+        is_aside=True,
+    )
+
+
+def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
+    now = report.now
+    if report.best is None:
+        yield Line(_nothing(report))
+        return
+    best = report.tried[report.best]
+    assert best.ratio is not None
+    yield Line(
+        f"Best: {clean(best.label)}: {ms(best.step_ns)} ms per step, {interval(best.ratio)} × the {ms(now.step_ns)} ms "
+        f"of the job as it is{_predicted(best)}."
+    )
+    yield Line(f"In the script: {clean(best.code, most=800)}")
+    if best.is_lossy:
+        yield Line("It is lossy, since it rounds what is sent: check the final accuracy.", is_warning=True)
+    if best.losses is not None and best.losses.match is Match.UNKNOWN:
+        yield Line("It is unknown whether it keeps the losses, so check them.", is_warning=True)
+    if "static_graph=True" in best.label:
+        yield Line(
+            "static_graph=True needs every step to use the same parameters, as these steps did.", is_warning=True
+        )
+
+
+def _nothing(report: TuneReport) -> str:
+    """Say that no setting is faster, or that this cannot be told, and what to do about it."""
+    known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
+    now = f"the job as it is ({ms(report.now.step_ns)} ms per step)"
+    if not known:
+        return f"No setting is faster than {now}. Change nothing."
+    closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
+    assert closest.ratio is not None
+    rounds = count(closest.ratio.num_pairs, "round")
+    low, label = closest.ratio.low, clean(closest.label)
+    of_chance = label if closest.ratio.is_vague else f"{label}, {interval(closest.ratio)} × the time"
+    if low is not None and low > _CERTAIN:
+        return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
+    varied = (
+        f"this machine varied by {report.start_ratio:.2g}× between starts of one setting"
+        if report.start_ratio is not None and report.start_ratio > _STEADY
+        else f"{rounds} do not show how much is chance"
+        if low is None
+        else f"{rounds} are too few for so small a difference"
+    )
+    return (
+        f"Cannot tell whether a setting is faster than {now}: {varied}. Closest: {of_chance}. Change nothing yet: run "
+        f"it again while the machine does nothing else, or with --rounds {max(_ENOUGH, 3 * report.rounds)}."
+    )
+
+
+_CERTAIN = 0.9
+"""ratio of steps, relative to the job as it is, that must be excluded before nothing is said to be faster"""
+_STEADY = 1.1
+"""slowest start over the fastest, up to which a machine is steady"""
+_ENOUGH = 10
+"""rounds that are advised at least"""
+
+
+def _predicted(tried: TriedSetting) -> str:
+    return f"; the prediction was {ms(tried.forecast.step_ns)} ms" if tried.forecast is not None else ""
+
+
+def _trials(report: TuneReport) -> Section:
+    return table_of(
+        "Tried",
+        (report.now, *report.tried),
+        {
+            "setting": lambda one: short_label(one.label) or "as it is",
+            "step ms": lambda one: ms(one.step_ns),
+            "ratio": lambda one: interval(one.ratio) if one.ratio is not None else ABSENT,
+            "predicted": lambda one: ms(one.forecast.step_ns if one.forecast is not None else None),
+            "losses": lambda one: ABSENT if one.losses is None else _LOSSES[one.losses.match],
+            "result": lambda one: _FATES[one.fate],
+        },
+        ("setting", "losses", "result"),
+        notes(
+            "ratio: step relative to that of the job as it is, run in turn; simultaneous 95 % intervals",
+            "predicted: step ms, from the profile" if report.unpredicted is None else "",
+            *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
+        ),
+    )
+
+
+def short_label(label: str) -> str:
+    """Return the label of a setting for where there is little room."""
+    for name, short in _SHORT.items():
+        label = label.replace(name, short)
+    return clean(label)
+
+
+def _tuned_losses(report: TuneReport) -> Iterable[Section]:
+    known = [one.losses for one in report.tried if one.losses is not None]
+    compared = [one for one in known if one.num_steps]
+    if not compared:
+        yield Line("No step's loss was seen (no backward() was called on a scalar), so settings are unverified.")
+        return
+    yield Line(_compared(compared[0]))
+    for one in report.tried:
+        if one.losses is not None and one.losses.match is Match.CHANGED:
+            yield Line(f"{clean(one.label)} changes losses by up to {_part(one.losses.difference)}.", is_warning=True)
+
+
+def _compared(first: LossMatch) -> str:
+    said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the job as it is"
+    if first.own is None:
+        return f"{said}, which was run only once."
+    if first.own == 0:
+        said += "; two runs of it match bit for bit"
+    else:
+        said += f"; its own runs differ by {_part(first.own)}"
+    if first.tolerance is None:
+        return f"{said}, which is too much to tell anything. Does the script set a seed?"
+    if first.tolerance:
+        return f"{said}; {_part(first.tolerance)} is allowed."
+    return f"{said}, so every setting must as well."
+
+
+def _part(fraction: float | None) -> str:
+    return "any amount" if fraction is None or isinf(fraction) else f"{fraction:.2g} of the loss"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
+import numpy as np
+
 from ddpprof.layout import (
     MAX_RANKS,
     PARTS,
     Bar,
     Bars,
+    Column,
     Section,
     Table,
     columns,
@@ -220,3 +223,47 @@ def _rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple
     worth = set(map(str, worth_seeing(report)))
     shown = tuple(row for row in rows if row[0] in worth)[:MAX_RANKS]
     return shown, cut_off(len(rows), len(shown))
+
+
+def spread_table(report: Report) -> Iterable[Section]:
+    ranks, values = parts_of_ranks(report)
+    if len(ranks) <= MAX_RANKS:
+        return
+    columns = [*zip(PARTS, np.array(values, np.int64).T.tolist(), strict=True), ("step", [sum(row) for row in values])]
+    yield Table(
+        f"All {len(ranks)} ranks, ms: step {typical_step(report)}",
+        (Column("", is_number=False), *map(Column, ("least", "median", "90% below", "most", "of rank"))),
+        tuple(_row(name, column, ranks) for name, column in columns),
+    )
+
+
+def parts_of_ranks(report: Report) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Return the ranks that have the step of median length, and the `PARTS` of each."""
+    number = typical_step(report)
+    found = [
+        (rank.rank, bar_parts_ns(step.parts))
+        for rank in report.ranks
+        for step in rank.measured_steps
+        if step.step == number and step.parts is not None
+    ]
+    return [rank for rank, _ in found], [parts for _, parts in found]
+
+
+def _row(name: str, values_ns: Sequence[int], ranks: Sequence[int]) -> tuple[str, ...]:
+    quantiles = np.quantile(np.array(values_ns), (0, 0.5, 0.9, 1)).tolist()
+    return (name, *map(ms, quantiles), str(ranks[int(np.argmax(values_ns))]))
+
+
+def device_table(report: Report) -> Iterable[Section]:
+    rows = [
+        (str(rank.rank), str(load.device), *map(ms, (load.compute_ns, load.comm_ns, load.copy_ns, load.busy_ns)))
+        for rank in report.ranks
+        for load in rank.devices
+    ]
+    if rows:
+        yield Table(
+            "Devices of one process, ms per step (medians)",
+            tuple(map(Column, ("rank", "device", "compute", "comm", "copies", "busy"))),
+            tuple(rows[:MAX_RANKS]),
+            cut_off(len(rows), what="devices"),
+        )

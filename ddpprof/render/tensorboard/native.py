@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-from ddpprof.render.tensorboard.chart_groups import write_layout
-from ddpprof.render.tensorboard.event_file import EventFile
-from ddpprof.render.tensorboard.heat_map import write_heat_maps
-from ddpprof.render.tensorboard.histograms import write_histograms
-from ddpprof.render.tensorboard.hparams import write_hparams
-from ddpprof.render.tensorboard.scalars import write_scalars
-from ddpprof.render.tensorboard.text import write_report_text
-from ddpprof.report import Report
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof import own_files
+from ddpprof.comparison.compare import medians_ns
+from ddpprof.engine.numbers import metrics_of
+from ddpprof.errors import DdpprofError, how_to_install
+from ddpprof.layout import clean
+from ddpprof.model import CollectiveKind
+from ddpprof.render.markdown import render_markdown
+from ddpprof.render.sections import sections
+from ddpprof.report import LightStepReport, RankReport, Report, StepReport
 from ddpprof.report.timeline import Drawing
 from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
 
@@ -32,3 +44,342 @@ def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -
             if drawn is not None and drawn.about.rank == rank.rank:  # false for a rank without a trace
                 write_histograms(file, drawn)
                 drawn = next(following, None)
+
+
+NS_PER_MS = 1e6
+
+_TAG = "ddp/{}_ms"
+STEP, EXPOSED = _TAG.format("step"), _TAG.format("exposed")
+OVERLAP = "ddp/overlap_share"
+OWN_WORK = "ddp/own_work_ms"
+PART = "ddp_step/"
+"""prefix of the parts that add up to a step: ``ddp_step/forward_ms``, …"""
+LAUNCHES = "ddp_launches/"
+"""prefix of parts for which only the host's launch time is known, on an accelerator"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    step: int
+    tag: str
+    value: float
+
+
+_OF_STEP = {_TAG.format(name): one for name, one in metrics_of(StepReport).items() if len(one.path) == 1}
+"""tag → number of the step itself, without its parts"""
+DESCRIPTIONS = {
+    **{tag: one.meaning for tag, one in _OF_STEP.items()},
+    OVERLAP: "share of the communication that overlaps with computation: 0 to 1",
+    OWN_WORK: "time that the training thread spends in DDP's own work, by the host's clock",
+}
+
+_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator does later"
+
+
+def write_scalars(file: EventFile, rank: RankReport, on_accelerator: bool) -> None:
+    for scalar in scalars_of(rank, on_accelerator):
+        description = _OF_LAUNCHES if scalar.tag.startswith(LAUNCHES) else DESCRIPTIONS.get(scalar.tag, "")
+        write_scalar(file, scalar, description)
+
+
+def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
+    from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
+    from tensorboard.plugins.scalar.metadata import create_summary_metadata
+
+    metadata = create_summary_metadata("", description)
+    metadata.data_class = DATA_CLASS_SCALAR  # otherwise TensorBoard's data server drops the description
+    file.add(summary(scalar.tag, metadata, simple_value=scalar.value), scalar.step)
+
+
+def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
+    """Yield the scalars in order of the steps; a step has no point for what it cannot tell."""
+    prefix = LAUNCHES if on_accelerator else PART
+    steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
+    for step in sorted(steps, key=lambda step: step.step):
+        if isinstance(step, StepReport):
+            values = _of_profiled(step)
+        else:
+            values = {STEP: _ms(step.duration_ns)} | _parts(step.parts, prefix)
+        for tag, value in values.items():
+            if value is not None:
+                yield Scalar(step.step, tag, value)
+
+
+def _of_profiled(step: StepReport) -> dict[str, float | None]:
+    values = {tag: _ms(one.value(step)) for tag, one in _OF_STEP.items()}
+    values[OWN_WORK] = _ms(step.wrapper.total_ns)
+    values[OVERLAP] = step.overlap_ns / step.comm_ns if step.comm_ns else None
+    return values | _parts(step.parts, PART)
+
+
+def _parts(parts: object, prefix: str) -> dict[str, float | None]:
+    if parts is None:
+        return {}
+    return {
+        f"{prefix}{part.name.removesuffix('_ns')}_ms": _ms(getattr(parts, part.name))
+        for part in fields(parts)  # type: ignore[arg-type] # either kind of breakdown
+    }
+
+
+def _ms(ns: int | None) -> float | None:
+    return None if ns is None else ns / NS_PER_MS
+
+
+CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "ddp": {
+        "step": (STEP,),
+        "communication": ("ddp/comm_ms", EXPOSED, "ddp/trailing_ms"),
+        "overlap": (OVERLAP,),
+        "cost of DDP": (OWN_WORK, EXPOSED),
+    },
+    "parts of a step": {"all": (f"{PART}.*", f"{LAUNCHES}.*")},
+}
+"""category → chart → regular expressions for tags"""
+
+
+def write_layout(file: EventFile) -> None:
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
+    from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, create_summary_metadata
+
+    categories = [
+        Category(
+            title=category,
+            chart=[Chart(title=title, multiline=MultilineChartContent(tag=tags)) for title, tags in charts.items()],
+        )
+        for category, charts in CHARTS.items()
+    ]
+    layout = text_tensor(Layout(category=categories).SerializeToString())
+    file.add(summary(CONFIG_SUMMARY_TAG, create_summary_metadata(), tensor=layout))
+
+
+HEAT_MAP_TAG = "ddp_rank_by_step/"
+
+_HEAT_OF_STEP: Mapping[str, Callable[[StepReport], int]] = {
+    "step_ms": lambda step: step.duration_ns,
+    "exposed_comm_ms": lambda step: step.exposed_ns,
+}
+_MAX_CELLS = 2000
+"""most cells in one direction; a larger image would be useless"""
+_WITH_NUMBERS = 40
+"""most ranks and steps for which a cell is wide enough for its number"""
+_CELL, _WIDE_CELL, _MARGIN = 6, 64, 70
+_LIGHT, _DARK = np.array([247, 251, 255]), np.array([8, 48, 107])
+_NOTHING = (255, 255, 255)
+
+
+def write_heat_maps(file: EventFile, report: Report) -> None:
+    """Write the heat maps, if there is Pillow, which TensorBoard includes from 2.20 on: the scalars say the same."""
+    if find_spec("PIL") is None:
+        return
+    from tensorboard.plugins.image.metadata import create_summary_metadata
+
+    for name, value in _HEAT_OF_STEP.items():
+        ranks, steps, values = cells(report, value)
+        if len(ranks) and len(steps):
+            png, width, height = draw(name, ranks, steps, values)
+            metadata = create_summary_metadata("", "one row per rank, one column per step; ms")
+            tensor = text_tensor(str(width), str(height), png)
+            file.add(summary(f"{HEAT_MAP_TAG}{name}", metadata, tensor=tensor))
+
+
+def cells(report: Report, value: Callable[[StepReport], int]) -> tuple[list[int], list[int], NDArray[np.float64]]:
+    """Return ranks, step numbers, and values [ranks, steps] in ms, with NaN where the rank has no such step."""
+    ranks = [rank for rank in report.ranks if rank.steps][:_MAX_CELLS]
+    steps = sorted({step.step for rank in ranks for step in rank.steps})[:_MAX_CELLS]
+    column = {number: index for index, number in enumerate(steps)}
+    values = np.full((len(ranks), len(steps)), np.nan)
+    for row, rank in enumerate(ranks):
+        for step in rank.steps:
+            if step.step in column:
+                values[row, column[step.step]] = value(step) / NS_PER_MS
+    return [rank.rank for rank in ranks], steps, values
+
+
+def draw(title: str, ranks: Sequence[int], steps: Sequence[int], values: NDArray[np.float64]) -> tuple[bytes, int, int]:
+    """Return a PNG, its width and its height."""
+    from PIL import Image, ImageDraw
+
+    numbered = max(len(ranks), len(steps)) <= _WITH_NUMBERS
+    across, down = (_WIDE_CELL, 24) if numbered else (_CELL, _CELL)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    title = f"{title}: {low:.2f} (light) to {high:.2f} (dark); columns: steps"
+    width = _MARGIN + max(across * len(steps), int(ImageDraw.Draw(Image.new("RGB", (1, 1))).textlength(title))) + 10
+    size = (width, 50 + down * len(ranks) + 10)
+    image = Image.new("RGB", size, _NOTHING)
+    canvas = ImageDraw.Draw(image)
+    canvas.text((_MARGIN, 6), title, fill="black")
+    for row, rank in enumerate(ranks):
+        top = 50 + row * down
+        if numbered or row % 10 == 0:
+            canvas.text((6, top + down // 2 - 6), f"rank {rank}", fill="black")
+        for column, value in enumerate(values[row].tolist()):
+            if value == value:  # not NaN
+                _cell(canvas, (_MARGIN + column * across, top, across, down), value, (low, high), numbered)
+    for column, step in enumerate(steps):
+        if numbered or column % 10 == 0:
+            canvas.text((_MARGIN + column * across + 2, 32), str(step), fill="black")
+    png = BytesIO()
+    image.save(png, "PNG")
+    return png.getvalue(), *size
+
+
+def _cell(
+    canvas: Any, at: tuple[int, int, int, int], value: float, bounds: tuple[float, float], numbered: bool
+) -> None:
+    left, top, across, down = at
+    share = (value - bounds[0]) / (bounds[1] - bounds[0]) if bounds[1] > bounds[0] else 0.0
+    colour = tuple(int(channel) for channel in _LIGHT + (_DARK - _LIGHT) * share)
+    canvas.rectangle((left, top, left + across - 1, top + down - 1), fill=colour)
+    if numbered:
+        canvas.text((left + 4, top + down // 2 - 6), f"{value:.2f}", fill="white" if share > 0.5 else "black")
+
+
+HISTOGRAM_TAG = "ddp_collective_ms/"
+_BUCKETS = 30
+
+
+def write_histograms(file: EventFile, drawing: Drawing) -> None:
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
+    from tensorboard.plugins.histogram.metadata import create_summary_metadata
+
+    for kind, step, durations_ns in _collective_times(drawing):
+        table = _buckets_of(durations_ns / NS_PER_MS)
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in table.shape])
+        tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=shape, tensor_content=table.tobytes())
+        metadata = create_summary_metadata("", f"durations of {kind} in a step, including waits for other ranks")
+        file.add(summary(f"{HISTOGRAM_TAG}{kind}", metadata, tensor=tensor), step)
+
+
+def _collective_times(drawing: Drawing) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
+    """Yield the kind, the number of the step, and the durations in ns."""
+    for index in drawing.about.measured:
+        step = drawing.draw(index)
+        comm = step.collectives
+        for kind in np.unique(comm.kind).tolist():
+            yield CollectiveKind(kind).name.lower(), step.step, (comm.end_ns - comm.start_ns)[comm.kind == kind]
+
+
+def _buckets_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [n, 3]: left edge, right edge, count. The outer edges are the smallest and the largest value."""
+    if values.min() == values.max():
+        return np.array([[values[0], values[0], len(values)]], np.float64)
+    counts, edges = np.histogram(values, bins=_BUCKETS)
+    return np.stack((edges[:-1], edges[1:], counts.astype(np.float64)), axis=1)
+
+
+METRIC = "ddp_run/"
+"""prefix of metrics such as ``ddp_run/step_ms``, which are means over the ranks, and then medians over the steps"""
+_LONGEST = 200
+_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
+
+
+def write_hparams(file: EventFile, report: Report) -> None:
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    settings, metrics = settings_of(report), run_metrics(report)
+    file.add(hparams.hparams_pb(settings, trial_id=clean(report.job.name, most=_LONGEST)))
+    for tag, value in metrics.items():
+        write_scalar(file, Scalar(0, tag, value), "mean over ranks, median over steps")
+
+
+def settings_of(report: Report) -> dict[str, str | int | float]:
+    """Return the known settings. DDP's own are those of its first module."""
+    job = report.job
+    known: dict[str, str | int | float | None] = {
+        "world_size": job.world_size,
+        "hosts": len(job.hosts) or None,
+        "backend": job.backend,
+        "device": job.device,
+        "torch": job.torch,
+    }
+    for module in job.modules[:1]:
+        known |= {"comm_hook": module.comm_hook or "none", "buckets": module.num_buckets}
+        known |= module.settings
+    return {name: _value(value) for name, value in known.items() if value is not None}
+
+
+def _value(value: str | float) -> str | int | float:
+    """Return a number as a number, since TensorBoard sorts by it."""
+    if not isinstance(value, str):
+        return value
+    return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)
+
+
+def run_metrics(report: Report) -> dict[str, float]:
+    """Return the metrics by tag. They are the numbers that `ddpprof compare` shows for this run."""
+    return {f"{METRIC}{name.replace(' ', '_')}_ms": ns / NS_PER_MS for name, ns in medians_ns(report).items()}
+
+
+TAG = "ddpprof/report"
+
+_ESCAPED = re.compile(r"\\(.)")
+_LIST_ITEM = re.compile(r"^ {3}(?=\S)", re.MULTILINE)
+
+
+def write_report_text(file: EventFile, report: Report) -> None:
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    text = tensorboard_markdown(render_markdown(report.job.name, sections(report)))
+    file.add(summary(TAG, create_summary_metadata("", ""), tensor=text_tensor(text)))
+
+
+def tensorboard_markdown(markdown: str) -> str:
+    """Convert GitHub's Markdown to the dialect of Python-Markdown.
+
+    The latter does not know all of GitHub's escapes, but every character by its number; list items continue after 4
+    blanks.
+    """
+    numbered = _ESCAPED.sub(lambda match: f"&#{ord(match[1])};", markdown)
+    return _LIST_ITEM.sub("    ", numbered)
+
+
+HOW_TO_INSTALL = how_to_install("tensorboard")
+
+
+class EventFile:
+    """One file of one TensorBoard run, in `directory`; a context manager. Raises ``OSError`` and `DdpprofError`."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except (ImportError, AttributeError) as error:  # an old TensorBoard uses features that numpy no longer has
+            raise DdpprofError(f"TensorBoard cannot be used ({error}). {HOW_TO_INSTALL}") from error
+        own_files.make_folder(directory)
+        self._event = Event
+        self._wall_time = time.time()
+        path = directory / f"events.out.tfevents.{int(self._wall_time):010}.ddpprof"
+        self._records = RecordWriter(os.fdopen(own_files.overwrite(path), "wb"))
+        self._records.write(Event(wall_time=self._wall_time, file_version="brain.Event:2").SerializeToString())
+
+    def add(self, summary: Any, step: int = 0) -> None:
+        event = self._event(wall_time=self._wall_time, step=step, summary=summary)
+        self._records.write(event.SerializeToString())
+
+    def __enter__(self) -> EventFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._records.close()
+
+
+def summary(tag: str, metadata: Any, **value: Any) -> Any:
+    """Return a summary of one value, given by the fields of its protocol buffer."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, **value)])
+
+
+def text_tensor(*texts: str | bytes) -> Any:
+    """Return a scalar tensor of one text, or a 1-d tensor of several."""
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    dimensions = [TensorShapeProto.Dim(size=len(texts))] if len(texts) > 1 else []
+    values = [text.encode() if isinstance(text, str) else text for text in texts]
+    return TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(dim=dimensions), string_val=values)

@@ -10,7 +10,7 @@ from ddpprof.experiments.trials import TrialResult
 from ddpprof.experiments.tuning import Fate, TuneReport, code_of
 from ddpprof.layout import Line, Table
 from ddpprof.predict.candidates import Candidate
-from ddpprof.render.sections.tuning import tuning_sections
+from ddpprof.render.sections.experiments import tuning_sections
 from ddpprof.report.tree import Job
 
 CAP = Candidate({"bucket_cap_mb": 5})

@@ -15,12 +15,12 @@ from tables import trace
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.layout import Bars, Table
 from ddpprof.model import Phase
-from ddpprof.render.html.report_charts import bucket_chart, slowdown_chart
+from ddpprof.render.html.charts import bucket_chart, slowdown_chart
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.json_documents import schema
 from ddpprof.render.sections import sections
-from ddpprof.render.tensorboard.scalars import scalars_of
+from ddpprof.render.tensorboard.native import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.report.timeline import RankTimeline, Timeline

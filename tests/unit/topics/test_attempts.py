@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tables import ddp_module, record, recorded
 
 from ddpprof.model import Attempt, Record
-from ddpprof.render.sections.attempts import how_it_ended
+from ddpprof.render.sections.job import how_it_ended
 from ddpprof.statistics.shift import Shift
 from ddpprof.topics.attempts import AttemptChange, summarise_attempts
 from ddpprof.topics.failure import RankEnd

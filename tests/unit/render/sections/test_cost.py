@@ -9,7 +9,7 @@ from reports import report
 
 from ddpprof.layout import Line, Remarks
 from ddpprof.render.sections.cost import recording_cost_line
-from ddpprof.render.sections.first_screen import first_screen
+from ddpprof.render.sections.overview import first_screen
 from ddpprof.report import Report
 
 

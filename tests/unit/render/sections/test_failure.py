@@ -16,8 +16,7 @@ from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections import sections
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import finding_list
-from ddpprof.render.sections.verdict import verdict
+from ddpprof.render.sections.overview import finding_list, verdict
 from ddpprof.render.terminal import render_terminal
 from ddpprof.topics.failure import Failure, RankEnd
 

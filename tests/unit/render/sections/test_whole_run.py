@@ -20,12 +20,11 @@ from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, S
 from ddpprof.model.whole_run import RankWholeRun, WholeRun
 from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
+from ddpprof.render.html.charts import whole_run_chart
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import read_report, render_json
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.first_screen import first_screen
-from ddpprof.render.sections.verdict import verdict
+from ddpprof.render.sections.overview import first_screen, verdict
 from ddpprof.report import Report
 
 

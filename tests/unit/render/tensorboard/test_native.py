@@ -13,10 +13,7 @@ from reports import HOSTILE, hostile_report, light_report, rank, report, step
 from tables import collective, trace
 
 from ddpprof.model import CollectiveKind, Rank
-from ddpprof.render.tensorboard.chart_groups import CHARTS
-from ddpprof.render.tensorboard.hparams import metrics_of
-from ddpprof.render.tensorboard.native import write_native
-from ddpprof.render.tensorboard.text import tensorboard_markdown
+from ddpprof.render.tensorboard.native import CHARTS, run_metrics, tensorboard_markdown, write_native
 from ddpprof.report import Report
 from ddpprof.report.timeline import Drawing, drawing_of
 
@@ -96,7 +93,7 @@ def test_the_layout_names_lines_that_are_there(read: Read) -> None:
 def test_metrics_of_a_run_are_those_that_compare_shows(read: Read) -> None:
     of = report()
     found = {tag: points[0] for tag, points in lines(read(of)).items()}
-    assert found == {tag: float(np.float32(value)) for tag, value in metrics_of(of).items()}
+    assert found == {tag: float(np.float32(value)) for tag, value in run_metrics(of).items()}
     assert found["ddp_run/step_ms"] == ms(int(np.median([(s.duration_ns + t.duration_ns) / 2 for s, t in pairs(of)])))
 
 

@@ -1,21 +1,143 @@
-"""Charts for a run's page: many ranks, buckets, collectives, slowed kernels."""
+"""A chart: a plotly figure without colours.
+
+A trace's ``meta`` names its role; `charts.js` gives each role a colour of the theme, from page.css. Text in figures
+is not meant as markup, but plotly interprets some HTML in it, so `charts.js` escapes all of it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log2, log10
 from typing import Any
 
 import numpy as np
 
-from ddpprof.layout import MAX_RANKS, PARTS, Line, clean, median_of, megabytes, ms, three_digits
-from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks, limit_line
-from ddpprof.render.sections.overlap_slowdown import kernel_name
-from ddpprof.render.sections.spread import parts_of_ranks
-from ddpprof.render.sections.steps import of_device, typical_step
+from ddpprof.layout import MAX_RANKS, PARTS, Bars, Line, clean, duration, median_of, megabytes, ms, three_digits
+from ddpprof.model.whole_run import CurvePoint, WholeRun
+from ddpprof.render.html.page import data_element
+from ddpprof.render.sections.collectives import power_of_two
+from ddpprof.render.sections.cost import kernel_name
+from ddpprof.render.sections.steps import of_device, parts_of_ranks, typical_step
 from ddpprof.report import Report
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.overlap_slowdown import SlowedKernel
+
+_BAR, _AROUND = 30, 66
+"""height of one bar and of the axis, px"""
+
+ROLES = {
+    "forward": "forward",
+    "backward": "backward",
+    "backward and comm": "backward",
+    "exposed comm": "exposed",
+    "optimizer": "optimizer",
+    "data, other": "other",
+    "idle": "idle",
+}
+"""roles of the parts of a step"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    traces: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int
+    """height, px"""
+    note: str = ""
+    kind: str = "figure"
+    """what the page's scripts do with it besides drawing"""
+    has_table: bool = False
+    """whether a table follows under the same title"""
+
+
+def chart_html(chart: Chart, name: str, level: int = 3) -> str:
+    """Return a chart as HTML. Without scripts only the title of bars is shown, since their table follows."""
+    figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
+    shown = "" if chart.has_table else ' class="needs-script"'
+    heading = f'<h{level} id="{name}-title"{shown}>{escape(chart.title)}</h{level}>'
+    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    return (
+        f'{heading}<figure class="chart needs-script" aria-labelledby="{name}-title">'
+        f'<div class="plot" id="{name}" data-kind="{chart.kind}" data-figure="{name}-figure" '
+        f'style="min-height:{chart.height}px"></div>{note}</figure>'
+        f"{data_element(f'{name}-figure', json.dumps(figure, allow_nan=False).encode())}"
+    )
+
+
+def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
+    """Return a chart with one stacked bar per rank."""
+    labels = [f"rank {bar.label}" for bar in bars.bars]
+    traces = [
+        bar_trace(part, ROLES.get(part, "other"), labels, [bar.parts_ns[index] for bar in bars.bars])
+        for index, part in enumerate(bars.parts)
+    ]
+    return Chart(bars.title, traces, bars_layout("ms"), _AROUND + _BAR * len(labels), kind=kind, has_table=True)
+
+
+def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[float]) -> dict[str, Any]:
+    """Return a horizontal bar trace, whose ``customdata`` are nanoseconds."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": list(labels),
+        "x": [ns / 1e6 for ns in values_ns],
+        "customdata": list(values_ns),
+        "text": [f"{label}: {name} {ms(ns)} ms" for label, ns in zip(labels, values_ns, strict=True)],
+        "hoverinfo": "text",
+        "textposition": "none",
+        "meta": {"role": role},
+    }
+
+
+def bars_layout(what: str, mode: str = "relative") -> dict[str, Any]:
+    return {
+        "barmode": mode,
+        "xaxis": {"title": {"text": what}},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
+    }
+
+
+def error_bars(below: Sequence[float], beyond: Sequence[float]) -> dict[str, Any]:
+    return {"type": "data", "symmetric": False, "array": list(beyond), "arrayminus": list(below)}
+
+
+def limit_line(height: float) -> dict[str, Any]:
+    """Return a horizontal line across the chart."""
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height, "name": "limit"}
+
+
+def decade_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with 1, 2 and 5 in every decade, written out; plotly shows only their first digits."""
+    decades = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
+    marks = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
+    return _log_axis(values, marks, [f"{mark:g}" for mark in marks])
+
+
+def byte_ticks(sizes: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis with about ten powers of two at most."""
+    low, high = floor(log2(min(sizes))), ceil(log2(max(sizes)))
+    marks = [1 << power for power in range(max(0, low), high + 1, max(1, (high - low) // 8))]
+    return _log_axis([*sizes, 2.0**low, 2.0**high], marks, [power_of_two(mark) for mark in marks])
+
+
+def _log_axis(values: Sequence[float], marks: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
+    low, high = log10(min(values)), log10(max(values))
+    room = max(0.05, 0.06 * (high - low))
+    ticks = {"tickmode": "array", "tickvals": list(marks), "ticktext": list(names)}
+    return {"type": "log", "range": [low - room, high + room], **ticks}
+
+
+def bucket_label(module: int, index: int, num_bytes: int | None) -> str:
+    """Return a label such as ``bucket 0, 4.24 MB``, with the module's number if it is not the first."""
+    size = "" if num_bytes is None else f", {megabytes(num_bytes)} MB"
+    return f"bucket {f'{module}/' if module else ''}{index}{size}"
+
 
 _MAX_BUCKETS, _MAX_KERNELS = 40, 15
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
@@ -193,3 +315,64 @@ def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
 def _slowed(row: SlowedKernel) -> str:
     name = clean(row.kernel.name, most=120)
     return f"{name}: {row.ratio:.2f} × as long ({row.num_covered} runs under communication, {row.num_alone} alone)"
+
+
+_MOST_MARKS = 20
+_LEAST_POINTS = 3
+_MINUTE_NS = 60 * 10**9
+
+
+def whole_run_chart(report: Report) -> Iterable[Chart]:
+    """Draw the median and the longest step of each of up to 200 stretches."""
+    run = report.whole_run
+    shown = run.shown if run is not None else None
+    if run is None or shown is None or len(shown.curve) < _LEAST_POINTS:
+        return
+    begin_ns = shown.curve[0].start_ns
+    traces = (
+        _line("longest", "series-1", shown.curve, [point.longest_ns for point in shown.curve]),
+        _line("median", "series-0", shown.curve, [point.median_ns for point in shown.curve]),
+    )
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": "minutes since the first noted step"}},
+        "yaxis": {"title": {"text": "length of a step, ms"}, "rangemode": "tozero"},
+        **_marks(_moments(run)[:_MOST_MARKS], begin_ns),
+    }
+    note = f"rank {shown.rank}; a point stands for up to {max(point.num_steps for point in shown.curve)} steps"
+    yield Chart("Length of steps over time", traces, layout, 320, note)
+
+
+def _line(name: str, role: str, curve: Sequence[CurvePoint], lengths_ns: Sequence[int]) -> dict[str, Any]:
+    begin_ns = curve[0].start_ns
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [(point.start_ns - begin_ns) / _MINUTE_NS for point in curve],
+        "y": [length / 1e6 for length in lengths_ns],
+        "text": [
+            f"{name} {ms(length)} ms, from step {point.first_step} on, after {duration(point.start_ns - begin_ns)}"
+            for point, length in zip(curve, lengths_ns, strict=True)
+        ],
+        "hoverinfo": "text",
+        "meta": {"role": role},
+    }
+
+
+def _moments(run: WholeRun) -> list[tuple[int, str]]:
+    """Return the moments, ns since 1970, at which something began that made the training slower, with a word for it."""
+    slower = [(one.began_ns, f"+{one.growth:.0%}") for one in run.slowdowns if one.began_ns is not None]
+    if run.hang is not None and run.hang.since_unix_ns is not None:
+        slower.append((run.hang.since_unix_ns, "hang"))
+    return sorted(slower)
+
+
+def _marks(marks: Sequence[tuple[int, str]], begin_ns: int) -> dict[str, Any]:
+    """Return a line across the chart for each moment, with its text."""
+    at = [(at_ns - begin_ns) / _MINUTE_NS for at_ns, _ in marks]
+    lines = [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "name": "limit"} for x in at]
+    notes = [
+        {"yref": "paper", "y": 1, "x": x, "text": clean(text), "showarrow": False, "xanchor": "left"}
+        for x, (_, text) in zip(at, marks, strict=True)
+    ]
+    return {"shapes": lines, "annotations": notes} if marks else {}

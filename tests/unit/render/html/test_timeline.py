@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import ints
 
-from ddpprof.render.html.lanes import SpanColumns, coarsen, grain_for, lane
+from ddpprof.render.html.timeline import SpanColumns, coarsen, grain_for, lane
 
 
 def spans(*rows: tuple[int, int] | tuple[int, int, int], most_rows: int = 1) -> SpanColumns:

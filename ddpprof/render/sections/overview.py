@@ -1,0 +1,418 @@
+"""Findings in the order of `findings.find`, and then those that may be noise."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ddpprof.engine.finding import Finding
+from ddpprof.layout import (
+    ABSENT,
+    Bars,
+    Commands,
+    FindingList,
+    FindingText,
+    Line,
+    Remark,
+    Remarks,
+    Section,
+    clean,
+    count,
+    mean_of,
+    ms,
+    percent,
+)
+from ddpprof.model.backends import is_accelerator
+from ddpprof.render.sections.bound import bound_remarks
+from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
+from ddpprof.render.sections.failure import failure_lines, failure_sentence
+from ddpprof.render.sections.job import attempt_table, job_lines, missing_lines
+from ddpprof.render.sections.lanes import step_lanes
+from ddpprof.render.sections.steps import left_out, step_bars, typical_step
+from ddpprof.render.sections.whole_run import hang_line, whole_run_line
+from ddpprof.report import Report
+from ddpprof.report.timeline import Timeline
+from ddpprof.report.topics import file_of, sections_of_topics
+from ddpprof.step_options import STEP_OPTIONS, default_steps, options_for
+
+FINDINGS = "Findings"
+NOT_BEYOND_NOISE = "Not beyond noise"
+
+
+def finding_list(report: Report) -> Iterator[Section]:
+    texts = finding_texts(report)
+    yield from beyond_noise(report, [text for text, finding in texts if not finding.is_noise])
+    noise = tuple(text for text, finding in texts if finding.is_noise)
+    if noise:
+        yield FindingList(NOT_BEYOND_NOISE, noise, "")
+
+
+def beyond_noise(report: Report, texts: Sequence[FindingText]) -> Iterator[Section]:
+    """Show findings that are no noise, and say why there are none, or no more."""
+    yield FindingList(FINDINGS, tuple(texts), _otherwise(report))
+    if texts and _lacks_profiled_steps(report):
+        yield Line(_not_profiled(report, "no more"))
+
+
+def is_all_noise(report: Report) -> bool:
+    """Return whether there are findings, but none beyond noise."""
+    return bool(report.findings) and all(finding.is_noise for finding in report.findings)
+
+
+def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
+    """Return the findings in words, numbered in their order."""
+    return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
+
+
+def first_change(report: Report) -> tuple[FindingText, Finding] | None:
+    """Return what to change first; ``None`` if no finding is certain enough, as one without the prediction it needs."""
+    return next(((text, one) for text, one in finding_texts(report) if text.advice and not one.is_guess), None)
+
+
+def change_sentence(report: Report) -> str:
+    """Say what to change first, or to change nothing: the end of every verdict."""
+    first = first_change(report)
+    if first is not None:
+        text, finding = first
+        return f"{first_words(finding)}: {text.title}{gain_after_title(text, finding)}."
+    return change_nothing(report)
+
+
+def first_words(finding: Finding) -> str:
+    """Return what to do about the first finding."""
+    return "Check whether this is intended" if finding.may_be_meant else "First fix"
+
+
+def gain_after_title(text: FindingText, finding: Finding) -> str:
+    """Return the gain as it follows the title in a sentence; nothing if there is none, or it is not known."""
+    return "" if finding.expected_ns is None else f", {text.gain}"
+
+
+def change_nothing(report: Report) -> str:
+    """Say why there is nothing to change, for certain or as far as the run can tell; nothing if the job failed."""
+    if report.failure is not None:
+        return ""
+    if any(not one.is_noise for one in report.findings):
+        return "Change nothing yet: this run cannot predict what a change gives. ddpprof tune measures it."
+    if file_of(report) is None and not (report.job.modules or report.data_parallel):
+        return _TRACES_CANNOT_TELL
+    if _lacks_profiled_steps(report):
+        return "Change nothing yet: most rules need steps that ddpprof profiled."
+    if report.findings or report.data_parallel:
+        return "Change nothing: no finding is beyond noise."
+    return f"Change nothing: {_otherwise(report)}"
+
+
+_TRACES_CANNOT_TELL = (
+    "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They lack DDP's buckets "
+    "and options, which ddpprof trace records."
+)
+
+
+def _text(number: int, finding: Finding) -> FindingText:
+    """Return the text of a finding, without advice if it may be noise."""
+    advice = "" if finding.is_noise else clean(finding.advice, most=800)
+    title, evidence = clean(finding.title), clean(finding.evidence, most=800)
+    return FindingText(number, title, _gain(finding), evidence, advice, finding.is_noise)
+
+
+def _otherwise(report: Report) -> str:
+    """Say why there are no findings beyond noise."""
+    if report.failure is not None:
+        return _FAILED
+    if file_of(report) is None and not report.job.modules:
+        return _NOT_RECORDED
+    if _lacks_profiled_steps(report):
+        return _not_profiled(report, "none")
+    if report.findings:
+        return _ALL_NOISE
+    return _NOTHING if report.bound is None else _NOTHING_OF_DDP
+
+
+def _lacks_profiled_steps(report: Report) -> bool:
+    """Return whether ddpprof recorded the run, which did not fail, but none of the profiled steps."""
+    was_recorded = file_of(report) is None and report.failure is None and report.job.modules
+    return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
+
+
+def _not_profiled(report: Report, how_many: str) -> str:
+    need = (
+        f"There are {how_many} without profiled steps: most rules need the exposed communication, which only they show."
+    )
+    if report.job.only_watched:
+        return f"{need} ddpprof capture profiles steps of a job that runs, and ddpprof trace those of a new one."
+    number, on_accelerator = report.job.num_steps, is_accelerator(report.job.device)
+    enough = default_steps(on_accelerator)
+    if number is None or number >= enough:
+        return need
+    words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
+    options = options_for(number, on_accelerator)
+    with_options = "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
+    return (
+        f"{need} The training took {count(number, 'step')}, but the default options need {enough}: let it take more "
+        f"steps.{with_options}"
+    )
+
+
+def without_step_options(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without the options that select the recorded steps."""
+    left, kept = iter(words), []
+    for word in left:
+        name, is_joined, _ = word.partition("=")
+        if name not in STEP_OPTIONS:
+            kept.append(word)
+        elif not is_joined:
+            next(left, None)
+    return kept
+
+
+_ALL_NOISE = "No finding is beyond noise."
+_FAILED = "No findings in the steps recorded before the failure."
+_NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
+_NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
+_NOT_RECORDED = (
+    "There are none from these traces: most rules need data that only ddpprof records (buckets, parameters, data "
+    "loaders). Record them with: ddpprof trace train.py"
+)
+
+
+def short_gain(finding: Finding) -> str:
+    """Return the gain in a few words."""
+    if finding.predicted is not None:
+        one = finding.predicted
+        return f"{ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)})"
+    return _gain(finding).removesuffix(" per step")
+
+
+def _gain(finding: Finding) -> str:
+    if finding.predicted is not None:
+        saves = "may save" if finding.is_noise or finding.predicted.low_ns <= 0 else "saves"
+        return f"{saves} {short_gain(finding)} per step, predicted"
+    if finding.gain_ns is not None:
+        return f"up to {ms(finding.gain_ns)} ms per step"
+    return "correctness" if finding.is_correctness else "gain not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An important number, with its unit."""
+
+    what: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    text: str
+    numbers: tuple[Number, ...]
+
+
+def verdict(report: Report) -> StepVerdict:
+    """Return the verdict. Its numbers are means over the ranks and the steps, like those of the tables."""
+    of_steps = verdict_of_steps(report)
+    if report.failure is None:
+        return of_steps
+    return StepVerdict(f"{failure_sentence(report.failure)} {of_steps.text}", of_steps.numbers)
+
+
+def verdict_of_steps(report: Report) -> StepVerdict:
+    """Return the verdict on the steps alone: without the sentence on how the job failed."""
+    steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
+    if not steps:
+        return _of_light_steps(report)
+    step_ns, comm_ns = report.step_ns, mean_of(steps, lambda s: s.comm_ns) or 0
+    exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
+    profiled_ns = report.profiled_step_ns or 0
+    exposed_ns = min(exposed_ns, profiled_ns)  # what the last step launched may end after it
+    numbers = [Number("step", _ms(step_ns))]
+    if not any(step.num_comm_kernels for step in steps):
+        return StepVerdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
+    share = exposed_ns / profiled_ns if profiled_ns else None
+    numbers += [
+        Number("communication", _ms(comm_ns)),
+        Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
+        Number("exposed", _ms(exposed_ns)),
+        Number("trailing", _ms(trailing_ns)),
+    ]
+    is_ = "is" if report.failure is None else "was"
+    if step_ns == profiled_ns:
+        text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
+    else:
+        text = (
+            f"{_step_takes(report, step_ns)}. In the profiled steps, exposed communication {is_} {_ms(exposed_ns)} of "
+            f"{_ms(profiled_ns)}, {percent(share)}."
+        )
+    text += _left_out(report, len({step.step for step in steps}))
+    return StepVerdict(text, tuple(numbers))
+
+
+def _left_out(report: Report, num_usual: int) -> str:
+    """Say that steps of another kind recur, or took most of the time; a single long one may be the machine's doing."""
+    ratios = sorted(left_out(report).values())
+    if len(ratios) < 2 and sum(ratios) <= num_usual:
+        return ""
+    low, high = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"
+    times = low if low == high else f"{low} to {high}"
+    some = f"{len(ratios)} of {len(ratios) + num_usual} profiled steps"
+    why = ", mostly for communication" if _are_longer_for_communication(report) else ""
+    return f" The numbers leave out {some}, which took {times} times as long{why}."
+
+
+def _are_longer_for_communication(report: Report) -> bool:
+    """Return whether steps that are left out spend most of their extra time in communication."""
+    steps = [step for rank in report.ranks_together for step in rank.measured_steps]
+    usual = [step for step in steps if step.step in report.usual_steps]
+    others = [step for step in steps if step.step not in report.usual_steps and step.is_whole]
+    longer_ns, exposed_ns = (
+        (mean_of(others, of) or 0) - (mean_of(usual, of) or 0)
+        for of in (lambda step: step.duration_ns, lambda step: step.exposed_ns)
+    )
+    return exposed_ns > longer_ns / 2
+
+
+def _of_light_steps(report: Report) -> StepVerdict:
+    step_ns = report.step_ns
+    if step_ns is None:
+        is_bare = report.ranks and report.failure is None and report.job.num_steps is None and file_of(report) is None
+        return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
+    unknown = " The steps were only watched: profiled ones would show where the time goes."
+    if any(rank.light_steps for rank in report.ranks):
+        unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
+    return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
+
+
+_NO_STEPS = (
+    "The traces have no steps, so they cannot tell how long one takes. Profile with torch.profiler.schedule(…) and "
+    "call profiler.step() after each step, or use ddpprof trace."
+)
+
+
+def _step_takes(report: Report, step_ns: int | None) -> str:
+    said = "A step takes" if report.failure is None else "Before the failure a step took"
+    return f"{said} {_ms(step_ns)}"
+
+
+def _ms(ns: float | None) -> str:
+    return ABSENT if ns is None else f"{ms(ns)} ms"
+
+
+MAX_RANKS = 4
+"""number of ranks in the drawing of a step"""
+_MOST_FINDINGS = 3
+_MOST_REMARKS = 6
+_MOST_LINES = 3
+"""number of modules, and of notes"""
+_LONGEST_COMMAND = 60
+_LONGEST_LINE = 400
+
+
+def first_screen(
+    report: Report, paths: Sequence[str], timeline: Timeline | None = None, *, can_replay: bool = True
+) -> tuple[Section, ...]:
+    """Return about 40 lines.
+
+    `paths`: the parts of the run, as a user gives them; `timeline`: with the typical step; `can_replay`: whether
+    ``ddpprof whatif`` reads what is there, which it does not if that is a report in JSON.
+    """
+    return tuple(
+        section
+        for part in (
+            failure_lines(report),
+            hang_line(report),
+            _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
+            sections_of_topics(report, "job"),
+            _verdict(report),
+            whole_run_line(report),
+            attempt_table(report),
+            _at_most(_MOST_LINES, (*unusual_steps_line(report), *missing_lines(report)), "notes", paths),
+            _step(report, timeline),
+            _findings(report),
+            _remarks(report),
+            recording_cost_line(report),
+            _next(report, paths, can_replay),
+        )
+        for section in part
+    )
+
+
+def _at_most(most: int, lines: Iterable[Section], what: str, paths: Sequence[str]) -> Iterator[Section]:
+    found = list(lines)
+    yield from found[:most]
+    if len(found) > most:
+        yield Line(f"{len(found) - most} more {what}: {_report(paths)} --section job")
+
+
+def _verdict(report: Report) -> Iterator[Section]:
+    yield Line(f"{verdict_of_steps(report).text} {change_sentence(report)}".strip(), is_headline=True)
+
+
+def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
+    """Draw the typical step; if none was profiled, what is known of the time of a step."""
+    number = typical_step(report)
+    lanes = () if timeline is None or number is None else tuple(step_lanes(timeline, number))
+    return lanes or (*_bars(report), *sections_of_topics(report, "step"))
+
+
+def _bars(report: Report) -> Iterator[Section]:
+    for section in step_bars(report):
+        if isinstance(section, Bars):
+            yield replace(section, bars=section.bars[: 2 * MAX_RANKS])
+
+
+def _findings(report: Report) -> Iterator[Section]:
+    beyond = [text for text, finding in finding_texts(report) if not finding.is_noise][:_MOST_FINDINGS]
+    yield from beyond_noise(report, [replace(text, evidence="") for text in beyond])
+
+
+def _remarks(report: Report) -> Iterator[Section]:
+    """List what else was found, in one line each."""
+    beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
+    noise = [finding for finding in report.findings if finding.is_noise]
+    also = (*_in_short(beyond), *bound_remarks(report))
+    if also:
+        yield Remarks("Also found", also)
+    if noise:
+        yield Remarks(NOT_BEYOND_NOISE, tuple(_in_short(noise)))
+
+
+def _in_short(findings: Sequence[Finding]) -> Iterator[Remark]:
+    for finding in findings[:_MOST_REMARKS]:
+        yield Remark(clean(finding.title), short_gain(finding))
+    if len(findings) > _MOST_REMARKS:
+        yield Remark(f"{len(findings) - _MOST_REMARKS} more: --section findings", "")
+
+
+def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Section]:
+    run = shlex.join(paths)
+    commands = [
+        ("every table", f"{_report(paths)} --full"),
+        ("a page with charts", f"{_report(paths)} --out report.html"),
+    ]
+    is_replayed = any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help)
+    if is_replayed and can_replay and len(paths) == 1:
+        commands.append(("other settings", f"ddpprof whatif {run}"))
+    if report.failure is None and len(paths) == 1:
+        if (words := _words_of_sweep(report)) is not None:
+            sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
+            commands.append(("measure a setting", clean(sweep, most=_LONGEST_LINE)))
+        for when, folder in (("before a change", "BEFORE"), ("after the change", "AFTER")):
+            repeat = report.job.trace_command("--repeat 5", f"--out {folder}")
+            commands.append((when, clean(repeat, most=_LONGEST_LINE)))
+        commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
+    commands.append(("what words mean", "ddpprof explain exposed"))
+    yield Commands("Next", tuple(commands))
+
+
+def _words_of_sweep(report: Report) -> str | None:
+    """Return the words that run the job in a sweep; ``None`` if only options of ``ddpprof trace`` can start it."""
+    words = without_step_options(report.job.recorded_with)
+    takes_number = bool(words) and words[0].startswith("--nproc")
+    starts = words[1 if "=" in words[0] else 2 :] if takes_number else words
+    if len(report.job.hosts) != 1 or not report.job.modules or not starts or starts[0].startswith("-"):
+        return None
+    return shlex.join(words)
+
+
+def _report(paths: Sequence[str]) -> str:
+    return f"ddpprof report {shlex.join(paths)}"

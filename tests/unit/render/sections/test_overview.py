@@ -1,0 +1,378 @@
+"""Findings that are advice, and those that may be noise, wherever they are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from large_runs import thousand_ranks
+from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_report, light_report, report
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.numbers import clocks_of
+from ddpprof.engine.predictions import Predicted
+from ddpprof.layout import Commands, Line, Remark, Remarks, Table
+from ddpprof.render.html.report_page import report_page
+from ddpprof.render.json import render_json
+from ddpprof.render.markdown import render_markdown
+from ddpprof.render.sections.overview import Number, change_sentence, finding_list, first_screen, verdict
+from ddpprof.render.sections.steps import spread_table
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report import Report
+from ddpprof.report.tree import LightStepReport
+from ddpprof.topics.failure import Failure, RankEnd
+
+SURE = Finding("late", "A rank is late", "in all steps", "Look at it.", 5_000_000)
+NOISE = Finding("large", "A bucket is large", "it has 25 MB", "Split it.", 3_000_000, is_noise=True)
+
+
+def terminal(made: Report) -> str:
+    file = io.StringIO()
+    render_terminal(tuple(finding_list(made)), file, 80)
+    return file.getvalue()
+
+
+def markdown(made: Report) -> str:
+    return render_markdown("a", finding_list(made))
+
+
+@pytest.mark.parametrize("shown", [terminal, markdown])
+def test_what_may_be_noise_stands_last_and_advises_nothing(shown: object) -> None:
+    assert callable(shown)
+    text = shown(report(findings=(SURE, NOISE)))
+    advised, noise = text.split("Not beyond noise")
+    assert "1. " in advised
+    assert "→ Look at it." in advised
+    assert "A bucket is large" in noise
+    assert "it has 25 MB" in noise
+    assert "Split it" not in text
+
+
+@pytest.mark.parametrize("shown", [terminal, markdown])
+def test_where_all_may_be_noise_that_is_said(shown: object) -> None:
+    assert callable(shown)
+    text = shown(report(findings=(NOISE,)))
+    assert "No finding is beyond noise." in text
+    assert "→" not in text
+
+
+@pytest.mark.parametrize("shown", [terminal, markdown])
+@pytest.mark.parametrize(("findings", "words"), [((), "There are none"), ((SURE,), "There are no more")])
+def test_without_profiled_steps_it_says_how_to_get_them(
+    findings: tuple[Finding, ...], words: str, shown: object
+) -> None:
+    assert callable(shown)
+    few = light_report()
+    few = replace(few, findings=findings, job=replace(few.job, num_steps=10, recorded_with=("train.py",)))
+    text = " ".join(shown(few).split())
+    assert f"{words} without profiled steps" in text
+    assert "The training took 10 steps, but the default options need" in text
+    assert "ddpprof trace --skip-first 2 --cost-steps 2 --warmup 1 --steps 5 train.py" in text
+    assert "without profiled steps" not in shown(report(findings=findings))
+
+
+def test_a_page_never_says_to_change_first_what_may_be_noise() -> None:
+    pytest.importorskip("plotly")
+    assert 'First fix: <a href="#finding-1">A rank is late</a>' in report_page(report(findings=(SURE, NOISE)), None)
+    assert '<article class="finding" id="finding-1"' in report_page(report(findings=(SURE, NOISE)), None)
+    page = report_page(report(findings=(NOISE,)), None)
+    assert "First fix" not in page
+    assert "Not beyond noise" in page
+    assert "Nothing to change beyond noise</a></h2>" in page
+    assert "What to change</a></h2>" not in page
+    assert '<article class="finding noise" id="finding-1"' in page
+    assert "Split it" not in page.split('type="application/json"')[0]
+
+
+def test_json_says_which_findings_may_be_noise() -> None:
+    written = json.loads(render_json(report(findings=(SURE, NOISE))))
+    assert [finding["is_noise"] for finding in written["findings"]] == [False, True]
+
+
+def test_means_over_ranks_and_steps() -> None:
+    came = verdict(report())  # steps of 64 and 66.5, 64.8 and 65.5 ms, of which 6.5 and 9, 6.3 and 8 are exposed
+    assert came.text == "A step takes 65.20 ms. Exposed communication is 7.45 ms of it, 11%."
+    assert came.numbers == (
+        Number("step", "65.20 ms"),
+        Number("communication", "13.05 ms"),
+        Number("of it hidden", "43%"),
+        Number("exposed", "7.45 ms"),
+        Number("trailing", "1.51 ms"),
+    )
+
+
+def test_the_step_is_that_without_the_profiler_and_shares_are_of_profiled_ones() -> None:
+    """A profiler may lengthen steps by much; what it shows of them is told beside that."""
+    made = report()
+    timed = [LightStepReport(number, mode, ns * 10**6, None) for number, mode, ns in LIGHT]
+    ranks = tuple(replace(rank, light_steps=tuple(timed)) for rank in made.ranks)
+    came = verdict(replace(made, ranks=ranks))
+    assert came.text == (
+        "A step takes 50.00 ms. In the profiled steps, exposed communication is 7.45 ms of 65.20 ms, 11%."
+    )
+    assert came.numbers[0] == Number("step", "50.00 ms")
+    on_accelerator = verdict(
+        replace(made, ranks=ranks, times=clocks_of(Report))
+    )  # whose host may be ahead by any number of steps
+    assert on_accelerator.text == "A step takes 65.20 ms. Exposed communication is 7.45 ms of it, 11%."
+
+
+LIGHT = [(5, "off", 49), (6, "light", 50), (7, "light", 51), (8, "baseline", 9), (9, "off", 50)]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        pytest.param([2], "", id="a-long-step"),
+        pytest.param([7], " The numbers leave out 1 of 3 profiled steps, which took 7.0 times as long.", id="most"),
+        pytest.param([3, 2], " The numbers leave out 2 of 4 profiled steps, which took 2.0 to 3.0 times as long."),
+    ],
+)
+def test_steps_of_another_kind(ratios: list[int], says: str) -> None:
+    made = report()
+    more = [replace(made.ranks[0].steps[0], step=99 + at, duration_ns=by * 66_000_000) for at, by in enumerate(ratios)]
+    ranks = tuple(replace(rank, steps=(*rank.steps, *more)) for rank in made.ranks)
+    text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
+    assert text.partition("11%.")[2] == says
+
+
+def test_steps_that_average_parameters_now_and_then() -> None:
+    made = report()
+    longer = replace(made.ranks[0].steps[0], step=99, duration_ns=7 * 66_000_000, exposed_ns=300_000_000)
+    ranks = tuple(replace(rank, steps=(*rank.steps, longer)) for rank in made.ranks)
+    text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
+    assert text.endswith("1 of 3 profiled steps, which took 7.0 times as long, mostly for communication.")
+
+
+FAILED = Failure(RankEnd(1, "a", "failed: ValueError: boom", False, 14, exit_code=None), (), ())
+SAVES = Predicted(5_000_000, 4_000_000, 6_000_000)
+CERTAIN = Finding("idle-for-data", "Training waits for its DataLoader", "why", "Use workers.", 9_000_000)
+BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why", "Split it.", 9_000_000)
+
+
+@pytest.mark.parametrize(
+    ("findings", "changes", "ends"),
+    [
+        pytest.param(
+            (CERTAIN,),
+            {},
+            "First fix: Training waits for its DataLoader, up to 9.00 ms per step.",
+            id="what-was-measured",
+        ),
+        pytest.param(
+            (replace(BOUND, predicted=SAVES),),
+            {},
+            "First fix: Bucket 0 holds 90% of the gradients, saves 5.00 ms (4.00 – 6.00) per step, predicted.",
+            id="what-was-predicted",
+        ),
+        pytest.param((BOUND,), {}, "ddpprof tune measures it.", id="nothing-leads-without-a-prediction"),
+        pytest.param((replace(CERTAIN, is_noise=True),), {}, "Change nothing: no finding is beyond noise.", id="noise"),
+        pytest.param((), {}, "no rule found more than 1% of the step to recover.", id="nothing"),
+        pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
+        pytest.param(
+            (replace(CERTAIN, title="4 threads share 2 cores", gain_ns=None),),
+            {},
+            "First fix: 4 threads share 2 cores.",
+            id="of-unknown-gain",
+        ),
+        pytest.param(
+            (replace(CERTAIN, title="Each rank trains its own copy", gain_ns=None, may_be_meant=True),),
+            {},
+            "Check whether this is intended: Each rank trains its own copy.",
+            id="may-be-meant",
+        ),
+    ],
+)
+def test_every_verdict_ends_with_what_to_change_or_with_nothing(
+    findings: tuple[Finding, ...], changes: dict[str, Any], ends: str
+) -> None:
+    made = report(findings=findings, **changes)
+    [verdict_line] = [one.text for one in first_screen(made, ["a"]) if isinstance(one, Line) and one.is_headline]
+    assert verdict_line.endswith(ends)
+    plain = re.sub(r"<[^>]+>", "", report_page(made))
+    assert ends in unescape(plain)
+
+
+def test_without_communication() -> None:
+    made = report()
+    quiet = tuple(
+        replace(rank, steps=tuple(replace(step, num_comm_kernels=0, comm_ns=0) for step in rank.steps))
+        for rank in made.ranks
+    )
+    assert verdict(replace(made, ranks=quiet)).text == "A step takes 65.20 ms, without communication."
+
+
+def test_of_light_steps() -> None:
+    assert verdict(light_report()).text == (
+        "A step takes 56.20 ms. Only profiled steps tell how much of it is communication."
+    )
+
+
+def test_of_nothing() -> None:
+    assert verdict(replace(report(), ranks=())).text == "No step was recorded completely."
+
+
+def test_many_ranks_are_summed_up_and_the_odd_one_is_named() -> None:
+    (table,) = spread_table(thousand_ranks(1000, 1))
+    assert isinstance(table, Table)
+    assert table.title == "All 1000 ranks, ms: step 10"
+    backward = next(row for row in table.rows if row[0] == "backward")
+    assert backward == ("backward", "24.00", "24.12", "24.22", "28.70", "700")
+
+
+def test_few_ranks_need_no_summary() -> None:
+    assert list(spread_table(thousand_ranks(16, 1))) == []
+
+
+def test_traces_alone_do_not_tell_that_no_setting_helps() -> None:
+    made = report(findings=())
+    assert change_sentence(replace(made, job=replace(made.job, modules=()))) == (
+        "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They lack DDP's "
+        "buckets and options, which ddpprof trace records."
+    )
+
+
+def test_traces_without_steps_say_what_they_lack() -> None:
+    made = report(findings=())
+    ranks = tuple(replace(rank, steps=(), light_steps=()) for rank in made.ranks)
+    empty = replace(made, ranks=ranks, whole_run=None, job=replace(made.job, modules=(), num_steps=None))
+    assert verdict(empty).text.startswith("The traces have no steps, so they cannot tell how long one takes.")
+    recorded = replace(empty, job=replace(empty.job, num_steps=0))
+    assert verdict(recorded).text == "No step was recorded completely."
+
+
+MS = 1_000_000
+
+
+def drawn(shown: Report, width: int = 80, paths: tuple[str, ...] = ("runs/a",)) -> str:
+    file = io.StringIO()
+    render_terminal(first_screen(shown, paths), file, width)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("first-screen", report()),
+        ("first-screen-gpu", gpu_report()),
+        ("first-screen-light", light_report()),
+        ("first-screen-data-parallel", data_parallel_report()),
+    ],
+)
+def test_first_screen(name: str, made: Report, expect_golden: Callable[[Path, str], None]) -> None:
+    expect_golden(GOLDEN / f"{name}.txt", drawn(made))
+
+
+def findings(number: int, **changes: Any) -> tuple[Finding, ...]:
+    return tuple(
+        replace(Finding(f"rule-{i}", f"Title {i}", "Evidence.", "Do it.", gain_ns=(number - i) * MS), **changes)
+        for i in range(number)
+    )
+
+
+def test_three_findings_with_their_advice_and_the_others_in_one_line_each() -> None:
+    noise = findings(1, title="A long title " * 20, is_noise=True, predicted=Predicted(MS, -MS, 3 * MS))
+    said = drawn(report(findings=(*findings(5), *noise)))
+    assert [f"{n}. Title {n - 1}" in said for n in (1, 2, 3, 4)] == [True, True, True, False]
+    assert said.count("→ Do it.") == 3
+    assert "Evidence" not in said
+    assert "- Title 3  [up to 2.00 ms]\n- Title 4  [up to 1.00 ms]\n" in said
+    assert "Not beyond noise\n- A long title A long" in said
+    assert "…  [1.00 ms (-1.00 – 3.00)]\n" in said
+
+
+def test_what_would_help_is_never_cut_off() -> None:
+    helps = Remark("would help: reducing gradients only every 4 batches", "23.69 ms per batch (13.91 – 33.47)", True)
+    file = io.StringIO()
+    render_terminal([Remarks("Also found", (helps, replace(helps, number="1.00 ms")))], file, 80)
+    assert file.getvalue() == (
+        "\nAlso found\n"
+        "- would help: reducing gradients only every 4 batches\n"
+        "  [23.69 ms per batch (13.91 – 33.47)]\n"
+        "- would help: reducing gradients only every 4 batches  [1.00 ms]\n"
+    )
+
+
+def test_of_very_many_findings_the_number_is_said() -> None:
+    assert "- 4 more: --section findings\n" in drawn(report(findings=findings(13)))
+
+
+def test_about_forty_lines_even_of_many_ranks() -> None:
+    many = replace(thousand_ranks(1000, 1), findings=findings(9), missing=tuple(f"note {n}" for n in range(9)))
+    said = drawn(many)
+    assert len(said.splitlines()) <= 50
+    assert "6 more notes: ddpprof report runs/a --section job\n" in said
+
+
+def test_a_failure_is_told_once_and_in_full() -> None:
+    boom = RankEnd(1, "a", "failed: ValueError: boom", False, 14, exit_code=None)
+    lost = RankEnd(0, "a", "failed: RuntimeError: lost", True, 14, exit_code=None)
+    said = drawn(report(failure=Failure(boom, (lost,), ())), width=200)
+    assert said.startswith(
+        "The job failed: rank 1 failed after 14 steps: ValueError: boom.\n"
+        "Rank 0 then failed after 14 steps: RuntimeError: lost.\n"
+    )
+    assert "\nBefore the failure a step took 65.20 ms. Exposed communication was " in said
+    assert said.count("boom") == 1
+    assert "ddpprof compare" not in said
+
+
+def test_commands_name_all_parts_of_the_run_and_are_never_broken() -> None:
+    parts = ("/mnt/a host/" + 80 * "x", "/mnt/b")
+    said = drawn(report(), 80, parts)
+    assert f"ddpprof report '{parts[0]}' /mnt/b --full\n" in said
+
+
+def test_whatif_is_named_only_where_it_can_read_the_run() -> None:
+    """It reads one path, which is not a report in JSON."""
+    predicted = replace(report().findings[0], predicted=Predicted(3 * MS, 2 * MS, 4 * MS))
+    shown = report(findings=(predicted,))
+
+    def names(paths: tuple[str, ...], **options: bool) -> bool:
+        commands = first_screen(shown, paths, **options)[-1]
+        assert isinstance(commands, Commands)
+        return any("ddpprof whatif" in command for _, command in commands.commands)
+
+    assert names(("runs/a",))
+    assert not names(("/mnt/a", "/mnt/b"))
+    assert not names(("a.json",), can_replay=False)
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_names_stay_names(name: str) -> None:
+    said = drawn(hostile_report(name))
+    assert "\x1b" not in said
+    assert all(character.isprintable() or character == "\n" for character in said)
+
+
+@pytest.mark.parametrize(
+    ("recorded_with", "hosts", "sweep"),
+    [
+        (("--nproc-per-node", "2", "train.py"), ("a",), "--nproc-per-node 2 train.py"),
+        (("--steps", "9", "--nproc=2", "train.py", "--lr", "1"), ("a",), "--nproc=2 train.py --lr 1"),
+        (("train.py",), ("a",), "train.py"),
+        (("--nnodes", "2", "train.py"), ("a",), None),
+        (("train.py",), ("a", "b"), None),
+        ((), ("a",), None),
+    ],
+)
+def test_what_comes_next_leads_to_a_result(
+    recorded_with: tuple[str, ...], hosts: tuple[str, ...], sweep: str | None
+) -> None:
+    """One run on each side cannot tell, so five are offered, or a sweep, which runs all settings in turn."""
+    job = replace(report().job, recorded_with=recorded_with, hosts=hosts)
+    commands = first_screen(report(job=job), ["runs/a"])[-1]
+    assert isinstance(commands, Commands)
+    offered = dict(commands.commands)
+    wanted = None if sweep is None else f"ddpprof sweep --vary bucket_cap_mb=5,25 {sweep}"
+    assert offered.get("measure a setting") == wanted
+    assert offered["before a change"].startswith("ddpprof trace --repeat 5 --out BEFORE ")
+    assert offered["after the change"].startswith("ddpprof trace --repeat 5 --out AFTER ")
+    assert offered["compare the two"] == "ddpprof compare BEFORE AFTER"
