@@ -34,10 +34,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpprof import integrations
     from ddpprof.cli import main
-    from ddpprof.comparison import between_runs
     from ddpprof.comparison.compare import compare_reports
     from ddpprof.errors import DdpprofError
-    from ddpprof.load.free_memory import give_back_large_arrays
+    from ddpprof.load.limits import give_back_large_arrays
     from ddpprof.load.rank import load_trace
     from ddpprof.load.run import load_run
     from ddpprof.model import Run, Trace
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ddpprof.record.profile import profile, watch
     from ddpprof.report import Report
     from ddpprof.report.build import build_report
+    from ddpprof.statistics import between_runs
     from ddpprof.statistics.shift import Shift, shift_between
     from ddpprof.topics.steps.overlap import Overlap, measure_overlap
 
@@ -58,10 +58,10 @@ _HOME = {
     "Run": "ddpprof.model",
     "Shift": "ddpprof.statistics.shift",
     "Trace": "ddpprof.model",
-    "between_runs": "ddpprof.comparison.between_runs",
+    "between_runs": "ddpprof.statistics.between_runs",
     "build_report": "ddpprof.report.build",
     "compare_reports": "ddpprof.comparison.compare",
-    "give_back_large_arrays": "ddpprof.load.free_memory",
+    "give_back_large_arrays": "ddpprof.load.limits",
     "hooks": "ddpprof.record.hooks",
     "integrations": "ddpprof.integrations",
     "load_run": "ddpprof.load.run",

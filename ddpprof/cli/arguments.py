@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Mapping
 
 from ddpprof.errors import did_you_mean
-from ddpprof.pipeline.numbers import Numbers
+from ddpprof.pipeline.progress import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
 """names of the number of processes, in all commands"""
@@ -83,7 +83,7 @@ def numbers(text: str) -> Numbers:
 
 
 def duration_ns(text: str) -> int:
-    from ddpprof.comparison.conditions import NANOSECONDS
+    from ddpprof.comparison.gate import NANOSECONDS
 
     match = _DURATION.fullmatch(text.strip())
     if match is None:

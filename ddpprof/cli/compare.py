@@ -61,7 +61,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     options = parser.parse_args(["--against" if word == "--" else word for word in arguments])
     paths = _sides(options)
     check_output(options)
-    from ddpprof.comparison.conditions import parse_conditions
+    from ddpprof.comparison.gate import parse_conditions
 
     conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
     for path in (*paths[0], *paths[1]):
@@ -107,8 +107,8 @@ def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet
 
 def _how_to_record(comparison: Comparison, verdicts: Sequence[ConditionVerdict], a: RunSet, b: RunSet) -> list[str]:
     """Return the commands that record the runs still needed on each side."""
-    from ddpprof.comparison.between_runs import MOST_RUNS
     from ddpprof.render.sections.comparison import runs_wanted
+    from ddpprof.statistics.between_runs import MOST_RUNS
 
     wanted = runs_wanted(comparison, verdicts)
     if wanted is None or wanted > MOST_RUNS:

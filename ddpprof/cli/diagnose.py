@@ -89,7 +89,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 def _starts_again(run: Path, directory: Path) -> bool:
     """Return whether an earlier attempt of the job was watched, and its last one, in `directory`, may still begin."""
     from ddpprof import rundir
-    from ddpprof.load.exits import load_exits
+    from ddpprof.load.attempts import load_exits
     from ddpprof.model.process_exit import last_exit_of_job
 
     *earlier, _ = rundir.attempts_in(run).values()

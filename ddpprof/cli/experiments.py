@@ -284,7 +284,7 @@ def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> 
 def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: TrialEnd) -> str:
     from statistics import median
 
-    from ddpprof.experiments.hopeless_variant import timed_steps
+    from ddpprof.experiments.joint_ratios import timed_steps
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in
 

@@ -21,8 +21,7 @@ from ddpprof.signals import handled_signals
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
     from ddpprof.pipeline.analysis import Analysis
-    from ddpprof.pipeline.numbers import Numbers
-    from ddpprof.pipeline.progress import ReadProgress
+    from ddpprof.pipeline.progress import Numbers, ReadProgress
     from ddpprof.predict.network import Network
     from ddpprof.report import Report
 
@@ -86,8 +85,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
 
 @contextmanager
 def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None) -> Iterator[Analysis]:
-    from ddpprof.load.free_memory import give_back_large_arrays
-    from ddpprof.load.limits import Limits
+    from ddpprof.load.limits import Limits, give_back_large_arrays
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()

@@ -24,7 +24,7 @@ from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
     from ddpprof.experiments.plan import Experiment, Trial, TrialEnd
-    from ddpprof.experiments.tuning_directory import KeptTuning
+    from ddpprof.experiments.tuning import KeptTuning
     from ddpprof.predict.candidates import Shortlist
 
 _LEAST_TRIALS = 2
@@ -85,7 +85,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
             _refuse_other_network(directory, options.network)
         else:
             _keep_network(directory, options.network)
-    from ddpprof.experiments.tuning_directory import has_choice
+    from ddpprof.experiments.tuning import has_choice
 
     with working_on(directory):
         if not has_choice(directory) and not _profile(directory, experiment):
@@ -135,8 +135,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     """Profile the job and choose the settings to try; return ``False`` if interrupted. Raises `DdpprofError`."""
     from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, write_plan
-    from ddpprof.experiments.tuning import TuningPlan
-    from ddpprof.experiments.tuning_directory import write_choice
+    from ddpprof.experiments.tuning import TuningPlan, write_choice
     from ddpprof.load.record import load_record
 
     steps = (profile_steps(experiment), profile_steps(experiment, on_accelerator=True))
@@ -184,7 +183,7 @@ def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
 
 def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str | None]:
     from ddpprof.experiments.plan import NETWORK_FILE, PROFILE_DIRECTORY
-    from ddpprof.experiments.tuning_candidates import shortlisted
+    from ddpprof.experiments.tuning import shortlisted
     from ddpprof.pipeline.analysis import analysed
 
     network = directory / NETWORK_FILE
@@ -200,7 +199,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     """
     from ddpprof.experiments.conduct import conduct
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, read_end
-    from ddpprof.experiments.tuning_directory import read_tuning
+    from ddpprof.experiments.tuning import read_tuning
     from ddpprof.layout import count as number_of
 
     kept = read_tuning(directory)

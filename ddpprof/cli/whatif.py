@@ -13,7 +13,7 @@ from ddpprof.cli.reading import add_reading_options, analysed_run, measured_netw
 from ddpprof.files import location
 
 if TYPE_CHECKING:
-    from ddpprof.predict.caps import BucketCaps
+    from ddpprof.predict.setting import BucketCaps
     from ddpprof.report.run_profile import Profiled
     from ddpprof.report.tree import Job
     from ddpprof.report.whatif import Asked
@@ -100,7 +100,7 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
 
 
 def _asked(options: argparse.Namespace) -> Asked:
-    from ddpprof.model.comm_hooks import Compression
+    from ddpprof.model.backends import Compression
     from ddpprof.predict.setting import Algorithm, Setting
     from ddpprof.report.whatif import Asked
 
@@ -123,7 +123,7 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 def _buckets(options: argparse.Namespace) -> Iterator[BucketCaps]:
     from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB
-    from ddpprof.predict.caps import BucketCaps
+    from ddpprof.predict.setting import BucketCaps
 
     lists = [*(options.bucket_cap_mb_list or [])]
     if options.first_bucket_mb is not None:

@@ -12,13 +12,13 @@ from statistics import fmean, mean, median
 from typing import Any, TypeVar
 
 from ddpprof import __version__
-from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.run_set import RunSet, differing_facts, facts_of
 from ddpprof.engine.numbers import metrics_of
 from ddpprof.errors import DdpprofError
 from ddpprof.report import LightStepReport, Report, StepReport
 from ddpprof.shown_in_notebooks import ShownInNotebooks
+from ddpprof.statistics.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.statistics.shift import Shift, shift_between
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.steps.wrapper_cost import WrapperCost

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpprof import rundir
 from ddpprof.diagnosis.processes import Process, look_at, num_swapped_in, workers_of
 from ddpprof.errors import DdpprofError
-from ddpprof.load.exits import load_exits
+from ddpprof.load.attempts import load_exits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
 from ddpprof.model.overdue import OverdueFacts, Wait, crc_of

@@ -10,7 +10,7 @@ from ddpprof import rundir
 from ddpprof.diagnosis.evidence import RankEvidence, gather, record_of
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.judge import judge, judge_exit, judge_records
-from ddpprof.load.exits import load_exits
+from ddpprof.load.attempts import load_exits
 from ddpprof.model import ProcessExit
 from ddpprof.model.hang import Standstill, Verdict
 from ddpprof.model.process_exit import last_exit_of_job

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
-from ddpprof.doctor.training import run_script
+from ddpprof.doctor.harmless import run_script
 from ddpprof.model.backends import KNOWN
 
 _OLDEST_PYTHON = (3, 11)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
 from ddpprof.linux_files import cpu_quota
-from ddpprof.pipeline.memory import available_bytes
+from ddpprof.pipeline.pool import available_bytes
 from ddpprof.scratch import choose_temporary_directory
 
 _MB = 1_000_000

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, sqrt
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
+from ddpprof.model import Record, StepMode
 from ddpprof.statistics.paired_ratio import CONFIDENCE, ENOUGH_ROUNDS, Ratio, student_quantile
+from ddpprof.statistics.shift import shift_between
 
 
 def joint_ratios(
@@ -40,3 +42,56 @@ def joint_ratios(
         Ratio(ratio, min(ratio, exp(mean - half)), max(ratio, exp(mean + half)), len(one))
         for ratio, mean in zip(ratios, means, strict=True)
     )
+
+
+_MARGIN = 0.02
+_MARGIN_WITHOUT_INTERVAL = 0.1
+_LEAST_STARTS = 2
+
+
+def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
+    """Return whether the variant is losing, given steps by round; a round that was not run is empty."""
+    both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
+    if len(both) < _LEAST_STARTS:
+        return False
+    own_ns, other_ns = ([ns for pair in both for ns in pair[side]] for side in (0, 1))
+    shift = shift_between(other_ns, own_ns)
+    if shift is None:
+        return False
+    least, surely = (_MARGIN_WITHOUT_INTERVAL, shift.shift) if shift.low is None else (_MARGIN, shift.low)
+    return surely > max(least, spread) * median(other_ns)
+
+
+def start_spread(starts: Sequence[Steps]) -> float:
+    """Return the slowest start of one job over the fastest, minus 1."""
+    medians = [median(steps) for steps in starts if steps]
+    return max(medians) / min(medians) - 1 if medians else 0.0
+
+
+Steps = tuple[float, ...]
+"""ns, in order"""
+
+
+def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
+    """Return runs of consecutive steps that every rank has; each step is the mean over the ranks.
+
+    With DDP the ranks keep pace. Without it they run independently, so waiting for the slowest counts as DDP's cost.
+    On an accelerator, which the host runs ahead of, only a block's ends are known: it is one step of mean length.
+    """
+    of_ranks = [
+        {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks
+    ]
+    common = set.intersection(*map(set, of_ranks)) if of_ranks else set()
+    blocks: list[list[float]] = []
+    for number in sorted(common):
+        if number - 1 not in common:
+            blocks.append([])
+        blocks[-1].append(fmean(steps[number] for steps in of_ranks))
+    if any(rank.device != "cpu" for rank in ranks):
+        return tuple((fmean(block),) for block in blocks)
+    return tuple(map(tuple, blocks))
+
+
+def timed_steps(ranks: Sequence[Record]) -> Steps:
+    """Return the steps of all blocks."""
+    return tuple(step for block in timed_blocks(ranks) for step in block)

@@ -11,10 +11,9 @@ from ddpprof.experiments.plan import Experiment, ExperimentKind, is_experiment, 
 from ddpprof.experiments.scaling import ScalingReport, build_scaling
 from ddpprof.experiments.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
 from ddpprof.experiments.trials import TrialResult, read_trial
-from ddpprof.experiments.tuning import TuneReport
-from ddpprof.experiments.tuning_directory import read_tuning
+from ddpprof.experiments.tuning import TuneReport, read_tuning
 from ddpprof.files import Location
-from ddpprof.load.csv_times import load_times
+from ddpprof.load.other_files import load_times
 from ddpprof.model import TimesTable
 
 ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport
@@ -45,7 +44,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case ExperimentKind.SWEEP:
             return build_sweep(experiment, results)
         case ExperimentKind.TUNE:
-            raise AssertionError("tuning needs more than the trials: see `tuning_directory`")
+            raise AssertionError("tuning needs more than the trials: see `read_tuning`")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

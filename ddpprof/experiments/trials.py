@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.conduct import steps_of
-from ddpprof.experiments.hopeless_variant import Steps, timed_blocks, timed_steps
+from ddpprof.experiments.joint_ratios import Steps, timed_blocks, timed_steps
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
 from ddpprof.load.run import load_run

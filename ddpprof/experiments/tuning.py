@@ -1,22 +1,82 @@
-"""Which of the settings predicted to be fast is the fastest, and is it still the same training?"""
+"""Selection of the settings that `ddpprof tune` tries, from the profile of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from statistics import median
 
-from ddpprof import __version__
+import msgspec
+
+from ddpprof import __version__, rundir
 from ddpprof.engine.frameworks import compression, ddp_argument
-from ddpprof.experiments.hopeless_variant import Steps, is_losing, start_spread
-from ddpprof.experiments.joint_ratios import joint_ratios
+from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
+from ddpprof.experiments.joint_ratios import Steps, is_losing, joint_ratios, start_spread, timed_steps
 from ddpprof.experiments.loss_match import Losses, LossMatch, Match, match_losses
-from ddpprof.experiments.plan import Experiment, Trial
-from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of
-from ddpprof.predict.candidates import Candidate, Forecast
+from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Experiment, Trial, read_plan
+from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, read_trial, rounds_of
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
+from ddpprof.load.record import load_losses
+from ddpprof.load.run import load_run
+from ddpprof.model import DdpModule
+from ddpprof.model.backends import backend_of
+from ddpprof.predict.candidates import Candidate, Forecast, Knobs, Shortlist, shortlist, spread
+from ddpprof.predict.network import Network
+from ddpprof.report.build import build_report
+from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
 from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
+
+
+def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
+    """Choose at most `most` settings besides the job as it is; if nothing could be predicted, also return why.
+
+    `bench`: a measurement of the job's own network. Raises `DdpprofError`.
+    """
+    job, modules = known.report.job, known.modules
+    if not modules:
+        raise DdpprofError("the profile has no DDP module, so there is nothing to tune.")
+    if (job.world_size or 1) < 2:
+        raise DdpprofError("the job has one rank, which sends nothing. Use more: ddpprof tune --nproc 2 train.py")
+    if bench is not None and bench.world_size != job.world_size:
+        raise DdpprofError(f"--network was measured among {bench.world_size} ranks, but the job has {job.world_size}.")
+    largest = max(modules, key=lambda module: sum(parameter.num_bytes for parameter in module.parameters))
+    knobs = knobs_of(largest, job, allow_lossy and all(module.comm_hook is None for module in modules))
+    profiled, unpredicted = _profiled(known, Benches(of_run=bench))
+    if profiled is None:
+        return spread(training_of(known.report, largest), knobs, most), unpredicted
+    return shortlist(profiled.profile, knobs, most), None
+
+
+def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str | None]:
+    try:
+        profiled = profile_run(known, benches)
+    except DdpprofError as error:
+        return None, str(error)
+    if not profiled.profile.training.knows_parameters:
+        return None, "the profile does not show when each gradient was there."
+    return profiled, None
+
+
+def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
+    """Return the options to try.
+
+    A static graph is one of them only if DDP found that it is one, if that avoids a search, and if no gradients
+    accumulate: with it, torch fails if the first backward pass does not reduce them.
+    """
+    settings = module.settings
+    searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
+    return Knobs(
+        view=not settings.get("gradient_as_bucket_view"),
+        static_graph=searches and module.graph_is_static is True and job.num_micro_steps == 1,
+        compression=backend_of(job.backend).halving if allow_lossy and module.comm_hook is None else None,
+        accepted=job.accepted_caps,
+        drops_list=bool(settings.get("has_bucket_cap_mb_list")),
+    )
+
 
 NOW = 0
 """variant that is the job as it is"""
@@ -277,3 +337,77 @@ def _best(tried: Sequence[TriedSetting]) -> int | None:
     ]
     as_good = [one for one in faster if one[0] <= min(faster)[0] * _AS_GOOD]
     return min(as_good, key=lambda one: one[1])[-1] if as_good else None
+
+
+@dataclass(frozen=True)
+class KeptTuning(Tuning):
+    """A tuning, and the directory that its trials are in."""
+
+    directory: Location
+
+    def with_ended(self, trial: Trial) -> KeptTuning:
+        """Return the tuning with a trial that has ended since it was read. Raises `DdpprofError`."""
+        others = [result for result in self.results if result.trial != trial]
+        result = read_trial(self.directory, trial) or TrialResult(trial)
+        losses = {**self.losses, trial: _losses(self.directory / trial.name)}
+        return replace(self, results=[*others, result], losses=losses)
+
+    def report(self) -> TuneReport:
+        """Return the report. Raises `DdpprofError` if there is nothing to compare yet."""
+        report = self.tune_report()
+        if report is None:
+            problem = next((result.problem for result in self.results if result.problem), None)
+            raise DdpprofError(
+                f"{self.directory} has nothing to compare yet: {problem or 'the first round is not over'}"
+            )
+        return report
+
+
+def read_tuning(directory: Location) -> KeptTuning:
+    """Read the directory. Raises `DdpprofError`."""
+    experiment, choice = read_plan(directory), _read_choice(directory)
+    if len(choice.candidates) != len(experiment.variants):
+        raise NotARun(
+            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, but {EXPERIMENT_FILE} beside it has "
+            f"{len(experiment.variants)}."
+        )
+    results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
+    profile = directory / PROFILE_DIRECTORY
+    run = load_run(profile)
+    return KeptTuning(
+        experiment,
+        choice,
+        build_report(run).job,
+        results=results,
+        losses={result.trial: _losses(directory / result.trial.name) for result in results},
+        profile_losses=_losses(profile),
+        profile_ns=timed_steps([rank.record for rank in run.ranks if rank.record is not None]),
+        directory=directory,
+    )
+
+
+def _losses(folder: Location) -> Losses:
+    losses = {rank: load_losses(folder, rank) for rank in rundir.ranks_in(folder)}
+    return {rank: steps for rank, steps in losses.items() if steps}
+
+
+def has_choice(directory: Location) -> bool:
+    return (directory / CHOICE_FILE).is_file()
+
+
+def _read_choice(directory: Location) -> TuningPlan:
+    path = directory / CHOICE_FILE
+    try:
+        return msgspec.json.decode(read_small(path), type=TuningPlan)
+    except FileNotFoundError as error:
+        raise NotARun(
+            f"{directory} has nothing to compare yet. Continue with: ddpprof tune --resume {directory}"
+        ) from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotARun(f"{path} cannot be read ({error}).") from error
+
+
+def write_choice(directory: Path, choice: TuningPlan) -> None:
+    """Write the choice. Raises `CannotRecord`."""
+    with writing(directory, CannotRecord):
+        rundir.write_json(directory / CHOICE_FILE, msgspec.to_builtins(choice))

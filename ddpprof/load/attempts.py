@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+import msgspec
+
 from ddpprof.errors import RemoteError
 from ddpprof.files import Location
+from ddpprof.files.small import read_small
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.model import Attempt
+from ddpprof.model import Attempt, ProcessExit
 from ddpprof.model.run_file import RunFile
-from ddpprof.rundir import FORMAT, RUN_FILE, ranks_in, read_json, steps_file
+from ddpprof.rundir import EXITS_FILE, FORMAT, RUN_FILE, attempt_of, ranks_in, read_json, steps_file
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
@@ -65,3 +68,18 @@ def _holds_anything(path: Location) -> bool:
 
 def _about(path: Location) -> RunFile:
     return read_json(path / RUN_FILE, RunFile) or RunFile(format=FORMAT, run_id="")
+
+
+_decode = msgspec.json.Decoder(ProcessExit).decode
+
+
+def load_exits(directory: Location) -> tuple[ProcessExit, ...]:
+    """Return every line that can be read. All attempts of a job share one file, in the job's directory."""
+    if attempt_of(directory.name):
+        directory = directory.parent
+    found: list[ProcessExit] = []
+    with suppress(OSError):
+        for line in read_small(directory / EXITS_FILE).splitlines():
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                found.append(_decode(line))
+    return tuple(found)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.load.free_memory import give_back_large_arrays
+from ddpprof.load.limits import give_back_large_arrays
 from ddpprof.signals import deferred_signals
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
 from ddpprof.load.folder import assumed_rank, rank_of_name, skipped, worker_of
-from ddpprof.load.free_memory import give_back_holes
 from ddpprof.load.kineto.read import read_trace
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits, give_back_holes
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.tables.build import build_trace
-from ddpprof.load.tables.cycles import join_cycles
+from ddpprof.load.tables.steps import join_cycles
 from ddpprof.load.tables.trace_rows import TraceRows
 from ddpprof.model import Rank, Record, StepMode, Trace
 from ddpprof.model.backends import WITH_KERNELS

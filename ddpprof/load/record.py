@@ -12,7 +12,7 @@ from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.model import DdpModule, Record, RecordedStep
 from ddpprof.model.stack import collective_of, place_of_user, stack_of_crash
-from ddpprof.rundir import FORMAT, LAST_STEP, crash_file, facts_file, last_step_file, steps_file
+from ddpprof.rundir import FORMAT, LAST_STEP, crash_file, facts_file, last_step_file, losses_file, steps_file
 
 _MOST_STEPS_BYTES = 4 * 10**9
 """limit of a rank's step file; a million steps take 2 GB"""
@@ -118,3 +118,16 @@ def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
         with suppress(*_BAD_JSON):
             steps.append(_decode_step(torn))
     return tuple(steps), None
+
+
+Losses = tuple[tuple[float, ...], ...]
+"""for each step, from the first one on, the loss of each backward pass that began with a scalar"""
+
+
+def load_losses(directory: Location, rank: int) -> Losses | None:
+    """Load one rank's losses; ``None`` if it left none that can be read."""
+    try:
+        steps = msgspec.json.decode(read_small(directory / losses_file(rank)), type=list[list[str]])
+        return tuple(tuple(map(float.fromhex, step)) for step in steps)
+    except (OSError, ValueError, OverflowError, RecursionError):  # msgspec's errors are ValueErrors
+        return None

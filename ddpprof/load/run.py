@@ -17,8 +17,7 @@ import msgspec
 from ddpprof.errors import NotARun, refuse_newer
 from ddpprof.files import Location, RemotePath, location
 from ddpprof.files.small import read_small
-from ddpprof.load.attempts import load_attempts, shown_attempt
-from ddpprof.load.exits import load_exits
+from ddpprof.load.attempts import load_attempts, load_exits, shown_attempt
 from ddpprof.load.folder import find_traces
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.other_files import load_other_file

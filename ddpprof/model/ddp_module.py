@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from ddpprof.model.comm_hooks import sends_half, sends_unchanged
+from ddpprof.model.backends import sends_half, sends_unchanged
 from ddpprof.model.int64 import Int64
 
 

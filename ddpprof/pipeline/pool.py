@@ -1,4 +1,8 @@
-"""The map on this machine: one process per core, as memory allows; with few ranks, several processes per rank."""
+"""How much memory is left, in the system and in the control groups of this process?
+
+Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File data that a group
+could drop counts as used there, but is available.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,43 @@ import os
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from ddpprof import own_files
 from ddpprof.child_processes import safe_path, start_resource_tracker
+from ddpprof.linux_files import groups_around, number_in
 from ddpprof.load.helper_process import begin_reading_process
 from ddpprof.load.inflate import telling
 from ddpprof.pipeline.cache import Cache
 from ddpprof.pipeline.entry import RankTask, run_task
-from ddpprof.pipeline.memory import available_bytes
 from ddpprof.pipeline.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.scratch import choose_temporary_directory
 from ddpprof.signals import children_without_ctrl_c
+
+_ROOT = Path("/")
+
+
+def available_bytes(root: Path = _ROOT) -> int | None:
+    """Return the available bytes; ``None`` if the system does not tell. `root`: root of the file system."""
+    available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
+    found = [] if available_kib is None else [available_kib * 1024]
+    for group in groups_around("memory", root):
+        for names in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            with suppress(OSError, ValueError):
+                found.append(_left(group, *names))
+    return min(found, default=None)
+
+
+def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
+    """Return the bytes left in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
+    most, used = (int((group / name).read_text()) for name in (limit, usage))
+    return max(0, most - used + (number_in(group / "memory.stat", forgettable) or 0))
+
 
 _BASE_BYTES = 150_000_000
 """bytes that a process needs for itself, and for measuring"""

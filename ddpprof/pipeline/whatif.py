@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from ddpprof.files import Location, location
 from ddpprof.pipeline.analysis import analysed
-from ddpprof.predict.caps import BucketCaps
-from ddpprof.predict.setting import Setting
+from ddpprof.predict.setting import BucketCaps, Setting
 from ddpprof.report.run_profile import NO_BENCHES, profile_run
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 

@@ -15,7 +15,7 @@ from statistics import median
 
 from ddpprof.model.backends import backend_of
 from ddpprof.model.netbench import NetBench
-from ddpprof.predict.light_steps import ObservedStep
+from ddpprof.predict.observed_steps import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link
 from ddpprof.predict.training import Training, replay_in_turn
 from ddpprof.statistics.medians import first_quartile

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ddpprof.errors import DdpprofError
-from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.network import Network
+from ddpprof.predict.observed_steps import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket
 from ddpprof.predict.training import Computed, Times, Training, replay_in_turn
 from ddpprof.statistics.medians import error_of_median

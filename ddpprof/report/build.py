@@ -1,35 +1,74 @@
-"""Construction of a report from the summaries of ranks, and the measures that need all of them."""
+"""The report of a file of another tool."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ddpprof import __version__
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.engine.predictions import Predictions
-from ddpprof.model import DdpModule, RecordedStep, Run
+from ddpprof.engine.topic import View
+from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
-from ddpprof.report.across_ranks import RecordedSteps, across_ranks
 from ddpprof.report.bound import find_bound
-from ddpprof.report.other_file import report_of_file
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.topics import find_all, report_fields, with_topics
-from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
-from ddpprof.report.view import shown_across, view_of
+from ddpprof.report.topics import TOPICS, find_all, report_fields, with_topics
+from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, Module, RankReport, Report
+from ddpprof.report.view import RecordedSteps, across_ranks, shown_across, view_of
 from ddpprof.topics.attempts import summarise_attempts
 from ddpprof.topics.buckets.rows import BucketRow, summarise_buckets
 from ddpprof.topics.buckets.steps import BucketStep
 from ddpprof.topics.buckets.traced import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.topics.failure import find_failure, rank_end
 from ddpprof.topics.overlap_slowdown import slowdown_report
+from ddpprof.topics.ranks.arrivals import WAITING
 from ddpprof.topics.ranks.stragglers import Straggler
 from ddpprof.topics.steps.breakdown import usual_steps
 from ddpprof.topics.unused_parameters import as_all_ranks_use
 from ddpprof.words import ranks_in_words, utf8_text
+
+
+def report_of_file(run: Run, file: OtherFile) -> Report:
+    """Build the report: the same tree, with as much as such a file says."""
+    readers = ((topic, topic.of_file(file)) for topic in TOPICS if topic.of_file is not None)
+    topic, told = next((topic, told) for topic, told in readers if told is not None)
+    light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
+    view = View(
+        world_size=run.world_size,
+        step_ns=round(median(told.steps_ns.values())) if told.steps_ns else None,
+        backend=told.backend,
+        shown={**told.shown, topic.name: told.measured},
+    )
+    waiting = view[WAITING] or ()
+    across = AcrossRanks(num_matched=0, clock=None, waiting=waiting, collectives=(), stragglers=None, late_gradients=())
+    report = Report(
+        format=REPORT_FORMAT,
+        ddpprof=__version__,
+        job=Job(
+            name=utf8_text(run.name),
+            command=run.command,
+            world_size=run.world_size,
+            num_ranks_read=1,
+            hosts=(),
+            device=None,
+            backend=told.backend,
+            torch=None,
+            modules=(),
+        ),
+        missing=(*run.missing, *told.missing),
+        ranks=(
+            RankReport(rank=0, host=None, ended=None, whole=None, steps=(), light_steps=light, recording_cost=None),
+        ),
+        buckets=(),
+        findings=find_all(view),
+        across=across if waiting else None,
+    )
+    return replace(report, **{topic.name: told.measured})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from ddpprof.engine.predictions import ACCUMULATED, NewBuckets, Predicted, Predi
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.backends import backend_of
+from ddpprof.predict.candidates import choose_caps
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.search import choose_caps
 from ddpprof.predict.setting import Setting, sent_share
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
 from ddpprof.report.tree import Job, Report

@@ -9,13 +9,19 @@ from statistics import fmean, median
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DdpModule, RecordedStep, StepMode
+from ddpprof.model.backends import sends_unchanged
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
-from ddpprof.model.comm_hooks import sends_unchanged
-from ddpprof.predict.light_steps import ObservedStep, backward_alone_ns, observe_steps
 from ddpprof.predict.network import Network, network_of_steps
+from ddpprof.predict.observed_steps import (
+    HostTimes,
+    ObservedStep,
+    backward_alone_ns,
+    observe_gradients,
+    observe_passes,
+    observe_steps,
+)
 from ddpprof.predict.profile import ObservedPasses, Profile, profile_of
 from ddpprof.predict.replay import NOTHING, Cost, Link
-from ddpprof.predict.traced_steps import HostTimes, observe_gradients, observe_passes
 from ddpprof.predict.training import Training, joint
 from ddpprof.report.tree import Report
 from ddpprof.topics.buckets.steps import fits

@@ -19,7 +19,7 @@ from ddpprof.engine.predictions import Predicted
 from ddpprof.model import StepMode
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import WholeRun
-from ddpprof.predict.caps import AcceptedCaps, accepted_caps
+from ddpprof.predict.setting import AcceptedCaps, accepted_caps
 from ddpprof.shown_in_notebooks import ShownInNotebooks
 from ddpprof.statistics.medians import mean_known, median_known
 from ddpprof.topics.attempts import AttemptSummary
@@ -36,8 +36,7 @@ from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
 from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock
-from ddpprof.topics.ranks.late_gradients import LateGradient
-from ddpprof.topics.ranks.stragglers import Stragglers
+from ddpprof.topics.ranks.stragglers import LateGradient, Stragglers
 from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc
 from ddpprof.topics.script_collectives import OutsideCalls

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
-from ddpprof.model.backends import backend_of
-from ddpprof.model.comm_hooks import Compression
-from ddpprof.predict.caps import BucketCaps
+from ddpprof.model.backends import Compression, backend_of
+from ddpprof.predict.candidates import SearchedSetting, choose_caps, try_buckets, try_caps
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Gain, Prediction, gain, num_ranks, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
-from ddpprof.predict.search import SearchedSetting, choose_caps, try_buckets, try_caps
-from ddpprof.predict.setting import Algorithm, Setting
+from ddpprof.predict.setting import Algorithm, BucketCaps, Setting
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
 from ddpprof.shown_in_notebooks import ShownInNotebooks

@@ -26,7 +26,7 @@ from jobs import DDPPROF, QUICK, environment, outside_checkout, script, seconds_
 from remotes import CONVNET
 
 from ddpprof.experiments.plan import is_experiment, read_end, read_plan
-from ddpprof.experiments.tuning_directory import read_tuning
+from ddpprof.experiments.tuning import read_tuning
 from ddpprof.load.record import load_record
 
 pytestmark = [pytest.mark.long, pytest.mark.e2e]

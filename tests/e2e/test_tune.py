@@ -16,8 +16,7 @@ import pytest
 from hosts import Hosts, NoHosts, linked_hosts
 from jobs import DDPPROF, Run, environment, script
 
-from ddpprof.load.losses import load_losses
-from ddpprof.load.record import load_record
+from ddpprof.load.record import load_losses, load_record
 
 QUICK = ["--skip-first", "3", "--timed-steps", "3", "--rounds", "1"]
 TRAINING = script("wide_mlp.py", "--width", "512", "--layers", "4", "--steps", "100000")

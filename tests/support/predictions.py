@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from ddpprof.model.bucket_assignment import Caps, Gradient
-from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.network import Network
+from ddpprof.predict.observed_steps import ObservedStep
 from ddpprof.predict.profile import PassProfile, Profile
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.training import Computed, Training

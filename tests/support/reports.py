@@ -24,8 +24,7 @@ from ddpprof.topics.memory import DeviceUse, RankMemory
 from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport, SlowedKernel
 from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock
-from ddpprof.topics.ranks.late_gradients import LateGradient
-from ddpprof.topics.ranks.stragglers import OwnTimePart, RankLateness, Straggler, Stragglers
+from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, RankLateness, Straggler, Stragglers
 from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
 from ddpprof.load.kineto.columns import IntColumn
 from ddpprof.load.kineto.read import Header
-from ddpprof.load.tables.device import holder_of, last_begun, launch_of
-from ddpprof.load.tables.host import compute_pieces, match_calls, positions
+from ddpprof.load.tables.host import compute_pieces, holder_of, last_begun, launch_of, match_calls, positions
 from ddpprof.load.tables.steps import PhaseFinder, StepFinder, steps_from_forwards
 from ddpprof.load.tables.trace_rows import Rows, TraceRows
 from ddpprof.model import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
 from ddpprof.render.sections.cost import kernel_name
+from ddpprof.statistics.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.topics.buckets.rows import BucketRow
 
 _MAX_BUCKETS = 24

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.predictions import DEFAULT_CAP, equal_caps, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
-from ddpprof.model.comm_hooks import sends_unchanged
+from ddpprof.model.backends import sends_unchanged
 from ddpprof.report.whatif import PredictedSetting, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")

@@ -13,9 +13,8 @@ from ddpprof.engine.frameworks import accumulation, compression, ddp_argument, w
 from ddpprof.engine.predictions import DEFAULT_CAP, NewBuckets, Predicted, Predictions, equal_caps, since_torch
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule
-from ddpprof.model.backends import backend_of
+from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
-from ddpprof.model.comm_hooks import Compression
 from ddpprof.topics.buckets.rows import BucketRow
 
 Rows = Sequence[BucketRow]

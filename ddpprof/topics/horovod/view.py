@@ -26,8 +26,14 @@ from ddpprof.layout import (
     notes,
 )
 from ddpprof.model import OtherFile
-from ddpprof.topics.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor, summarise_horovod
-from ddpprof.topics.horovod.steps import find_horovod_steps
+from ddpprof.topics.horovod.reductions import (
+    FusedGroup,
+    HorovodStep,
+    HorovodSummary,
+    HorovodTensor,
+    find_horovod_steps,
+    summarise_horovod,
+)
 from ddpprof.topics.horovod.timeline import HOROVOD_TIMELINE, HorovodTimeline
 from ddpprof.topics.horovod.waiting import summarise_tick_waiting
 from ddpprof.topics.ranks.arrivals import WAITING, WAITING_AFTER_START, RankWaiting

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from ddpprof.intervals import union
-from ddpprof.topics.horovod.steps import StepOps
+from ddpprof.topics.horovod.reductions import StepOps
 from ddpprof.topics.horovod.timeline import TensorOp
 from ddpprof.topics.ranks.arrivals import RankWaiting
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ddpprof.intervals import NO_SPANS, Spans, clip, intersect, merge, subtract, union, union_of
 from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, Mark, Phase, Rank, RecordedStep, Step, Trace, Work
-from ddpprof.topics.steps.blocks import BLOCK_ROWS, blocks_of
+from ddpprof.topics.idle import BLOCK_ROWS, blocks_of
 from ddpprof.topics.steps.overlap import marked_spans
 
 

@@ -10,8 +10,7 @@ from statistics import fmean, median, stdev
 from ddpprof.engine.finding import Finding, hoped_for, in_ms
 from ddpprof.engine.topic import Topic, View
 from ddpprof.statistics.paired_ratio import student_quantile
-from ddpprof.topics.ranks.late_gradients import LateGradient
-from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
+from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, Straggler
 from ddpprof.words import ranks_in_words
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from reports import bucket, compare_runs, light_report, rank, report, step
 
-from ddpprof.comparison.between_runs import MOST_RUNS, Difference
 from ddpprof.comparison.compare import Comparison, compare, compare_reports
-from ddpprof.comparison.conditions import parse_conditions
-from ddpprof.comparison.gate import GateResult, judge, overall
+from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Kernel
 from ddpprof.report import Report
+from ddpprof.statistics.between_runs import MOST_RUNS, Difference
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
 
 US, MS = 1000, 1_000_000

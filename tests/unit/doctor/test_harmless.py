@@ -10,7 +10,7 @@ import pytest
 
 from ddpprof.doctor import harmless
 from ddpprof.doctor.check import Context, Setup
-from ddpprof.doctor.training import Trained
+from ddpprof.doctor.harmless import Trained
 
 GPUS = Context(Path("folder"), Path(), 2, Setup("nccl", 2, "cuda", 2))
 

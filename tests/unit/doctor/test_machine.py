@@ -16,7 +16,7 @@ import pytest
 from ddpprof.doctor import machine, network
 from ddpprof.doctor.check import CheckResult, CheckStatus, Context
 from ddpprof.linux_files import cpu_quota
-from ddpprof.pipeline.memory import available_bytes
+from ddpprof.pipeline.pool import available_bytes
 
 Usage = namedtuple("Usage", "total used free")
 Patch = pytest.MonkeyPatch

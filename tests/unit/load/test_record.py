@@ -1,14 +1,18 @@
 """What the recorder writes is what `Record` holds."""
 
+from __future__ import annotations
+
 import json
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs, to_builtins
 from tables import record
 
-from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.record import BadRecordError, load_losses, load_record
 from ddpprof.model import (
     BackwardPass,
     BucketTimes,
@@ -23,6 +27,7 @@ from ddpprof.model import (
     RpcCall,
     StepMode,
 )
+from ddpprof.record.losses import LossNotes
 from ddpprof.rundir import FORMAT, facts_file, write_json
 
 MODULE = {
@@ -203,3 +208,25 @@ def test_where_a_signal_ended_a_rank(tmp_path: Path) -> None:
     read = load_record(tmp_path, 0)
     assert read is not None
     assert (read.ended_place, read.ended_in) == ("/me/a.py:8 in f", "barrier")
+
+
+def test_scalars_are_kept_and_read_back(tmp_path: Path) -> None:
+    notes = LossNotes()
+    loss = torch.tensor(0.1)
+    notes.backward_begins(loss)
+    loss.add_(1)
+    notes.backward_begins([torch.zeros(3), torch.tensor([float("nan")]), torch.tensor(3)])
+    notes.end_step()
+    notes.end_step()
+    (tmp_path / "rank-2.losses.json").write_text(json.dumps(notes.values()))
+    losses = load_losses(tmp_path, 2)
+    assert losses is not None
+    (first, broken), nothing = losses
+    assert (first, isnan(broken), nothing) == (torch.tensor(0.1).item(), True, ())
+
+
+@pytest.mark.parametrize("text", [None, "", "[[0.5]]", '[["x"]]', '[["0x1p99999"]]', "{}"])
+def test_without_losses_there_are_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "rank-0.losses.json").write_text(text)
+    assert load_losses(tmp_path, 0) is None

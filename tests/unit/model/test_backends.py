@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ddpprof.model.backends import BACKENDS, DEVICES, KERNELS, KNOWN, backend_of, standard_name
-from ddpprof.model.comm_hooks import Compression
+from ddpprof.model.backends import BACKENDS, DEVICES, KERNELS, KNOWN, Compression, backend_of, standard_name
 
 
 def test_every_name_stands_for_one_row() -> None:

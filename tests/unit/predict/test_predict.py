@@ -8,13 +8,11 @@ import pytest
 from predictions import MIB, UNIT, computed, network, pass_profile, profile, training
 
 from ddpprof.errors import DdpprofError
-from ddpprof.model.backends import TCP_PAYLOAD
+from ddpprof.model.backends import TCP_PAYLOAD, Compression
 from ddpprof.model.bucket_assignment import Caps, Gradient
-from ddpprof.model.comm_hooks import Compression
-from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.predict import gain, predict
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import Algorithm, Setting, sent_share
+from ddpprof.predict.setting import Algorithm, BucketCaps, Setting, sent_share
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ddpprof
-from ddpprof.load.exits import load_exits
+from ddpprof.load.attempts import load_exits
 from ddpprof.record import exits
 from ddpprof.record.settings import Settings
 

@@ -9,12 +9,11 @@ from reports import report
 
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import Line
+from ddpprof.model.backends import Compression
 from ddpprof.model.bucket_assignment import Gradient
-from ddpprof.model.comm_hooks import Compression
-from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import Algorithm, Setting
+from ddpprof.predict.setting import Algorithm, BucketCaps, Setting
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.run_profile import Profiled
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif

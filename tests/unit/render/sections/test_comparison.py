@@ -10,10 +10,8 @@ import jsonschema
 import pytest
 from reports import GOLDEN, HOSTILE, bucket, compare_runs, hostile_report, light_report, rank, report, step
 
-from ddpprof.comparison.between_runs import Difference
 from ddpprof.comparison.compare import Comparison, MetricChange
-from ddpprof.comparison.conditions import parse_conditions
-from ddpprof.comparison.gate import judge
+from ddpprof.comparison.gate import judge, parse_conditions
 from ddpprof.layout import Table
 from ddpprof.model import Kernel
 from ddpprof.render.json import render_json
@@ -22,6 +20,7 @@ from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
+from ddpprof.statistics.between_runs import Difference
 from ddpprof.topics.kernels import KernelSummary
 
 

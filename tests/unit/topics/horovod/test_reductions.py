@@ -6,8 +6,7 @@ import pytest
 from shared import TRACES
 
 from ddpprof.model import CollectiveKind
-from ddpprof.topics.horovod.reductions import ReductionParts, summarise_horovod
-from ddpprof.topics.horovod.steps import find_horovod_steps
+from ddpprof.topics.horovod.reductions import ReductionParts, find_horovod_steps, summarise_horovod
 from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
 from ddpprof.topics.horovod.timeline_file import load_horovod
 from ddpprof.topics.horovod.waiting import last_rank, summarise_tick_waiting

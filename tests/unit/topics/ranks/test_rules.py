@@ -4,8 +4,7 @@ import pytest
 from observations import MS, observed, only
 
 from ddpprof.report.topics import find_all
-from ddpprof.topics.ranks.late_gradients import LateGradient
-from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
+from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, Straggler
 
 
 def late(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ddpprof.comparison.between_runs import (
+from ddpprof.statistics.between_runs import (
     MOST_RUNS,
     Difference,
     difference_between,

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from tables import backward_pass, forward, recorded
 
 from ddpprof.model import UNKNOWN, RecordedStep, StepMode
-from ddpprof.predict.light_steps import backward_alone_ns, observe_steps
-from ddpprof.predict.traced_steps import observe_gradients, observe_passes
+from ddpprof.predict.observed_steps import backward_alone_ns, observe_gradients, observe_passes, observe_steps
 from ddpprof.topics.buckets.traced import TracedPass, TracedPasses
 
 
