@@ -31,6 +31,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ddpprof.version import __version__
+
 if TYPE_CHECKING:
     from ddpprof import integrations
     from ddpprof.cli import main
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from ddpprof.statistics import between_runs
     from ddpprof.statistics.shift import Shift, shift_between
     from ddpprof.topics.steps.overlap import Overlap, measure_overlap
-
-__version__ = "0.2.0"
 
 _HOME = {
     "DdpprofError": "ddpprof.errors",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
 
-from ddpprof import __version__
 from ddpprof.errors import DdpprofError, did_you_mean
+from ddpprof.version import __version__
 
 Parser = argparse.ArgumentParser
 

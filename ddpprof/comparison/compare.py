@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from statistics import fmean, mean, median
 from typing import Any, TypeVar
 
-from ddpprof import __version__
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.run_set import RunSet, differing_facts, facts_of
 from ddpprof.engine.numbers import metrics_of
@@ -22,6 +21,7 @@ from ddpprof.statistics.between_runs import Difference, difference_between, plau
 from ddpprof.statistics.shift import Shift, shift_between
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.steps.wrapper_cost import WrapperCost
+from ddpprof.version import __version__
 
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpprof import __version__
 from ddpprof.comparison.compare import medians_ns
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.engine.finding import Finding
 from ddpprof.report import Report
+from ddpprof.version import __version__
 
 REPEATED_FORMAT = 1
 """version of the JSON form; it grows when a field changes its meaning or is removed, not when one is added"""

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ddpprof import __version__
 from ddpprof.child_processes import adopt_orphans, kill_descendants
 from ddpprof.doctor.check import CannotCheck, Check, CheckResult, CheckStatus, Context, Setup, setups
 from ddpprof.doctor.harmless import check_unchanged
@@ -23,6 +22,7 @@ from ddpprof.doctor.network import check_gloo_interface, check_nccl_interface
 from ddpprof.errors import DdpprofError
 from ddpprof.redaction import without_secrets
 from ddpprof.scratch import scratch_folder
+from ddpprof.version import __version__
 
 DOCTOR_FORMAT = 2
 _TORCH = Check(("devices", "backends", "profiler", "other-profilers"), check_torch)

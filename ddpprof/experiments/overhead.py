@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
@@ -19,6 +18,7 @@ from ddpprof.experiments.trials import (
 )
 from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import Pair, Ratio, paired_ratio
+from ddpprof.version import __version__
 
 WITH, WITHOUT = 0, 1
 """variants of the experiment"""

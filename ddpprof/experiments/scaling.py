@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
@@ -28,6 +27,7 @@ from ddpprof.experiments.trials import (
 )
 from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
+from ddpprof.version import __version__
 
 
 class Scaling(StrEnum):

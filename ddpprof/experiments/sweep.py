@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 
-from ddpprof import __version__
 from ddpprof.experiments.joint_ratios import joint_ratios
 from ddpprof.experiments.plan import Experiment, Variant
 from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
 from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import Ratio, Steps
 from ddpprof.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
+from ddpprof.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-import ddpprof
 from ddpprof import own_files
 from ddpprof.engine.registry import versions
 from ddpprof.errors import DdpprofError
@@ -24,6 +23,7 @@ from ddpprof.model import DdpModule
 from ddpprof.pipeline.entry import BadEntryError, encode, read_about, stamps_of
 from ddpprof.scratch import scratch_folder
 from ddpprof.user_key import is_of_this_user, user_folder
+from ddpprof.version import __version__
 
 _FOLDER = "summaries"
 _UNUSED_S = 30 * 24 * 3600
@@ -117,8 +117,8 @@ def _folder_of(path: Location) -> Path | None:
 @cache
 def code_version() -> str:
     """Return a digest of all code that an entry depends on, since a checkout changes between releases."""
-    digest = hashlib.blake2b("\n".join((ddpprof.__version__, *versions())).encode(), digest_size=6)
-    root = Path(ddpprof.__file__).parent
+    digest = hashlib.blake2b("\n".join((__version__, *versions())).encode(), digest_size=6)
+    root = Path(__file__).parents[1]
     for part in _DEPENDS_ON:
         for file in sorted((root / part).rglob("*.py")) if (root / part).is_dir() else [root / part]:
             digest.update(file.read_bytes())

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ddpprof import __version__
 from ddpprof.errors import CannotRecord
 from ddpprof.model import backends
 from ddpprof.model.netbench import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
 from ddpprof.record.netbench_beside import Start, measure_topics
 from ddpprof.record.netbench_job import STORE_VARIABLE
+from ddpprof.version import __version__
 
 _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200

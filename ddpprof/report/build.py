@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from ddpprof import __version__
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.engine.predictions import Predictions
 from ddpprof.engine.topic import View
@@ -30,6 +29,7 @@ from ddpprof.topics.ranks.arrivals import WAITING
 from ddpprof.topics.ranks.stragglers import Straggler
 from ddpprof.topics.steps.breakdown import usual_steps
 from ddpprof.topics.unused_parameters import as_all_ranks_use
+from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
 
 

@@ -5,7 +5,7 @@ A table has a column for every number of its row, with the name and meaning that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -16,7 +16,7 @@ from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import Declared, Number, Part, declared_in
 from ddpprof.engine.registry import further_topics
 from ddpprof.errors import DdpprofError, how_to_install
-from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport
+from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport, Tables
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.kernels import KernelSummary
@@ -183,32 +183,6 @@ TABLES = (
         lambda report: map(_NumberedFinding, range(1, len(report.findings) + 1), report.findings),
     ),
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Tables:
-    """The tables of one report. Pandas, polars, DuckDB and others read Arrow tables without a copy.
-
-    Columns have their unit in their name, and their description in the metadata of their field.
-    """
-
-    steps: pa.Table
-    light_steps: pa.Table
-    ranks: pa.Table
-    buckets: pa.Table
-    collectives: pa.Table
-    kernels: pa.Table
-    findings: pa.Table
-    further: Mapping[str, pa.Table]
-    """tables of topics of other packages, by the topic's name"""
-
-    def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield names and tables, so that ``dict(tables)`` has all of them."""
-        yield from ((one.name, getattr(self, one.name)) for one in TABLES)
-        yield from self.further.items()
-
-    def __repr__(self) -> str:
-        return f"Tables({', '.join(f'{name}: {table.num_rows} rows' for name, table in self)})"
 
 
 def make_tables(report: Report) -> Tables:

@@ -7,8 +7,8 @@ tell. Times are ns, sizes bytes.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +46,7 @@ from ddpprof.topics.steps.torch_times import TorchTimes
 from ddpprof.topics.steps.wrapper_cost import WrapperCost
 
 if TYPE_CHECKING:
-    from ddpprof.report.tables import Tables
+    import pyarrow as pa
 
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose length nothing but the light recorder changed"""
@@ -233,6 +233,32 @@ class Bound:
     gradient_bytes: int | None
     num_collectives: int
     would_help: tuple[WouldHelp, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tables:
+    """The tables of one report. Pandas, polars, DuckDB and others read Arrow tables without a copy.
+
+    Columns have their unit in their name, and their description in the metadata of their field.
+    """
+
+    steps: pa.Table
+    light_steps: pa.Table
+    ranks: pa.Table
+    buckets: pa.Table
+    collectives: pa.Table
+    kernels: pa.Table
+    findings: pa.Table
+    further: Mapping[str, pa.Table]
+    """tables of topics of other packages, by the topic's name"""
+
+    def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield names and tables, so that ``dict(tables)`` has all of them."""
+        yield from ((one.name, getattr(self, one.name)) for one in fields(self) if one.name != "further")
+        yield from self.further.items()
+
+    def __repr__(self) -> str:
+        return f"Tables({', '.join(f'{name}: {table.num_rows} rows' for name, table in self)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddpprof import __version__
 from ddpprof.errors import DdpprofError
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.predict.candidates import SearchedSetting, choose_caps, try_buckets, try_caps
@@ -17,6 +16,7 @@ from ddpprof.predict.setting import Algorithm, BucketCaps, Setting
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
 from ddpprof.shown_in_notebooks import ShownInNotebooks
+from ddpprof.version import __version__
 
 WHATIF_FORMAT = 1
 

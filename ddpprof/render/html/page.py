@@ -16,10 +16,10 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from ddpprof import __version__
 from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.layout import clean
 from ddpprof.render.glossary import TERMS, Term
+from ddpprof.version import __version__
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
 """wrapper of all of plotly; browsers compile a parenthesised function at once, but otherwise read its 5 MB twice"""
