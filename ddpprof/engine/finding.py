@@ -44,6 +44,8 @@ class Finding:
     """True if training may do on purpose what the finding says"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
     """what it is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
+    numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
+    """numbers of title and evidence, with their units in their names, such as ``trailing_ns``"""
     change: Change | None = None
     """what to change, for a tool to apply; ``None`` if only the script's author can, or the best value is unknown"""
 
@@ -75,3 +77,8 @@ def in_ms(ns: float) -> str:
 
 def size(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
+
+
+def only_known(**numbers: float | None) -> dict[str, int | float]:
+    """Return the numbers that are known."""
+    return {name: value for name, value in numbers.items() if value is not None}

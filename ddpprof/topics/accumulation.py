@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from ddpprof.engine.finding import Finding, hoped_for, in_ms, size
+from ddpprof.engine.finding import Finding, hoped_for, in_ms, only_known, size
 from ddpprof.engine.frameworks import reduce_once
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import BackwardPass, RecordedStep
@@ -99,6 +99,7 @@ def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Fi
             gain_ns,
             predicted=predicted,
             cause_ns=view.exposed_ns,
+            numbers=only_known(num_passes=one.num_passes, num_steps=one.num_steps, exposed_ns=view.exposed_ns),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.words import ranks_in_words
 
@@ -28,6 +28,7 @@ def same_checkpoint(written: Mapping[int, Written], _view: View) -> Iterator[Fin
             "Use: if dist.get_rank() == 0: torch.save(…), and then dist.barrier() if other ranks read it.",
             None,
             is_correctness=True,
+            numbers=only_known(num_ranks=len(ranks), num_files=len(shared)),
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.engine.change import Change, loader_change
-from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.frameworks import divide_data, reshuffle
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import Batch, Loader
@@ -147,7 +147,20 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
             f"within one pass over the DataLoader, {same.num_samples} of {same.num_compared} compared samples of one "
             f"rank also went to another rank; {drawn}"
         )
-    yield Finding("same-samples", title, evidence, divide_data(view.framework, same.loader), None, is_correctness=True)
+    yield Finding(
+        "same-samples",
+        title,
+        evidence,
+        divide_data(view.framework, same.loader),
+        None,
+        is_correctness=True,
+        numbers=only_known(
+            num_ranks=len(same.ranks),
+            num_batches=same.num_batches,
+            num_samples=same.num_samples,
+            num_compared=same.num_compared,
+        ),
+    )
 
 
 def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
@@ -165,6 +178,7 @@ def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
         f"{_seed_workers(view.framework, loader.num_workers)} Samples are now augmented alike on every rank.",
         None,
         is_correctness=True,
+        numbers=only_known(num_workers=loader.num_workers),
     )
 
 
@@ -195,6 +209,7 @@ def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
                 reshuffle(view.framework),
                 None,
                 is_correctness=True,
+                numbers=only_known(num_epochs=len(epochs)),
             )
             return
 
@@ -213,6 +228,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
         advice,
         view.data_ns,
         change=change,
+        numbers=only_known(data_ns=view.data_ns, step_ns=view.step_ns),
     )
 
 

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, merge, subtract, union_of
 from ddpprof.layout import Column, Line, Section, Table, clean, count, ms
@@ -158,6 +158,7 @@ def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
         "Use DistributedDataParallel with one process per device: torchrun --nproc-per-node N, init_process_group, "
         "DistributedSampler. It copies the model once, and reduces gradients during the backward pass.",
         gain,
+        numbers=only_known(num_devices=devices, exposed_ns=step.exposed_ns if step is not None else None),
     )
 
 
@@ -169,6 +170,7 @@ def _on_one_device(devices: int) -> Finding:
         "it only calls its module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
+        numbers=only_known(num_devices=devices),
     )
 
 
@@ -185,6 +187,9 @@ def outputs_scattered_again(found: DataParallelReport, view: View) -> Iterator[F
         "Compute the loss inside the module that DataParallel wraps, so that outputs stay on their devices and only "
         "losses are gathered. Better still, use DistributedDataParallel.",
         step.gather_ns + step.scatter_ns,
+        numbers=only_known(
+            num_scattered_again=step.num_scattered_again, scatter_ns=step.scatter_ns, gather_ns=step.gather_ns
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, merge, union_of
 from ddpprof.model import UNKNOWN, Collectives, Int32Column, Trace, Work
@@ -88,6 +88,7 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
         f"Move layers, or parts of the batch, from device {by_load[0].device} to device {by_load[-1].device}.",
         surplus,
         subject={"device": by_load[0].device},
+        numbers=only_known(surplus_ns=surplus, num_devices=len(loads)),
     )
 
 

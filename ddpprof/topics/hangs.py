@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.frameworks import or_join, timeout_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import CollectiveOfSomeRanks
@@ -118,6 +118,7 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
         f"smallest len(loader) of all ranks{or_join(view.framework)}.",
         None,
         is_correctness=True,
+        numbers=only_known(fewest_batches=fewest, most_batches=most),
     )
 
 
@@ -138,6 +139,7 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
         None,
         is_correctness=True,
         comes_first=True,
+        numbers=only_known(first_step=step, num_passes=number),
     )
 
 
@@ -180,6 +182,7 @@ def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
         f"Set a shorter one, a little above your longest pause: {timeout_argument(view.framework)}; or let "
         "`ddpprof watch --kill-after 60` end a job that hangs.",
         None,
+        numbers=only_known(timeout_s=risks.timeout_s),
     )
 
 

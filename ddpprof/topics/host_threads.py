@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddpprof.engine.change import environment_change
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
@@ -110,6 +110,7 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         comes_first=threads.wait,
         subject={"host": host.host},
         change=environment_change(OMP_NUM_THREADS=str(fit)),
+        numbers=only_known(num_threads=host.num_threads, num_cores=host.num_cores, num_ranks=host.num_ranks),
     )
 
 

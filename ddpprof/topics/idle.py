@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans
@@ -187,6 +187,7 @@ def launch_bound(launch_bound_ns: int, view: View) -> Iterator[Finding]:
         f"Make fewer and larger launches: {_OF_CUDA if view.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in the "
         "step.",
         launch_bound_ns,
+        numbers=only_known(launch_bound_ns=launch_bound_ns),
     )
 
 

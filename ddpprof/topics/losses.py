@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model.whole_run import NonfiniteSteps
 
@@ -58,6 +58,7 @@ def nonfinite_finding(
         None,
         is_correctness=True,
         comes_first=True,
+        numbers=only_known(first_step=step, num_steps=num_steps),
     )
 
 

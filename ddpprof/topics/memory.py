@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
@@ -152,6 +152,7 @@ def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
             "torch.load(path, map_location=f'cuda:{local_rank}'). A plain torch.load goes to the GPU that the "
             "checkpoint was saved from, and .cuda() to the first one.",
             None,
+            numbers=only_known(reserved_bytes=reserved),
         )
 
 
@@ -169,6 +170,7 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
             f"{_gb(usual)} (median); {ranks_in_words(holder.ranks)} on {holder.host}",
             _advice(holder),
             None,
+            numbers=only_known(num_bytes=holder.num_bytes, usual_bytes=round(usual)),
         )
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.engine.change import environment_change
-from ddpprof.engine.finding import Finding, in_ms
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans
@@ -429,6 +429,7 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
         slowdown.lost_ns,
         is_noise=may_be_other_work,
         change=environment_change(**variables) if variables else None,
+        numbers=only_known(slowdown_ratio=slowdown.ratio, lost_ns=slowdown.lost_ns, known_share=slowdown.known_share),
     )
 
 

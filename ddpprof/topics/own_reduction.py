@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, only_known, size
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import Line, Section, count, megabytes, ms
@@ -88,6 +88,12 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
         "gradients come, and no copies back. ddpprof trace then shows buckets by parameter, late "
         "gradients and DDP's own work.",
         None,
+        numbers=only_known(
+            num_all_reduces=own.num_all_reduces,
+            gradient_bytes=own.num_bytes,
+            comm_ns=own.comm_ns,
+            exposed_ns=own.exposed_ns,
+        ),
     )
 
 

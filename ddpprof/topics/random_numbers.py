@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.frameworks import seed_ranks
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule, Rank, RecordedStep
@@ -81,6 +81,7 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
         "the order of samples that they divide, use a separate torch.Generator with the same seed on all ranks.",
         None,
         is_correctness=True,
+        numbers=only_known(num_ranks=len(same.ranks), num_steps=same.num_steps),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import RecordedStep, Replica, UnaveragedParameters
 from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, trained_apart
@@ -153,6 +153,7 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
             None,
             is_correctness=True,
             comes_first=True,
+            numbers=only_known(apart_share=drift.apart, num_steps=drift.num_steps, num_ranks=len(drift.ranks)),
         )
 
 
@@ -169,6 +170,7 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         None,
         is_correctness=True,
         comes_first=True,
+        numbers=only_known(num_parameters=len(replicas.unfrozen)),
     )
 
 
@@ -184,6 +186,7 @@ def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
             None,
             is_correctness=True,
             comes_first=True,
+            numbers=only_known(num_parameters=len(apart.names), apart_share=apart.drift.apart),
         )
 
 
@@ -199,6 +202,7 @@ def unwrapped_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
             None,
             is_correctness=True,
             may_be_meant=True,
+            numbers=only_known(num_parameters=len(apart.names), apart_share=apart.drift.apart),
         )
 
 

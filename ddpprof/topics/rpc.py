@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, only_known, size
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import union
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
@@ -140,6 +140,7 @@ def many_small_calls(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
         f"Send them together, as one call that takes all inputs of {calls.function} in a step and returns all results, "
         "or collect them on the callee with @rpc.functions.async_execution.",
         gain,
+        numbers=only_known(num_calls=calls.num_calls, latency_ns=calls.latency_ns, moved_bytes=moved),
     )
 
 
@@ -164,6 +165,9 @@ def calls_in_a_row(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
         "If none needs another's answer, send all with rpc.rpc_async, and call torch.futures.wait_all(futures) "
         "where the answers are needed; fetch the next batch's during this one's backward pass.",
         _gain_ns(rank),
+        numbers=only_known(
+            num_calls=rank.num_sync_calls, waiting_ns=rank.waited_ns, longest_wait_ns=rank.longest_wait_ns
+        ),
     )
 
 
@@ -186,6 +190,7 @@ def one_long_call(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
         "Send it earlier with rpc.rpc_async, such as for the next batch during this one's backward pass, and wait for "
         "the answer where it is needed; or make the function itself faster.",
         rank.longest_wait_ns,
+        numbers=only_known(longest_wait_ns=rank.longest_wait_ns),
     )
 
 

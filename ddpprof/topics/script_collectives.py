@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, only_known, size
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
 from ddpprof.layout import ABSENT, Section, clean, ms, table_of
@@ -317,6 +317,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             "Leave it out. To average parameters instead of gradients, let torch do it every N steps with "
             "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
+            numbers=only_known(num_calls=sum(one.num_calls for one in after), exposed_ns=_exposed(after)),
         )
     if view.worth(_exposed(before)) and not view.trains_beside_ddp:
         yield Finding(
@@ -325,6 +326,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             _said(before),
             "Leave it out: DDP has already averaged the gradients during backward().",
             _exposed(before),
+            numbers=only_known(num_calls=sum(one.num_calls for one in before), exposed_ns=_exposed(before)),
         )
 
 
@@ -348,6 +350,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
         "normalisation, a gradient norm for clipping, or a decision that all ranks share."
         f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
+        numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
 
 
@@ -395,6 +398,7 @@ def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterato
         f"ZeroRedundancyOptimizer does this so that each rank holds only a part of its state. {fewer}If memory allows, "
         "an ordinary optimizer on each rank sends nothing.",
         _exposed(calls),
+        numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
 
 
@@ -411,6 +415,7 @@ def barrier_in_loop(outside: Sequence[OutsideCalls], view: View) -> Iterator[Fin
         "Take it out of the loop: DDP's all-reduces already make the ranks wait for each other in every step."
         + (_LIGHTNING_SYNCS if view.framework == "lightning" else ""),
         _exposed(calls),
+        numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
 
 

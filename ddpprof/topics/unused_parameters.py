@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from ddpprof.engine.change import ddp_change
-from ddpprof.engine.finding import Finding, at_most, hoped_for, in_ms, size
+from ddpprof.engine.finding import Finding, at_most, hoped_for, in_ms, only_known, size
 from ddpprof.engine.frameworks import ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule
@@ -76,6 +76,7 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
                 cause_ns=_search_and_communication_ns(view),
                 subject={"module": module.name},
                 change=ddp_change(view.framework, find_unused_parameters=False),
+                numbers=only_known(unused_search_ns=view.unused_search_ns, num_passes=module.num_searched_passes),
             )
         elif module.unused:
             unused = set(module.unused)
@@ -95,6 +96,7 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
                 f"remove {them}.{static}",
                 None,
                 subject={"module": module.name, "parameter": module.unused[0]},
+                numbers=only_known(num_unused=len(module.unused), unused_bytes=lost, parameter_bytes=all_bytes),
             )
 
 
@@ -137,6 +139,7 @@ def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
                 cause_ns=_search_and_communication_ns(view),
                 subject={"module": module.name},
                 change=ddp_change(view.framework, static_graph=True, find_unused_parameters=False),
+                numbers=only_known(unused_search_ns=view.unused_search_ns, num_unused=len(module.unused)),
             )
 
 

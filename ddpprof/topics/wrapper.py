@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddpprof.engine.change import ddp_change
-from ddpprof.engine.finding import Finding, at_most, in_ms, size
+from ddpprof.engine.finding import Finding, at_most, in_ms, only_known, size
 from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule, RecordedStep
@@ -60,6 +60,9 @@ def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
         f"{_without_broadcast(view.framework)}. " + _if_they_may_differ(others, number),
         view.buffer_sync_ns,
         change=ddp_change(view.framework, broadcast_buffers=False),
+        numbers=only_known(
+            num_buffers=number, buffer_bytes=sum(m.buffer_bytes for m in modules), buffer_sync_ns=view.buffer_sync_ns
+        ),
     )
 
 
@@ -114,6 +117,7 @@ def gradient_copies(modules: Sequence[DdpModule], view: View) -> Iterator[Findin
         predicted=predicted,
         cause_ns=view.copy_out_ns,
         change=ddp_change(view.framework, gradient_as_bucket_view=True),
+        numbers=only_known(copy_out_ns=view.copy_out_ns, gradient_bytes=memory),
     )
 
 

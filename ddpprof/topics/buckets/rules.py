@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpprof.engine.change import Change, ChangeKind, bucket_change
-from ddpprof.engine.finding import Finding, at_most, in_ms, size
+from ddpprof.engine.finding import Finding, at_most, in_ms, only_known, size
 from ddpprof.engine.frameworks import accumulation, compression, ddp_argument, without_ddp_argument
 from ddpprof.engine.predictions import DEFAULT_CAP, NewBuckets, Predicted, Predictions, equal_caps, since_torch
 from ddpprof.engine.topic import Topic, View
@@ -105,6 +105,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
                 cause_ns=view.trailing_ns,
                 subject={"bucket": late.index},
                 change=change,
+                numbers=only_known(trailing_ns=view.trailing_ns, bucket_bytes=bytes_of(late), num_buckets=len(buckets)),
             )
 
 
@@ -207,6 +208,7 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
                 predicted=new.predicted,
                 cause_ns=view.exposed_ns,
                 change=bucket_change(view.framework, new),
+                numbers=only_known(bucket_bytes=bytes_of(largest), gradient_bytes=total, exposed_ns=view.exposed_ns),
             )
 
 
@@ -233,6 +235,7 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
                 predicted=new.predicted,
                 cause_ns=view.exposed_ns,
                 change=bucket_change(view.framework, new),
+                numbers=only_known(num_buckets=len(buckets), gradient_bytes=total, latency_ns=latency),
             )
 
 
@@ -277,6 +280,7 @@ def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
                 predicted=new.predicted,
                 cause_ns=view.exposed_ns,
                 change=bucket_change(view.framework, new),
+                numbers=only_known(late_ns=waits, bucket_bytes=bytes_of(first), num_parameters=first.num_parameters),
             )
 
 
@@ -312,6 +316,7 @@ def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
         predicted=best.predicted,
         cause_ns=view.exposed_ns,
         change=bucket_change(view.framework, best),
+        numbers=only_known(num_buckets=len(was), num_new_buckets=len(sizes), exposed_ns=view.exposed_ns),
     )
 
 
@@ -344,6 +349,7 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
                     _reorder(module, bucket.slowest_parameter),
                     gain,
                     subject={"parameter": bucket.slowest_parameter, "bucket": bucket.index},
+                    numbers=only_known(late_ns=delay, waiting_ns=max(waiting), num_buckets=len(waiting) + 1),
                 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
-from ddpprof.engine.finding import Finding, in_ms, size
+from ddpprof.engine.finding import Finding, in_ms, only_known, size
 from ddpprof.engine.topic import FileMeasures, Topic, View
 from ddpprof.layout import (
     Column,
@@ -72,6 +72,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
             "HOROVOD_CYCLE_TIME=0.5 (milliseconds; the default is 1): a tensor that is ready waits for half of it on "
             "average.",
             gain,
+            numbers=only_known(waiting_ns=gain, cycle_ns=summary.cycle_ns, trailing_ns=trailing),
         )
         return
     late = _late_rank(view)
@@ -88,6 +89,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
         "Look at what that rank does before its gradients: data loading, larger batches, a slower or busier machine. A "
         "shorter HOROVOD_CYCLE_TIME does not help.",
         gain,
+        numbers=only_known(waiting_ns=gain, trailing_ns=trailing),
     )
 
 
@@ -117,6 +119,7 @@ def not_fused(summary: HorovodSummary, view: View) -> Iterator[Finding]:
         "HOROVOD_FUSION_THRESHOLD=134217728 (its default; 0 switches fusion off); if that is already set, a longer "
         "HOROVOD_CYCLE_TIME lets more tensors become ready for one collective.",
         gain,
+        numbers=only_known(num_alone=alone, num_tensors=tensors, mean_bytes=round(average)),
     )
 
 
@@ -135,6 +138,7 @@ def fusion_copies(summary: HorovodSummary, view: View) -> Iterator[Finding]:
         "A tensor that is larger than HOROVOD_FUSION_THRESHOLD is reduced in place: set it below the largest ones. "
         "torch's DistributedDataParallel(model, gradient_as_bucket_view=True) needs no copies at all.",
         gain,
+        numbers=only_known(copy_ns=gain),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, median, stdev
 
-from ddpprof.engine.finding import Finding, hoped_for, in_ms
+from ddpprof.engine.finding import Finding, hoped_for, in_ms, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, Straggler
@@ -80,6 +80,12 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         is_noise=may_be_other_work,
         cause_ns=late_ns,
         subject={"rank": slowest.rank},
+        numbers=only_known(
+            late_ns=slowest.late_ns,
+            part_late_ns=slowest.part_late_ns,
+            num_last=slowest.num_last,
+            num_steps=slowest.num_steps,
+        ),
     )
 
 
@@ -103,6 +109,7 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
             _advice(view, None),
             late_ns,
             subject={"rank": slowest},
+            numbers=only_known(late_ns=late_ns, num_steps=lateness.watched_steps, watched_ns=lateness.watched_ns),
         )
 
 

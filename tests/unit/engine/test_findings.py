@@ -179,3 +179,15 @@ def test_every_rule_with_a_prediction_names_its_cause() -> None:
     named = [{word.arg for word in call.keywords} for call in made]
     assert len([words for words in named if "predicted" in words]) >= 8
     assert all("cause_ns" in words for words in named if "predicted" in words)
+
+
+def test_every_rule_tells_its_numbers_with_their_units() -> None:
+    """But for one, which has none."""
+    nodes = [node for path in TOPICS_FOLDER.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Finding"]
+    without = [ast.unparse(call.args[0]) for call in made if "numbers" not in {word.arg for word in call.keywords}]
+    assert without == ["'collective-of-some-ranks'"]
+    told = [word.value for call in made for word in call.keywords if word.arg == "numbers"]
+    names = {word.arg or "" for call in told if isinstance(call, ast.Call) for word in call.keywords}
+    units = ("_ns", "_bytes", "_s", "_ratio", "_share", "_step", "_batches")
+    assert [name for name in names if not name.startswith("num_") and not name.endswith(units)] == []
