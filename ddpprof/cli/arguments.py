@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Mapping
 
 from ddpprof.errors import did_you_mean
-from ddpprof.pipeline.progress import Numbers
+from ddpprof.pipeline.numbers import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
 """names of the number of processes, in all commands"""

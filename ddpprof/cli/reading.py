@@ -21,7 +21,8 @@ from ddpprof.signals import handled_signals
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
     from ddpprof.pipeline.analysis import Analysis
-    from ddpprof.pipeline.progress import Numbers, ReadProgress
+    from ddpprof.pipeline.numbers import Numbers
+    from ddpprof.pipeline.progress import ReadProgress
     from ddpprof.predict.network import Network
     from ddpprof.report import Report
 

@@ -14,8 +14,9 @@ from ddpprof.load.run import complete, find_parts
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.pipeline.cache import Cache, cache_of
 from ddpprof.pipeline.entry import RankTask, read_about, read_drawing, read_summary
+from ddpprof.pipeline.numbers import Numbers
 from ddpprof.pipeline.pool import run_on_cores
-from ddpprof.pipeline.progress import Numbers, Watch
+from ddpprof.pipeline.progress import Watch
 from ddpprof.report import Report
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay

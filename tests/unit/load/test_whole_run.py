@@ -20,7 +20,7 @@ from ddpprof.model.slowdown import Pause, PauseKind, Slowdowns
 from ddpprof.model.whole_run import WholeRun
 from ddpprof.monitor.verdict_files import write_slowdowns, write_verdict
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
-from ddpprof.pipeline.progress import Numbers
+from ddpprof.pipeline.numbers import Numbers
 from ddpprof.report import Report
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ddpprof.cli.arguments import numbers
-from ddpprof.pipeline.progress import Numbers
+from ddpprof.pipeline.numbers import Numbers
 
 
 @pytest.mark.parametrize(
