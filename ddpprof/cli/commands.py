@@ -124,6 +124,13 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
         ),
         Command(
+            "try",
+            "measure what the changes that a report advises give",
+            "Does the advice of this report come true?",
+            "ddpprof try runs/a",
+            module="trying",
+        ),
+        Command(
             "tune",
             "measure the bucket sizes that are predicted to be fastest",
             "Which bucket sizes are the fastest for this training?",

@@ -109,11 +109,12 @@ def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> 
 
 
 def resumed(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, given: Sequence[str], *, is_tuning: bool
+    parser: argparse.ArgumentParser, options: argparse.Namespace, given: Sequence[str], *, kind: str = ""
 ) -> Experiment:
     """Read the plan of the experiment to continue, and print the command that it runs.
 
-    `given`: all words that were given. Raises `DdpprofError` if the experiment is another user's or another command's.
+    `given`: all words that were given. `kind`: the kind that it must be; by default any of this module's. Raises
+    `DdpprofError` if the experiment is another user's or another command's.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
@@ -130,7 +131,8 @@ def resumed(
             f"the command of {options.resume} had secrets, which are not stored. Continue with the whole command: "
             f"ddpprof {experiment.kind} --out {options.resume} …"
         )
-    if (experiment.kind is ExperimentKind.TUNE) != is_tuning:
+    known = {kind} if kind else {ExperimentKind.OVERHEAD, ExperimentKind.SCALE, ExperimentKind.SWEEP}
+    if experiment.kind not in known:
         raise DdpprofError(
             f"{options.resume} was made by ddpprof {experiment.kind}. Continue it with: "
             f"ddpprof {experiment.kind} --resume {options.resume}"
@@ -164,7 +166,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on  # heavier than mistakes in options
 
     if planned is None:
-        experiment, directory = resumed(parser, options, [*own, *command], is_tuning=False), options.resume
+        experiment, directory = resumed(parser, options, [*own, *command]), options.resume
     else:
         experiment = planned
         for variant in experiment.variants:
@@ -175,7 +177,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         refuse_unwritable_folder(directory)
         open_experiment(directory, experiment, options.force)
     with working_on(directory):
-        interrupted = _run_trials(directory, experiment)
+        interrupted = run_trials(directory, experiment)
     show = partial(_show_what_there_is, directory, experiment, interrupted)
     return show_at_the_end(show, experiment.kind, directory, interrupted)
 
@@ -224,7 +226,7 @@ def say_how_long(seconds: float) -> None:
         say(f"About {in_minutes(seconds)} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
 
 
-def _run_trials(directory: Path, experiment: Experiment) -> bool:
+def run_trials(directory: Path, experiment: Experiment) -> bool:
     """Run the trials; return whether the user interrupted them."""
     from datetime import timedelta
     from statistics import median

@@ -24,6 +24,8 @@ class ChangeKind(StrEnum):
     """by variables of the ranks' environment"""
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
+    NO_SYNC = "no_sync"
+    """in the training loop: only the last of ``num_passes`` backward passes reduces gradients"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 from ddpprof.engine.change import Change
 from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.predictions import Predicted
+from ddpprof.model.tried import Measured, Outcome
 
 _REPLAYED = (
     "trailing-communication",
@@ -19,6 +20,9 @@ _REPLAYED = (
     "reduces-every-pass",
 )
 """rules whose change has effects that only a replay of the steps shows"""
+
+
+_IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Finding:
     """what it is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
     """numbers of title and evidence, with their units in their names, such as ``trailing_ns``"""
+    measured: Measured | None = None
+    """what `ddpprof try` measured of the change; ``None`` if nobody has tried it"""
     change: Change | None = None
     """what to change, for a tool to apply; ``None`` if only the script's author can, or the best value is unknown"""
 
@@ -53,6 +59,11 @@ class Finding:
     def is_guess(self) -> bool:
         """Whether only a replay could tell what the change gives, and there was none: `gain_ns` is a mere bound."""
         return self.predicted is None and self.rule in _REPLAYED
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Whether its change was tried, and does not shorten the step, or changes the training."""
+        return self.measured is not None and self.measured.outcome in _IN_VAIN
 
     @property
     def expected_ns(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.predictions import Predicted, within
 from ddpprof.engine.topic import Topic, View
+from ddpprof.model.tried import Outcome
 
 _NOISE_OF_MEASURED = 0.02
 """fraction of the step; a measured gain below it may be chance"""
@@ -33,7 +34,7 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
     """
     found: dict[object, Finding] = {}
     for finding in findings:
-        bounded = _bounded(finding)
+        bounded = _measured(_bounded(finding), view)
         noted = replace(bounded, advice=advice.get(finding.rule, finding.advice), is_noise=is_noise(bounded, view))
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
@@ -53,6 +54,13 @@ def _bounded(finding: Finding) -> Finding:
         return finding
     predicted = None if finding.predicted is None else within(finding.predicted, finding.cause_ns)
     return replace(finding, gain_ns=min(finding.gain_ns, finding.cause_ns), predicted=predicted)
+
+
+def _measured(finding: Finding, view: View) -> Finding:
+    """Return the finding with what was measured of its change, if `ddpprof try` has tried it."""
+    code = None if finding.change is None else finding.change.code
+    found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, code)]
+    return replace(finding, measured=found[-1]) if found else finding
 
 
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
@@ -79,13 +87,15 @@ def _most_ns(finding: Finding) -> int:
 
 
 def is_noise(finding: Finding, view: View) -> bool:
-    """Return whether chance may have made the finding, or its rule says so.
+    """Return whether chance may have made the finding, its rule says so, or its change was tried in vain.
 
     A measured cost may be chance if it is so near the threshold for findings that another run might not report it.
     """
     gain_ns = finding.expected_ns
-    if finding.is_noise or gain_ns is None:
-        return finding.is_noise
+    if finding.gives_nothing or finding.is_noise or gain_ns is None:
+        return finding.gives_nothing or finding.is_noise
+    if finding.measured is not None and finding.measured.outcome in (Outcome.CONFIRMED, Outcome.SMALLER):
+        return False
     if finding.predicted is not None:
         return may_be_chance(finding.predicted, view.step_noise_ns)
     return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _NOISE_OF_MEASURED * (view.step_ns or 0))

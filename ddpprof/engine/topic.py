@@ -14,6 +14,7 @@ from ddpprof.engine.predictions import Predicted, Predictions
 from ddpprof.layout import Section
 from ddpprof.model import DdpModule, OtherFile, Rank, Record
 from ddpprof.model.backends import ON_HOST
+from ddpprof.model.tried import TriedChange
 from ddpprof.model.whole_run import WholeRun
 
 _OfRank = TypeVar("_OfRank")
@@ -74,6 +75,7 @@ class View:
     records: Mapping[int, Record] = field(default_factory=dict)
     """rank → what the recorder noted of it, without its steps"""
     whole_run: WholeRun | None = None
+    tried: tuple[TriedChange, ...] = ()
     predictions: Predictions = field(default_factory=Predictions)
     shown: Mapping[str, Any] = field(default_factory=dict)
     """name of a topic → what it shows; see `__getitem__`"""

@@ -13,6 +13,7 @@ from ddpprof import own_files, rundir
 from ddpprof.errors import CannotRecord, RunExists, writing
 from ddpprof.experiments.last_error import last_error
 from ddpprof.experiments.plan import (
+    CHANGES_FILE,
     CHOICE_FILE,
     LOCK_FILE,
     NETWORK_FILE,
@@ -95,6 +96,8 @@ def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
     if experiment.kind is ExperimentKind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
         yield from sorted(directory.glob("trial-*"))
+    if experiment.kind is ExperimentKind.TRY:
+        yield directory / CHANGES_FILE
 
 
 def _remove(directory: Path) -> None:
@@ -106,6 +109,8 @@ def _remove(directory: Path) -> None:
         own_files.remove_folder(directory / PROFILE_DIRECTORY)
         for name in (CHOICE_FILE, NETWORK_FILE):
             own_files.remove_file(directory / name)
+    if experiment.kind is ExperimentKind.TRY:
+        own_files.remove_file(directory / CHANGES_FILE)
 
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
@@ -196,7 +201,9 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         trial=True,
         ddp=variant.ddp,
         comm_hook=variant.comm_hook,
-        losses=experiment.kind is ExperimentKind.TUNE,
+        loader=variant.loader,
+        passes_per_reduction=variant.passes_per_reduction,
+        losses=experiment.kind in (ExperimentKind.TUNE, ExperimentKind.TRY),
         without_ddp=variant.without_ddp,
     )
 
@@ -213,11 +220,13 @@ def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[st
     number of processes, ``{nproc}``, starts them itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
-    words = [_filled(word, places) for word in (*experiment.command, *variant.words)]
+    words = [_filled(word, places) for word in (*(variant.command or experiment.command), *variant.words)]
     if experiment.is_wrapped:
         return words, {}
     if any("{nproc}" in word for word in experiment.command):
         return launch.script_command(words, experiment.as_module, None), {}
+    if experiment.torchrun is not None:
+        return launch.script_command(words, experiment.as_module, experiment.torchrun), {}
     if variant.nproc == 1:
         return launch.script_command(words, experiment.as_module, None), one_rank.launcher_variables()
     torchrun = ["--standalone", f"--nproc-per-node={variant.nproc}"]

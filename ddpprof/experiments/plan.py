@@ -8,6 +8,7 @@
     choice.json            `ddpprof tune`: predictions for each variant, based on it
     .lock                  the process that is running trials
     network.json           `ddpprof tune`: a copy of the file given with --network
+    changes.json           `ddpprof try`: what each variant changes, and what its finding promises
 
 Every round runs each variant once, so that a slow moment of the machine affects all of them; and the rounds alternate
 between forward and reverse order, so that a machine that becomes steadily slower or faster is hardly taken for a
@@ -39,6 +40,7 @@ OUTPUT_FILE = "output.txt"
 PROFILE_DIRECTORY = "profile"
 CHOICE_FILE = "choice.json"
 NETWORK_FILE = "network.json"
+CHANGES_FILE = "changes.json"
 LOCK_FILE = ".lock"
 
 
@@ -47,6 +49,7 @@ class ExperimentKind(StrEnum):
     SCALE = "scale"
     SWEEP = "sweep"
     TUNE = "tune"
+    TRY = "try"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,12 @@ class Variant:
     """True if no number of processes was requested, so that the job may start any number"""
     comm_hook: str | None = None
     """hook from torch's ``default_hooks``"""
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    """arguments of every DataLoader's constructor"""
+    passes_per_reduction: int = 0
+    """if not 0, only the last of so many backward passes of a step reduces gradients"""
+    command: tuple[str, ...] = ()
+    """command of its own, instead of the experiment's"""
 
     @property
     def total_size(self) -> float | None:
@@ -117,6 +126,8 @@ class Experiment:
     """for `ddpprof tune`, most variants to choose"""
     allow_lossy: bool = False
     """for `ddpprof tune`, whether to try hooks that round"""
+    torchrun: tuple[str, ...] | None = None
+    """options of torchrun, if it starts the ranks in another way than for `Variant.nproc`"""
     is_whole: bool = True
     """``False`` if the command had secrets, which are not stored, so that it must be given again to continue"""
 
@@ -174,6 +185,7 @@ def _variant_as_kept(variant: Variant) -> Variant:
         variant,
         words=tuple(words_without_secrets(variant.words)),
         places=_values_as_kept(variant.places),
+        command=tuple(words_without_secrets(variant.command)),
         variables=_values_as_kept(variant.variables),
     )
 

@@ -11,12 +11,13 @@ from ddpprof.experiments.plan import Experiment, ExperimentKind, is_experiment, 
 from ddpprof.experiments.scaling import ScalingReport, build_scaling
 from ddpprof.experiments.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
 from ddpprof.experiments.trials import TrialResult, read_trial
+from ddpprof.experiments.trying import TryReport, read_trying
 from ddpprof.experiments.tuning import TuneReport, read_tuning
 from ddpprof.files import Location
 from ddpprof.load.other_files import load_times
 from ddpprof.model import TimesTable
 
-ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport
+ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport | TryReport
 
 
 def read_experiment(path: Location) -> ExperimentReport:
@@ -26,6 +27,8 @@ def read_experiment(path: Location) -> ExperimentReport:
     experiment = read_plan(path)
     if experiment.kind is ExperimentKind.TUNE:
         return read_tuning(path).report()
+    if experiment.kind is ExperimentKind.TRY:
+        return read_trying(path).report()
     results = [result for trial in experiment.trials() if (result := read_trial(path, trial)) is not None]
     report = build_experiment(experiment, results)
     if report is None:
@@ -43,8 +46,8 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
             return build_scaling(experiment, results)
         case ExperimentKind.SWEEP:
             return build_sweep(experiment, results)
-        case ExperimentKind.TUNE:
-            raise AssertionError("tuning needs more than the trials: see `read_tuning`")
+        case ExperimentKind.TUNE | ExperimentKind.TRY:
+            raise AssertionError("these need more than the trials: see `read_experiment`")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

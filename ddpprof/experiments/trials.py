@@ -8,11 +8,14 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import TypeVar
 
+from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.conduct import steps_of
 from ddpprof.experiments.joint_ratios import Steps, timed_blocks, timed_steps
+from ddpprof.experiments.loss_match import Losses
 from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
+from ddpprof.load.record import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.model import Run, StepMode
 from ddpprof.report.build import build_report
@@ -100,6 +103,12 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
         _wrapper(profiled, scale) if scale is not None else None,
         report.overlap_slowdown.lost_ns if report.overlap_slowdown is not None else None,
     )
+
+
+def losses_of(folder: Location) -> Losses:
+    """Return the losses that the ranks of a trial kept."""
+    losses = {rank: load_losses(folder, rank) for rank in rundir.ranks_in(folder)}
+    return {rank: steps for rank, steps in losses.items() if steps}
 
 
 def rounds_of(results: Iterable[TrialResult], variant: int, num_rounds: int) -> list[Steps]:

@@ -16,10 +16,16 @@ from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.joint_ratios import Steps, is_losing, joint_ratios, start_spread, timed_steps
 from ddpprof.experiments.loss_match import Losses, LossMatch, Match, match_losses
 from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Experiment, Trial, read_plan
-from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, read_trial, rounds_of
+from ddpprof.experiments.trials import (
+    EXPERIMENT_REPORT_FORMAT,
+    TrialResult,
+    losses_of,
+    median_step_ns,
+    read_trial,
+    rounds_of,
+)
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
-from ddpprof.load.record import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import backend_of
@@ -349,7 +355,7 @@ class KeptTuning(Tuning):
         """Return the tuning with a trial that has ended since it was read. Raises `DdpprofError`."""
         others = [result for result in self.results if result.trial != trial]
         result = read_trial(self.directory, trial) or TrialResult(trial)
-        losses = {**self.losses, trial: _losses(self.directory / trial.name)}
+        losses = {**self.losses, trial: losses_of(self.directory / trial.name)}
         return replace(self, results=[*others, result], losses=losses)
 
     def report(self) -> TuneReport:
@@ -379,16 +385,11 @@ def read_tuning(directory: Location) -> KeptTuning:
         choice,
         build_report(run).job,
         results=results,
-        losses={result.trial: _losses(directory / result.trial.name) for result in results},
-        profile_losses=_losses(profile),
+        losses={result.trial: losses_of(directory / result.trial.name) for result in results},
+        profile_losses=losses_of(profile),
         profile_ns=timed_steps([rank.record for rank in run.ranks if rank.record is not None]),
         directory=directory,
     )
-
-
-def _losses(folder: Location) -> Losses:
-    losses = {rank: load_losses(folder, rank) for rank in rundir.ranks_in(folder)}
-    return {rank: steps for rank, steps in losses.items() if steps}
 
 
 def has_choice(directory: Location) -> bool:

@@ -25,7 +25,8 @@ from ddpprof.load.rank import RankFiles, load_rank, some_file
 from ddpprof.load.whole_run import load_whole_run
 from ddpprof.model import Run
 from ddpprof.model.run_file import RunFile
-from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, runs_in, trace_path
+from ddpprof.model.tried import TriedChange
+from ddpprof.rundir import FORMAT, RUN_FILE, TRIED_FILE, attempts_in, is_run, ranks_in, read_json, runs_in, trace_path
 
 _MOST_NAMED = 8
 
@@ -172,6 +173,7 @@ def _recorded_files(directory: Location) -> RunFiles:
             settings=about.settings,
             missing=(about.profiled_ranks,) if about.profiled_ranks else (),
             exits=load_exits(directory),
+            tried=tuple(read_json(directory / TRIED_FILE, list[TriedChange]) or ()),
         ),
         tuple(
             RankFiles(rank, () if trace is None else (trace,), directory, expects_trace, about.run_id)

@@ -44,6 +44,7 @@ from ddpprof.model.tables import (
     Trace,
     Work,
 )
+from ddpprof.model.tried import TriedChange
 from ddpprof.model.whole_run import WholeRun
 
 __all__ = [
@@ -164,6 +165,8 @@ class Run:
     """all attempts, in order, of a job that torchrun started more than once"""
     exits: tuple[ProcessExit, ...] = ()
     """ends of its processes, as far as their parents noted them"""
+    tried: tuple[TriedChange, ...] = ()
+    """changes that `ddpprof try` has measured"""
     whole_run: WholeRun | None = None
     """the whole training, and not only its recorded steps; ``None`` if no rank left a pulse"""
 

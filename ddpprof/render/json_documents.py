@@ -13,6 +13,7 @@ from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.sweep import SweepReport
+from ddpprof.experiments.trying import TryReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.model.hang import Verdict
 from ddpprof.report import Report
@@ -34,6 +35,7 @@ Written = (
     | ScalingReport
     | SweepReport
     | TuneReport
+    | TryReport
     | WhatIf
     | Verdict
 )
@@ -46,6 +48,7 @@ DOCUMENTS: dict[str, type[Written]] = {
     "scaling": ScalingReport,
     "sweep": SweepReport,
     "tuning": TuneReport,
+    "trying": TryReport,
     "whatif": WhatIf,
     "verdict": Verdict,
 }

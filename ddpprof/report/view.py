@@ -136,6 +136,7 @@ def view_of(
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         records=facts,
         whole_run=run.whole_run,
+        tried=run.tried,
         shown=shown,
     )
 

@@ -11,6 +11,7 @@ from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
+from ddpprof.experiments.trying import Promise, TriedPromise, TryReport
 from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
 from ddpprof.layout import (
     ABSENT,
@@ -27,7 +28,9 @@ from ddpprof.layout import (
     table_of,
     three_digits,
 )
+from ddpprof.model.tried import Outcome
 from ddpprof.render.sections.job import machine_words
+from ddpprof.render.sections.overview import measured_gain
 from ddpprof.statistics.paired_ratio import Ratio
 
 
@@ -48,6 +51,8 @@ def _body(report: ExperimentReport) -> Iterable[Section]:
         return overhead_sections(report)
     if isinstance(report, TuneReport):
         return tuning_sections(report)
+    if isinstance(report, TryReport):
+        return trying_sections(report)
     return scaling_sections(report) if isinstance(report, ScalingReport) else sweep_sections(report)
 
 
@@ -460,3 +465,38 @@ def _compared(first: LossMatch) -> str:
 
 def _part(fraction: float | None) -> str:
     return "any amount" if fraction is None or isinf(fraction) else f"{fraction:.2g} of the loss"
+
+
+def trying_sections(report: TryReport) -> Iterable[Section]:
+    """Say what each change gave, and how to write those that help."""
+    yield table_of(
+        f"Changes tried in {count(report.rounds, 'round')}, ms per step of {ms(report.step_ns)} ms",
+        report.tried,
+        {
+            "finding": lambda one: ABSENT if one.promise.number is None else str(one.promise.number),
+            "change": lambda one: clean(one.promise.label, most=40),
+            "promised": lambda one: _promised(one.promise),
+            "measured": lambda one: ABSENT if one.measured is None else measured_gain(one.measured),
+            "verdict": _verdict_of_trial,
+        },
+        words=("finding", "change", "promised", "measured", "verdict"),
+        note="in brackets: 95% interval; the rounds of a change alternate with those of the job as it is",
+    )
+    for one in report.tried:
+        if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
+            yield Line(f"Write: {clean(one.promise.code, most=400)}")
+        elif one.outcome is Outcome.OTHER_RESULTS:
+            yield Line(f"{clean(one.promise.label)} changes the losses, so it is no advice.", is_warning=True)
+
+
+def _promised(promise: Promise) -> str:
+    if promise.predicted is not None:
+        one = promise.predicted
+        return f"{ms(one.gain_ns)} ({ms(one.low_ns)} – {ms(one.high_ns)})"
+    return ABSENT if promise.gain_ns is None else f"up to {ms(promise.gain_ns)}"
+
+
+def _verdict_of_trial(one: TriedPromise) -> str:
+    if one.more_rounds is None:
+        return one.outcome.value
+    return f"{one.outcome.value}: needs {count(one.more_rounds, 'more round')}"

@@ -24,6 +24,7 @@ from ddpprof.layout import (
     percent,
 )
 from ddpprof.model.backends import is_accelerator
+from ddpprof.model.tried import Measured
 from ddpprof.render.sections.bound import bound_remarks
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
 from ddpprof.render.sections.failure import failure_lines, failure_sentence
@@ -179,13 +180,24 @@ _NOT_RECORDED = (
 
 def short_gain(finding: Finding) -> str:
     """Return the gain in a few words."""
+    if finding.measured is not None:
+        return measured_gain(finding.measured)
     if finding.predicted is not None:
         one = finding.predicted
         return f"{ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)})"
     return _gain(finding).removesuffix(" per step")
 
 
+def measured_gain(measured: Measured) -> str:
+    """Return the gain that trials showed, with its interval."""
+    if measured.low_ns is None or measured.high_ns is None:
+        return f"{ms(measured.gain_ns)} ms"
+    return f"{ms(measured.gain_ns)} ms ({ms(measured.low_ns)} – {ms(measured.high_ns)})"
+
+
 def _gain(finding: Finding) -> str:
+    if finding.measured is not None:
+        return f"measured: {measured_gain(finding.measured)} per step, {finding.measured.outcome.value}"
     if finding.predicted is not None:
         saves = "may save" if finding.is_noise or finding.predicted.low_ns <= 0 else "saves"
         return f"{saves} {short_gain(finding)} per step, predicted"
@@ -392,6 +404,8 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     is_replayed = any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help)
     if is_replayed and can_replay and len(paths) == 1:
         commands.append(("other settings", f"ddpprof whatif {run}"))
+    if _can_try(report, paths):
+        commands.append(("try the first fix", f"ddpprof try {run}"))
     if report.failure is None and len(paths) == 1:
         if (words := _words_of_sweep(report)) is not None:
             sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
@@ -402,6 +416,12 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
         commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
     commands.append(("what words mean", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
+
+
+def _can_try(report: Report, paths: Sequence[str]) -> bool:
+    """Return whether `ddpprof try` can apply a finding that has not been tried yet."""
+    is_left = any(one.change is not None and not one.is_noise and one.measured is None for one in report.findings)
+    return is_left and len(paths) == 1 and bool(report.job.recorded_with) and report.failure is None
 
 
 def _words_of_sweep(report: Report) -> str | None:

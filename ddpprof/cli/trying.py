@@ -1,0 +1,247 @@
+"""`ddpprof try`: run a recorded job with the changes that its findings advise, and without, and say what they gave."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.experiments import in_minutes, resumed, run_trials, show_at_the_end
+from ddpprof.cli.job import default_out, parse_job
+from ddpprof.cli.output import refuse_unwritable_folder
+from ddpprof.cli.reading import refuse_missing
+from ddpprof.cli.saying import say
+from ddpprof.errors import DdpprofError
+from ddpprof.files import local
+
+if TYPE_CHECKING:
+    from ddpprof.engine.finding import Finding
+    from ddpprof.experiments.plan import Experiment, Variant
+    from ddpprof.experiments.trying import Promise
+    from ddpprof.report import Report
+
+_START_S = 5.0
+"""what a start of a job usually takes until it trains"""
+
+
+def add_try_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", type=local, nargs="?", metavar="RUN", help="a run of ddpprof trace, whose command is run again")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--finding", type=positive, action="append", metavar="N", help="try this finding of the report")
+    which.add_argument("--rule", metavar="NAME", help="try the findings of this rule, such as trailing-communication")
+    which.add_argument("--all", action="store_true", help="try all findings that ddpprof can apply by itself")
+    which.add_argument("--script", type=local, metavar="FILE", help="run this script instead, a changed copy of yours")
+    add("--allow-lossy", action="store_true", help="also try changes that round gradients in transit")
+    add("--rounds", type=positive, default=5, metavar="N", help="runs with each change, and without (%(default)s)")
+    add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
+    add("--timed-steps", type=positive, default=10, metavar="N", help="steps of a run to time (%(default)s)")
+    add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/try-SCRIPT-TIME)")
+    add("--force", action="store_true", help="replace an earlier experiment in DIR")
+    add("--resume", type=local, metavar="DIR", help="continue the trials in DIR; needs no other arguments")
+    add("--trust", action="store_true", help="run the command even if another user recorded RUN, or started DIR")
+    parser.set_defaults(run_words=run_try)
+
+
+def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    options = parser.parse_args(arguments)
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
+
+    if options.resume is not None:
+        experiment, directory = resumed(parser, options, arguments, kind="try"), options.resume
+    elif options.path is None:
+        parser.error("nothing to try: give a run of ddpprof trace")
+    else:
+        experiment, promises = _planned(options)
+        for variant in experiment.variants:
+            job_of(experiment, variant)  # reports a missing script before anything is created
+        directory = options.out or Path(default_out(experiment.command, is_module=experiment.as_module, kind="try"))
+        refuse_unwritable_folder(directory)
+        open_experiment(directory, experiment, options.force)
+        _write_changes(directory, options.path, promises)
+    with working_on(directory):
+        interrupted = run_trials(directory, experiment)
+    return show_at_the_end(partial(_show_what_there_is, directory, interrupted), "try", directory, interrupted)
+
+
+def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
+    """Return what is run, and what is promised of each variant after the first. Raises `DdpprofError`."""
+    from ddpprof.experiments.trying import promise_of, variant_with
+
+    report, path = _report(options.path), options.path
+    experiment = _as_it_is(options, report)
+    now = experiment.variants[0]
+    if options.script is not None:
+        promises, variants = _other_script(experiment, now, options.script)
+    else:
+        promises, variants = [], []
+        for number, finding in _chosen(report, options):
+            change = finding.change
+            assert change is not None
+            promises.append(promise_of(number, finding, change, report.job.world_size))
+            variants.append(variant_with(now, change))
+    _say_plan(experiment, report, promises, path)
+    from dataclasses import replace
+
+    return replace(experiment, variants=(now, *variants)), promises
+
+
+def _report(path: Path) -> Report:
+    from ddpprof.pipeline.analysis import analysed
+
+    refuse_missing(path)
+    with analysed(path) as analysis:
+        return analysis.report
+
+
+def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
+    """Return the experiment with the run's own command as its only variant. Raises `DdpprofError`."""
+    from ddpprof.cli.commands import parsers
+    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, ExperimentKind, Variant
+    from ddpprof.redaction import HIDDEN
+
+    words = list(report.job.recorded_with)
+    if not words:
+        raise DdpprofError(
+            f"{options.path} does not say how its job was started, so it cannot be run again. Record it with: "
+            "ddpprof trace train.py"
+        )
+    if any(HIDDEN in word for word in words):
+        raise DdpprofError(
+            f"the command of {options.path} had secrets, which are not stored. Compare by: ddpprof sweep"
+        )
+    _refuse_others_run(options)
+    job = parse_job(parsers({"trace"})[1]["trace"], words, "try")
+    if not job.is_one_node:
+        raise DdpprofError("the job ran on several nodes, and ddpprof try starts it on this one only.")
+    torchrun = job.options.torchrun
+    return Experiment(
+        format=EXPERIMENT_FORMAT,
+        kind=ExperimentKind.TRY,
+        command=job.words,
+        as_module=bool(job.options.module),
+        is_wrapped=job.is_wrapped,
+        variants=(Variant(1, any_number=True),),
+        rounds=options.rounds,
+        skip_first=options.skip_first,
+        timed_steps=options.timed_steps,
+        torchrun=None if torchrun is None else tuple(torchrun),
+    )
+
+
+def _refuse_others_run(options: argparse.Namespace) -> None:
+    from ddpprof.user_key import is_of_this_user
+    from ddpprof.rundir import RUN_FILE
+
+    if not options.trust and not is_of_this_user((options.path / RUN_FILE).stat()):
+        raise DdpprofError(
+            f"{options.path} was recorded by another user, whose command would be run. If that is what you want, add "
+            "--trust."
+        )
+
+
+def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Finding]]:
+    """Return the findings to try, with their numbers. Raises `DdpprofError`."""
+    numbered = list(enumerate(report.findings, 1))
+    if options.finding is not None:
+        chosen = [(number, one) for number, one in numbered if number in options.finding]
+        if missing := sorted(set(options.finding) - {number for number, _ in numbered}):
+            raise DdpprofError(f"{options.path} has {len(numbered)} findings, and no finding {missing[0]}.")
+    elif options.rule is not None:
+        chosen = [(number, one) for number, one in numbered if one.rule == options.rule]
+        if not chosen:
+            found = ", ".join(dict.fromkeys(one.rule for _, one in numbered))
+            raise DdpprofError(f"{options.path} has no finding of the rule {options.rule}. It has: {found or 'none'}.")
+    else:
+        known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
+        lossless = [(number, one) for number, one in known if options.allow_lossy or not _is_lossy(one)]
+        chosen = lossless if options.all else lossless[:1]
+        if not chosen:
+            raise DdpprofError(_nothing_to_try(options.path, numbered, bool(known)))
+    for number, finding in chosen:
+        _refuse_what_cannot_be_tried(options, number, finding)
+    return chosen
+
+
+def _is_lossy(finding: Finding) -> bool:
+    return finding.change is not None and finding.change.is_lossy
+
+
+def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: bool) -> str:
+    if is_lossy:
+        return f"the only changes that {path} advises round gradients. Try them with: ddpprof try {path} --allow-lossy"
+    beyond = [number for number, one in numbered if not one.is_noise]
+    if not beyond:
+        return f"{path} has no finding beyond noise, so there is nothing to try."
+    return (
+        f"{path} advises no change that ddpprof can make by itself. Make it in a copy of your script, and compare: "
+        f"ddpprof try {path} --script changed.py"
+    )
+
+
+def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
+    if finding.change is None:
+        raise DdpprofError(
+            f"ddpprof cannot make the change of finding {number} by itself: {finding.advice} Make it in a copy of your "
+            f"script, and compare: ddpprof try {options.path} --script changed.py"
+        )
+    if finding.change.is_lossy and not options.allow_lossy:
+        raise DdpprofError(f"finding {number} rounds gradients in transit, which changes results. Add --allow-lossy.")
+
+
+def _other_script(experiment: Experiment, now: Variant, script: Path) -> tuple[list[Promise], list[Variant]]:
+    from dataclasses import replace
+
+    from ddpprof.experiments.trying import Promise
+
+    words = experiment.command
+    at = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+    if at is None or experiment.as_module:
+        raise DdpprofError("the job's command names no script that another one could replace.")
+    changed = (*words[:at], str(script), *words[at + 1 :])
+    return [Promise(label=str(script), code=str(script), title=f"{script} instead of {words[at]}")], [
+        replace(now, label=str(script), command=changed)
+    ]
+
+
+def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
+    """Say what is run and about how long it takes, before anything is run."""
+    import shlex
+
+    from ddpprof.experiments.conduct import steps_of
+    from ddpprof.layout import count as number_of
+
+    starts = experiment.rounds * (1 + len(promises))
+    now = experiment.variants[0]
+    steps = steps_of(experiment, now, report.job.device not in (None, "cpu"))
+    seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
+    long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
+    say(
+        f"Trying {number_of(len(promises), 'change')} of {path}: {number_of(starts, 'start')} of "
+        f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}.",
+        flush=True,
+    )
+
+
+def _write_changes(directory: Path, run: Path, promises: list[Promise]) -> None:
+    from ddpprof.experiments.trying import TryPlan, write_changes
+
+    write_changes(directory, TryPlan(str(run.absolute()), tuple(promises)))
+
+
+def _show_what_there_is(directory: Path, interrupted: bool) -> None:
+    from ddpprof.experiments.trying import keep_in_run, read_trying
+    from ddpprof.render.sections.experiments import experiment_sections
+    from ddpprof.render.terminal import render_terminal
+
+    report = read_trying(directory).report()
+    say()
+    render_terminal(experiment_sections(report), sys.stdout)
+    if interrupted:
+        return
+    kept = keep_in_run(report)
+    where = "" if kept is None else f" The report of {report.run} now shows it, too."
+    say(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")

@@ -1,0 +1,302 @@
+"""Do the changes that findings advise give what they promise? `ddpprof try` runs the job with each and without.
+
+    measured gain = step as it is × (1 - ratio), where the ratio and its 95 % interval are those of `paired_ratio`
+    confirmed     = the interval is above 0, and reaches the lower end of what was promised
+    no difference = the interval includes 0, and no gain in it is half of what was promised
+
+A finding without a prediction promises at most a bound, of which any gain beyond noise is a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from ddpprof import rundir
+from ddpprof.engine.change import Change, ChangeKind
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.predictions import Predicted
+from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
+from ddpprof.experiments.joint_ratios import Steps
+from ddpprof.experiments.loss_match import Losses, LossMatch, Match, match_losses
+from ddpprof.experiments.plan import CHANGES_FILE, Experiment, Trial, Variant, read_plan
+from ddpprof.experiments.trials import (
+    EXPERIMENT_REPORT_FORMAT,
+    TrialResult,
+    losses_of,
+    median_step_ns,
+    problems,
+    read_trial,
+    rounds_of,
+)
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
+from ddpprof.model.tried import Measured, Outcome, TriedChange
+from ddpprof.report.tree import Job
+from ddpprof.statistics.paired_ratio import ENOUGH_ROUNDS, Ratio, paired_ratio
+from ddpprof.version import __version__
+
+NOW = 0
+"""variant that is the job as it is"""
+_ORDER_OF_TWO = 2
+"""number of ranks whose sum does not depend on the order"""
+_MOST_MORE_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One change to try, and what its finding promises."""
+
+    label: str
+    """the change in a few words: ``bucket_cap_mb=1``, or the other script"""
+    code: str
+    """how it is written"""
+    number: int | None = None
+    """number of the finding in the report; ``None`` for a script of the user's"""
+    rule: str = ""
+    title: str = ""
+    gain_ns: int | None = None
+    predicted: Predicted | None = None
+    """the promised gain; without it, `gain_ns` is a bound"""
+    is_lossy: bool = False
+    keeps_order: bool = True
+    """True if gradients are added in the same order, so that losses should have the same bits"""
+
+    @property
+    def least_ns(self) -> int:
+        """The gain that is promised at least."""
+        return max(0, self.predicted.low_ns) if self.predicted is not None else 0
+
+    @property
+    def expected_ns(self) -> int:
+        return self.predicted.gain_ns if self.predicted is not None else (self.gain_ns or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TryPlan:
+    """What is tried, in the order of the experiment's variants after the first."""
+
+    run: str
+    """the run whose findings they are"""
+    promises: tuple[Promise, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedPromise:
+    """One change, and what came of it. Times are ns of one step."""
+
+    promise: Promise
+    outcome: Outcome
+    step_ns: float | None
+    """median of its rounds"""
+    measured: Measured | None
+    ratio: Ratio | None
+    """its step relative to that of the job as it is"""
+    losses: LossMatch | None
+    more_rounds: int | None = None
+    """number of further rounds that may tell, if these cannot"""
+
+
+@dataclass(frozen=True, slots=True)
+class TryReport:
+    format: int
+    ddpprof: str
+    command: tuple[str, ...]
+    job: Job | None
+    run: str
+    step_ns: float | None
+    """median of the rounds of the job as it is"""
+    rounds: int
+    tried: tuple[TriedPromise, ...]
+    missing: tuple[str, ...]
+
+
+_OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
+"""arguments that change the content of buckets, and so the order of additions on more than two ranks"""
+
+
+def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
+    """Return what is promised by the finding with this number."""
+    moves_buckets = change.kind is ChangeKind.DDP and any(name in change.values for name in _OF_BUCKETS)
+    return Promise(
+        label=_label(change),
+        code=change.code,
+        number=number,
+        rule=finding.rule,
+        title=finding.title,
+        gain_ns=finding.gain_ns,
+        predicted=finding.predicted,
+        is_lossy=change.is_lossy,
+        keeps_order=not moves_buckets or (world_size or 1) <= _ORDER_OF_TWO,
+    )
+
+
+def _label(change: Change) -> str:
+    if change.kind is ChangeKind.COMM_HOOK:
+        return next(iter(change.values))
+    if change.kind is ChangeKind.NO_SYNC:
+        return "no_sync"
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in change.values.items()}
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def variant_with(now: Variant, change: Change) -> Variant:
+    """Return the job with the change. Raises `DdpprofError` if ddpprof cannot make it by itself."""
+    label = _label(change)
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in change.values.items()}
+    match change.kind:
+        case ChangeKind.DDP:
+            return replace(now, label=label, ddp=values)
+        case ChangeKind.COMM_HOOK:
+            return replace(now, label=label, comm_hook=next(iter(values)))
+        case ChangeKind.ENVIRONMENT:
+            return replace(now, label=label, variables={name: str(value) for name, value in values.items()})
+        case ChangeKind.LOADER:
+            return replace(now, label=label, loader=values)
+        case ChangeKind.NO_SYNC:
+            return replace(now, label=label, passes_per_reduction=int(str(values["num_passes"])))
+
+
+@dataclass(frozen=True)
+class Trying:
+    """An experiment that tries changes, and its results so far."""
+
+    experiment: Experiment
+    plan: TryPlan
+    results: Sequence[TrialResult]
+    losses: Mapping[Trial, Losses]
+
+    def report(self) -> TryReport:
+        """Return the report. Raises `DdpprofError` if the job as it is has no times."""
+        as_it_is = self._rounds(NOW)
+        if not any(as_it_is):
+            problem = next((result.problem for result in self.results if result.problem), "the first round is not over")
+            raise DdpprofError(f"there is nothing to compare yet: {problem}")
+        return TryReport(
+            format=EXPERIMENT_REPORT_FORMAT,
+            ddpprof=__version__,
+            command=self.experiment.command,
+            job=next((result.job for result in self.results if result.job is not None), None),
+            run=self.plan.run,
+            step_ns=median_step_ns(as_it_is),
+            rounds=self.experiment.rounds,
+            tried=tuple(self._tried(number, one) for number, one in enumerate(self.plan.promises, NOW + 1)),
+            missing=problems(self.experiment, self.results),
+        )
+
+    def _rounds(self, variant: int) -> list[Steps]:
+        return rounds_of(self.results, variant, self.experiment.rounds)
+
+    def _losses_of(self, variant: int) -> list[Losses]:
+        return [losses for trial, losses in self.losses.items() if trial.variant == variant and losses]
+
+    def _tried(self, variant: int, promise: Promise) -> TriedPromise:
+        rounds, as_it_is = self._rounds(variant), self._rounds(NOW)
+        pairs = [[pair] for pair in zip(rounds, as_it_is, strict=True)]
+        ratio = paired_ratio(pairs, len(self.plan.promises))
+        losses = match_losses(self._losses_of(NOW), self._losses_of(variant), promise.keeps_order)
+        num_rounds = sum(1 for own, other in zip(rounds, as_it_is, strict=True) if own and other)
+        failed = any(result.problem for result in self.results if result.trial.variant == variant)
+        if ratio is None:
+            outcome = Outcome.FAILED if failed else Outcome.CANNOT_TELL
+            return TriedPromise(promise, outcome, None, None, None, None)
+        gain = _gain(ratio, median(ns for steps in as_it_is for ns in steps))
+        outcome = Outcome.FAILED if failed else _outcome(promise, gain)
+        if losses.match is Match.CHANGED and not promise.is_lossy and promise.number is not None:
+            outcome = Outcome.OTHER_RESULTS
+        return TriedPromise(
+            promise=promise,
+            outcome=outcome,
+            step_ns=median_step_ns(rounds),
+            measured=Measured(gain.gain_ns, gain.low_ns, gain.high_ns, outcome, num_rounds),
+            ratio=ratio,
+            losses=losses,
+            more_rounds=_more_rounds(promise, gain, num_rounds) if outcome is Outcome.CANNOT_TELL else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    gain_ns: int
+    low_ns: int | None
+    high_ns: int | None
+
+
+def _gain(ratio: Ratio, step_ns: float) -> _Gain:
+    def saved_ns(of_step: float | None) -> int | None:
+        return None if of_step is None else round(step_ns * (1 - of_step))
+
+    return _Gain(saved_ns(ratio.ratio) or 0, saved_ns(ratio.high), saved_ns(ratio.low))
+
+
+def _outcome(promise: Promise, gain: _Gain) -> Outcome:
+    if gain.low_ns is None or gain.high_ns is None:
+        return Outcome.CANNOT_TELL
+    if gain.high_ns < 0:
+        return Outcome.SLOWER
+    if gain.low_ns > 0:
+        return Outcome.CONFIRMED if gain.high_ns >= promise.least_ns else Outcome.SMALLER
+    return Outcome.NO_DIFFERENCE if gain.high_ns < promise.expected_ns / 2 else Outcome.CANNOT_TELL
+
+
+def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
+    """Return how many further rounds would make the interval narrow enough, as it narrows with their square root."""
+    if gain.low_ns is None or gain.high_ns is None:
+        return max(1, ENOUGH_ROUNDS - num_rounds)
+    wanted_ns = max(abs(gain.gain_ns), promise.expected_ns / 4, 1)
+    wider = (gain.high_ns - gain.low_ns) / 2 / wanted_ns
+    return min(_MOST_MORE_ROUNDS, max(1, ceil(num_rounds * (wider**2 - 1))))
+
+
+@dataclass(frozen=True)
+class KeptTrying(Trying):
+    """Trials of changes, and the directory that they are in."""
+
+    directory: Location
+
+
+def read_trying(directory: Location) -> KeptTrying:
+    """Read the directory. Raises `DdpprofError`."""
+    experiment, plan = read_plan(directory), _read_changes(directory)
+    if len(plan.promises) != len(experiment.variants) - 1:
+        raise NotARun(f"{directory / CHANGES_FILE} has {len(plan.promises)} changes, but the plan beside it others.")
+    results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
+    losses = {result.trial: losses_of(directory / result.trial.name) for result in results}
+    return KeptTrying(experiment, plan, results, losses, directory)
+
+
+def _read_changes(directory: Location) -> TryPlan:
+    path = directory / CHANGES_FILE
+    try:
+        return msgspec.json.decode(read_small(path), type=TryPlan)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotARun(f"{path} cannot be read ({error}).") from error
+
+
+def write_changes(directory: Path, plan: TryPlan) -> None:
+    """Write what is tried. Raises `CannotRecord`."""
+    with writing(directory, CannotRecord):
+        rundir.write_json(directory / CHANGES_FILE, msgspec.to_builtins(plan))
+
+
+def keep_in_run(report: TryReport) -> Path | None:
+    """Write what was measured into the run, and return the file; ``None`` if the run is not here any more."""
+    run = Path(report.run)
+    if not rundir.is_run(run):
+        return None
+    path = run / rundir.TRIED_FILE
+    new = [
+        TriedChange(one.promise.rule, one.promise.code, one.measured)
+        for one in report.tried
+        if one.measured is not None and one.promise.number is not None
+    ]
+    before = rundir.read_json(path, list[TriedChange]) or []
+    kept = [one for one in before if (one.rule, one.code) not in {(other.rule, other.code) for other in new}]
+    with writing(run, CannotRecord):
+        rundir.write_json(path, msgspec.to_builtins([*kept, *new]))
+    return path
