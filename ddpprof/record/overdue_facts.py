@@ -1,18 +1,171 @@
-"""Tells what only this process knows of a step that takes far too long: see `OverdueFacts`."""
+"""What only this process knows of a step that takes far too long, or of how the rank has failed: see `OverdueFacts`.
+
+Torch's flight recorder has noted every collective without being asked to: which bucket was launched last, and what the
+last step called that others did not. It is asked when a step is overdue, or when the rank has failed; a dump of its
+2,000 entries takes some 50 ms.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import pickle
 import sys
 import threading
 import traceback
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, crc_of
-from ddpprof.model.stack import frames_of, place_of_user
+from ddpprof.model.stack import Frame, frames_of, place_of_user
 from ddpprof.monitor.kernel_waits import wait_of
-from ddpprof.record.flight_recorder import NumberedCollective, numbered_collectives
+
+_OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
+"""functions of torch that dump it"""
+_WITHOUT_WAITING = ("broadcast", "scatter", "send")
+"""collectives whose sender goes on although nobody else takes part"""
+_ALL_REDUCE = ("all_reduce", "allreduce")
+_LEAST_STEPS = 5
+"""number of earlier steps by which a collective is known to be unusual"""
+
+
+class GlooCollective(NamedTuple):
+    created_ns: int
+    """time since 1970"""
+    name: str
+    numel: int
+
+
+class NumberedCollective(NamedTuple):
+    """A collective with its place among those of its process group."""
+
+    created_ns: int
+    group: str
+    sequence: int
+    name: str
+    numel: int
+
+
+def numbered_collectives() -> tuple[NumberedCollective, ...]:
+    """Return the collectives that this process has launched, in order; none if torch does not tell."""
+    entries = _entries_of(_OF_NCCL) or _entries_of(_OF_GLOO)
+    with suppress(TypeError, ValueError, AttributeError, LookupError):
+        return tuple(sorted(map(_with_number, filter(_is_collective, entries))))
+    return ()
+
+
+def _is_collective(entry: dict[str, Any]) -> bool:
+    return not entry.get("is_p2p") and "time_created_ns" in entry
+
+
+def _with_number(entry: dict[str, Any]) -> NumberedCollective:
+    created_ns, name, numel = _collective(entry)
+    group = str((entry.get("process_group") or ("",))[0])
+    return NumberedCollective(created_ns, group, int(entry.get("collective_seq_id", 0)), name, numel)
+
+
+def collectives_of_gloo() -> tuple[GlooCollective, ...]:
+    """Return the collectives that this process has launched with gloo, in order; none if torch does not tell."""
+    return _dumped_by(_OF_GLOO)
+
+
+def _dumped_by(name: str) -> tuple[GlooCollective, ...]:
+    with suppress(TypeError, ValueError, AttributeError):
+        return tuple(_collective(entry) for entry in _entries_of(name) if "time_created_ns" in entry)
+    return ()
+
+
+def _entries_of(name: str) -> list[dict[str, Any]]:
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+    if dump is None:
+        return []
+    try:
+        return list(json.loads(dump(True, False)).get("entries", []))
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def _collective(entry: dict[str, Any]) -> GlooCollective:
+    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+    sizes = entry.get("input_sizes") or [[0]]
+    return GlooCollective(int(entry["time_created_ns"]), name, math.prod(sizes[0]))
+
+
+def all_reduces_since(since_ns: int) -> tuple[GlooCollective, ...]:
+    """Return the all-reduces that this process has launched since then, in order."""
+    noted = _dumped_by(_OF_NCCL) or _dumped_by(_OF_GLOO)
+    return tuple(one for one in noted if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
+
+
+def unusual_collective(noted: Sequence[GlooCollective], step_starts_ns: Sequence[int]) -> GlooCollective | None:
+    """Return the first collective that the last step had more often than any step before it.
+
+    Only collectives count with which a rank goes on although no other takes part. `step_starts_ns`: when the last
+    steps began, in order; at least five of them had collectives.
+    """
+    steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
+    most: Counter[tuple[str, int]] = Counter()
+    unusual = None
+    for one in noted:
+        index = bisect_right(step_starts_ns, one.created_ns) - 1
+        if index < 0:
+            continue
+        kind = (one.name, one.numel)
+        steps[index][kind] += 1
+        if index < len(steps) - 1:
+            most[kind] = max(most[kind], steps[index][kind])
+        elif unusual is None and one.name in _WITHOUT_WAITING and steps[index][kind] > most[kind]:
+            unusual = one
+    return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
+
+
+def place_of(collective: GlooCollective) -> str | None:
+    """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
+
+    Torch looks up all stacks for it, which takes a second. With NCCL that might never end, so it is for gloo only.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+    if dump is None:
+        return None
+    entries = pickle.loads(dump(True, True, False))["entries"]  # noqa: S301 (torch made it just now)
+    stacks = (one["frames"] for one in entries if one["time_created_ns"] == collective.created_ns)
+    stack = [Frame(one["filename"], one["line"], one["name"]) for one in next(stacks, [])]
+    place = place_of_user(stack[::-1])
+    return None if place is None else str(place)
+
+
+class LastBucket(NamedTuple):
+    """The bucket that was launched last in a backward pass."""
+
+    module: int
+    bucket: int
+    """index of the bucket within its module"""
+    bucket_ns: int
+    """when it was launched, ns since 1970"""
+
+
+def last_bucket(launched: Sequence[GlooCollective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
+    """Return the last bucket among the all-reduces of a backward pass.
+
+    Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.
+    """
+    following = [0] * len(bucket_numels)
+    found = None
+    for created_ns, _, numel in launched:
+        for module, numels in enumerate(bucket_numels):
+            index = following[module]
+            if index < len(numels) and numels[index] == numel:
+                following[module] = index + 1
+                found = LastBucket(module, index, created_ns)
+                break
+    return found
+
 
 _MOST_CALLS = 150
 _MOST_KINDS = 60

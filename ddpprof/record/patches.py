@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.reducer import noting_parameters
-from ddpprof.record.same_model import ModelComparison, comparing
+from ddpprof.record.ddp_construction import ModelComparison, comparing, noting_parameters
 
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
@@ -102,7 +101,7 @@ def install_around_training() -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
     from torch.utils.data.distributed import DistributedSampler
 
-    from ddpprof.record.rpc import wrap_invoke
+    from ddpprof.record.step_notes import wrap_invoke
 
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
@@ -300,3 +299,66 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 session.graphs.capture_ends()
 
     return capture_end
+
+
+_OF_TRAINER = "Trainer", ("_save_checkpoint", "save_model")
+_OF_ACCELERATOR = "Accelerator", ("save_state", "save_model")
+_OF_STRATEGY = "Strategy", ("save_checkpoint", "remove_checkpoint")
+_OF_MODEL_CHECKPOINT = "ModelCheckpoint", ("_save_last_checkpoint",)  # which may be a link to another one
+_SAVING_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "transformers.trainer": _OF_TRAINER,
+    "transformers.modeling_utils": ("PreTrainedModel", ("save_pretrained",)),
+    "peft.peft_model": ("PeftModel", ("save_pretrained",)),
+    "accelerate.accelerator": _OF_ACCELERATOR,
+    "lightning.pytorch.strategies.strategy": _OF_STRATEGY,
+    "lightning.pytorch.callbacks.model_checkpoint": _OF_MODEL_CHECKPOINT,
+    "pytorch_lightning.strategies.strategy": _OF_STRATEGY,
+    "pytorch_lightning.callbacks.model_checkpoint": _OF_MODEL_CHECKPOINT,
+    "lightning.fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
+    "lightning_fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
+}
+"""module → class, and its methods"""
+
+
+def wrap_framework_saves() -> None:
+    """Wrap the methods of the frameworks that have been imported."""
+    for owner, name in saving_methods():
+        wrap(owner, name, _framework_save)
+    for owner, name in lists_of_old_checkpoints():
+        wrap(owner, name, _old_checkpoints)
+
+
+def saving_methods() -> Iterator[tuple[type, str]]:
+    """Yield the class and the name of each of them, in frameworks that have been imported."""
+    for module, (kind, names) in _SAVING_METHODS.items():
+        owner = getattr(sys.modules.get(module), kind, None)
+        if owner is not None:
+            yield from ((owner, name) for name in names if hasattr(owner, name))
+
+
+def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
+    """Yield the owner and the name of each function that lists the checkpoints which the Trainer deletes at its end."""
+    trainer = sys.modules.get("transformers.trainer")
+    for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
+        if hasattr(owner, name):
+            yield owner, name
+
+
+def _framework_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = active()
+        if session is not None and not session.keeps_checkpoints(type(self).__name__):
+            return None
+        return original(self, *args, **kwargs)
+
+    return save
+
+
+def _old_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
+    def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
+        session = active()
+        if session is not None and not session.may_delete_checkpoints():
+            return []
+        return original(*args, **kwargs)
+
+    return old_checkpoints

@@ -24,25 +24,19 @@ from ddpprof.model import StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Ended
 from ddpprof.record import patches
-from ddpprof.record.baseline import Baseline
 from ddpprof.record.captures import Captures
-from ddpprof.record.device import PATIENCE_S
-from ddpprof.record.end_words import how_it_ends, where_it_ends
-from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
-from ddpprof.record.graphs import Graphs
-from ddpprof.record.job import JobRank
+from ddpprof.record.ddp_construction import ddp_modules
+from ddpprof.record.job import CrashFile, JobRank, how_it_ends, where_it_ends
 from ddpprof.record.launch import is_first_rank
-from ddpprof.record.losses import LossNotes
-from ddpprof.record.notes import StepNotes
-from ddpprof.record.output import CrashFile
+from ddpprof.record.overdue_facts import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.pulse import NoPulse, PulseWriter
-from ddpprof.record.reducer import ddp_modules
-from ddpprof.record.running_pulse import RunningPulse
+from ddpprof.record.pulse_keeper import RunningPulse
 from ddpprof.record.settings import Settings
-from ddpprof.record.standby import STANDBY
-from ddpprof.record.step_detector import StepDetector
+from ddpprof.record.step_notes import LossNotes, StepNotes
+from ddpprof.record.steps import StepDetector
+from ddpprof.record.waiting import PATIENCE_S, STANDBY
 from ddpprof.record.watching import WatchedSteps
-from ddpprof.record.window import Window
+from ddpprof.record.window import Baseline, Graphs, Window
 from ddpprof.step_options import options_for
 
 _P = ParamSpec("_P")

@@ -24,12 +24,12 @@ import ddpprof.record
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.pulse import Activity, StepFlag
-from ddpprof.record import framework_saves, patches
-from ddpprof.record.buckets import ReducerTimer, timed_hook
+from ddpprof.record import patches
+from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
+from ddpprof.record.ddp_module import ReducerTimer, timed_hook
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
-from ddpprof.record.reducer import ddp_modules, known_to_ddp
-from ddpprof.record.standby import STANDBY
+from ddpprof.record.waiting import STANDBY
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _MOST_TO_ALLOCATE = 3
@@ -48,7 +48,7 @@ class Session(Recording):
         self._notes.environment.look_who_calls()
         patches.install_around_training()
         if self._settings.trial or self._settings.baseline_steps:
-            framework_saves.install()
+            patches.wrap_framework_saves()
         self._handles = hook_optimizers()
         patches.activate(self)
 

@@ -9,22 +9,74 @@ import threading
 import time
 from contextlib import suppress
 
+from torch.nn.parallel import DistributedDataParallel
+
 from ddpprof import profiled_ranks
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
-from ddpprof.record import ddp_variants
-from ddpprof.record.bounds import Bounds
-from ddpprof.record.device import PATIENCE_S
-from ddpprof.record.end_words import EndPlace
-from ddpprof.record.hang_signals import GRACE_S
-from ddpprof.record.job import JobRank
-from ddpprof.record.notes import StepNotes
-from ddpprof.record.profiler import StepProfiler
+from ddpprof.record.ddp_construction import switch_ddp
+from ddpprof.record.job import EndPlace, JobRank
+from ddpprof.record.profiler import Bounds, StepProfiler
 from ddpprof.record.pulse import NoPulse, PulseWriter
-from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
+from ddpprof.record.step_notes import StepNotes
+from ddpprof.record.steps import Schedule
+from ddpprof.record.waiting import GRACE_S, PATIENCE_S, TrainingDevice
 from ddpprof.signals import deferred_signals
+
+_HIDES_STEPS = 3
+"""number of replays without the end of a step, from which a graph must hold whole steps"""
+
+
+class Graphs:
+    def __init__(self, device: TrainingDevice) -> None:
+        self._device = device
+        self.num_replays = 0
+        self._since_step = 0
+        self._most_in_step = 0
+
+    @property
+    def captured(self) -> bool:
+        return self._device.is_captured
+
+    def capture_begins(self) -> None:
+        self._device.is_captured = True
+
+    def capture_ends(self) -> None:
+        self._device.is_captured = False
+
+    def replays(self) -> None:
+        self.num_replays += 1
+        self._since_step += 1
+
+    def step_ends(self) -> None:
+        self._most_in_step = max(self._most_in_step, self._since_step)
+        self._since_step = 0
+
+    @property
+    def hide_steps(self) -> bool:
+        """Whether replays continue where steps, with at most as many replays, used to end."""
+        return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
+
+
+class Baseline:
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
+        """modules inside a forward, with their flag to restore afterwards"""
+        self.has_begun = False
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        self.has_begun = True
+        self._held.setdefault(id(ddp), (ddp, bool(ddp.require_backward_grad_sync)))
+        ddp.require_backward_grad_sync = False
+
+    def forward_is_over(self, ddp: DistributedDataParallel) -> None:
+        """Restore the module's flag. Also call this before a forward, since the last one may have failed."""
+        held = self._held.pop(id(ddp), None)
+        if held is not None:
+            ddp.require_backward_grad_sync = held[1]
+
 
 _UNRECORDED = (StepMode.DONE, StepMode.SKIP, StepMode.OFF)
 _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
@@ -121,7 +173,7 @@ class Window:
             self._start_profiler()
         self._agree()
         for module in self._notes.modules if self._settings.ddp_blocks else ():
-            ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self.step))
+            switch_ddp(module.ddp, on=not self._schedule.is_without_ddp(self.step))
         if self.mode is StepMode.DONE and before is not StepMode.DONE:
             self._finish()
         elif before in _UNDER_THE_PROFILER and self.mode not in _UNDER_THE_PROFILER:

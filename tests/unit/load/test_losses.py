@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddpprof.load.losses import load_losses
-from ddpprof.record.losses import LossNotes
+from ddpprof.record.step_notes import LossNotes
 
 
 def test_scalars_are_kept_and_read_back(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from pulse_writers import Clock, identity
 
 from ddpprof.record.pulse import PulseWriter
@@ -24,3 +25,11 @@ def pulse(tmp_path: Path) -> Iterator[PulseWriter]:
     pulse = PulseWriter(identity(tmp_path), threading.get_ident())
     yield pulse
     pulse.close()
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """The process group of a job with one rank."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ddpprof.model import StepMode
-from ddpprof.record.agreement import AgreedRecording, Agreement
-from ddpprof.record.device import TrainingDevice
+from ddpprof.record.job import AgreedRecording, Agreement
 from ddpprof.record.settings import Settings
+from ddpprof.record.waiting import TrainingDevice
 from ddpprof.record.window import Window
 
 
@@ -135,8 +135,8 @@ def test_all_have_come_when_each_has_said_so() -> None:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
-    monkeypatch.setattr("ddpprof.record.agreement._PATIENCE_S", 0.05)
-    monkeypatch.setattr("ddpprof.record.agreement._OFFER_S", 0.5)
+    monkeypatch.setattr("ddpprof.record.job._JOIN_PATIENCE_S", 0.05)
+    monkeypatch.setattr("ddpprof.record.job._OFFER_S", 0.5)
     return dist.HashStore()
 
 

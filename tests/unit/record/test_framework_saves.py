@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from ddpprof.record import patches
-from ddpprof.record.framework_saves import _old_checkpoints, lists_of_old_checkpoints, saving_methods
+from ddpprof.record.patches import _old_checkpoints, lists_of_old_checkpoints, saving_methods
 
 
 class Trainer:

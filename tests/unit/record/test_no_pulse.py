@@ -6,7 +6,7 @@ import struct
 import time
 from pathlib import Path
 
-from ddpprof.record.output import LastStep
+from ddpprof.record.job import LastStep
 from ddpprof.record.pulse import NoPulse
 from ddpprof.rundir import LAST_STEP, last_step_file
 

@@ -13,8 +13,7 @@ import pytest
 from pulse_writers import identity
 
 from ddpprof.model import StepMode
-from ddpprof.record.end_words import EndPlace
-from ddpprof.record.output import LastStep
+from ddpprof.record.job import EndPlace, LastStep
 from ddpprof.record.pulse import NoPulse
 from ddpprof.record.recording import Recording
 from ddpprof.record.settings import Settings
@@ -118,7 +117,7 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
 def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
+    def fails(*_: Any) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     recording = Recording(Settings(str(tmp_path)))
@@ -126,7 +125,8 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     mine = identity(tmp_path)
     job: Any = recording._job
     job.files = SimpleNamespace(directory=tmp_path, last_step=LastStep(tmp_path / "last"))
-    job.identity, job.neighbours = lambda *_: mine, fails
+    job.identity, job._agreement = lambda *_: mine, SimpleNamespace(store=None, group=(0,))
+    monkeypatch.setattr("ddpprof.record.captures.Neighbours", fails)
     recording._begin_pulse()
     assert "does not note what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
     assert isinstance(recording.pulse, NoPulse)

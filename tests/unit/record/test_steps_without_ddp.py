@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddpprof.record import reducer
-from ddpprof.record.reducer import noting_parameters
+from ddpprof.record import ddp_construction
+from ddpprof.record.ddp_construction import noting_parameters
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
 
@@ -31,7 +31,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DDP]:
     monkeypatch.setattr(DDP, "_ddp_init_helper", noting_parameters(DDP._ddp_init_helper))
-    monkeypatch.setattr(reducer, "_noted", type(reducer._noted)())
+    monkeypatch.setattr(ddp_construction, "_noted", type(ddp_construction._noted)())
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield DDP(nn.Linear(2, 1))
     dist.destroy_process_group()

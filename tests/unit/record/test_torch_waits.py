@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddpprof
 from ddpprof.model import StepMode
-from ddpprof.record import ddp_variants
-from ddpprof.record.schedule import Schedule
+from ddpprof.record.ddp_construction import switch_ddp
 from ddpprof.record.settings import Settings
+from ddpprof.record.steps import Schedule
 
 
-@pytest.fixture(autouse=True)
-def process_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+@pytest.fixture
+def emulated_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     with emulate():
@@ -42,6 +42,7 @@ def train(ddp: Any, optimizer: Any) -> bool:
     return sampled_iteration(ddp) != before
 
 
+@pytest.mark.usefixtures("emulated_group")
 @pytest.mark.parametrize(
     ("options", "num_steps"),
     [
@@ -61,6 +62,7 @@ def test_no_step_that_counts_is_one_in_which_torch_waits(options: dict[str, Any]
     assert not set(waits) & set(counted)
 
 
+@pytest.mark.usefixtures("emulated_group")
 def test_after_the_recorded_steps_torch_samples_as_ever() -> None:
     with ddpprof.profile("run", cost_steps=2, steps=2):
         ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
@@ -69,6 +71,7 @@ def test_after_the_recorded_steps_torch_samples_as_ever() -> None:
     assert [step for step in waits if step > 11] == [100, 200]
 
 
+@pytest.mark.usefixtures("emulated_group")
 def test_blocks_begin_when_the_new_reducers_first_iterations_are_over() -> None:
     """As `ddpprof overhead` has them: each block with DDP has a reducer of its own."""
     settings = Settings("run", cost_steps=0, steps=0, profiler=False, ddp_blocks=2, block_steps=4)
@@ -78,7 +81,7 @@ def test_blocks_begin_when_the_new_reducers_first_iterations_are_over() -> None:
     waits, modes = [], []
     for step in range(schedule.num_steps):
         is_without = schedule.is_without_ddp(step)
-        ddp_variants.switch(ddp, on=not is_without)
+        switch_ddp(ddp, on=not is_without)
         waits.append(not is_without and train(ddp, optimizer))
         modes.append(schedule.mode(step))
     assert sum(waits) >= 20

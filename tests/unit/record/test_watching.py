@@ -11,7 +11,7 @@ import pytest
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
 from ddpprof.record.pulse import NoPulse
-from ddpprof.record.step_detector import StepDetector
+from ddpprof.record.steps import StepDetector
 from ddpprof.record.watching import WatchedSteps
 
 
