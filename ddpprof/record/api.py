@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
 from ddpprof.record.ddp_construction import modify_ddp
+from ddpprof.record.events import EVENTS
 from ddpprof.record.settings import Settings, settings_from_environment
 
 if TYPE_CHECKING:  # it needs torch, which is only being imported when `install` is called
@@ -96,9 +97,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
 
     def step(self) -> None:
         """Mark the end of a training step. After the first call, nothing else ends a step."""
-        session = patches.active()
-        if session is not None:
-            session.explicit_step()
+        EVENTS.step_marked()
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None

@@ -37,6 +37,7 @@ from torch.utils.weak import TensorWeakRef
 from ddpprof.model import CollectiveOfSomeRanks, Replica, UnaveragedParameters
 from ddpprof.model.stack import COLLECTIVES_OF_ALL
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
+from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.waiting import PATIENCE_S, TrainingDevice
 
 _MAX_PARAMETERS = 16
@@ -128,8 +129,11 @@ class _Candidate:
         return [name for name, one, version in named if one is not None and one._version != version], now
 
 
-class Unaveraged:
+class Unaveraged(Listener):
+    """Parameters that the script trains although no DDP module averages their gradients."""
+
     def __init__(self, device: TrainingDevice) -> None:
+        self._num_steps = 0
         self._device = device
         self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -138,22 +142,27 @@ class Unaveraged:
         self._has_looked = False
         self._found: tuple[UnaveragedParameters, ...] = ()
 
-    def is_called(self, ddp: DistributedDataParallel) -> None:
-        """Note a forward of a DDP module with gradients."""
-        self._called.add(ddp)
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        if torch.is_grad_enabled():
+            self._called.add(ddp)
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Note which parameters of an optimizer no DDP module has. Call this after the first forward of DDP."""
-        if self._has_looked or optimizer in self._optimizers or not ddp_modules():
+    def step_ends(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note which parameters of an optimizer no DDP module has, once the training has begun."""
+        if EVENTS.training_thread is None or self._has_looked or optimizer in self._optimizers or not ddp_modules():
             return
         with suppress(Exception):  # modules of the script may be incomplete
             known = known_to_ddp(ddp_modules(), with_frozen=True)
             forgotten = [one for one in _trained_by([optimizer]) if id(one) not in known]
             for module, named in _named_by_module(forgotten).items():
-                self._may_be_trained(module, named, None, step)
+                self._may_be_trained(module, named, None, self._num_steps)
 
-    def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.add(optimizer)
+
+    optimizer_skipped = optimizer_ends
 
     def first_look(self, step: int) -> None:
         """Note which parameters belong to DDP modules that have not been called. Call this between two steps."""

@@ -30,6 +30,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ddpprof.model import Batch, Loader
+from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
@@ -350,10 +351,12 @@ class _Feed:
         )
 
 
-class Feeding:
+class Feeding(Listener):
     """The loaders of one process."""
 
     def __init__(self) -> None:
+        self.recording = False
+        """whether the current step is recorded in detail"""
         self.data_ns = 0
         """time that the training thread has waited for batches in this step"""
         self.began_pass = False
@@ -365,7 +368,6 @@ class Feeding:
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
-        """Note that a pass over `loader` begins."""
         self.began_pass = True
         feed = self._feed(loader)
         if feed is None:
@@ -397,8 +399,7 @@ class Feeding:
         self._by_index_sampler[id(drawn_by)] = feed
         return feed
 
-    def fetches(self, iterator: Any, batch: Any, waited_ns: int, recording: bool) -> None:
-        """Note that `batch` was fetched, or, if ``None``, that the iterator has run out."""
+    def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
         self.data_ns += waited_ns
         feed = self._by_index_sampler.get(id(iterator._index_sampler))
         if feed is None:
@@ -406,7 +407,7 @@ class Feeding:
         self._waiting = {
             one: evaluated for one, evaluated in self._waiting.items() if not evaluated and one is not feed
         }
-        if recording:
+        if self.recording:
             feed.waited_ns += waited_ns
         if batch is None:
             feed.has_run_out = True
@@ -416,12 +417,11 @@ class Feeding:
             feed.worker_seeds.append(digest_of([str(getattr(iterator, "_base_seed", id(iterator))).encode()]))
         feed.num_batches += 1
         feed.place += 1
-        if recording:
+        if self.recording:
             with suppress(Exception):  # a batch may be any object, and an unreadable one is no evidence
                 self._keep(feed, batch)
 
-    def runs_out(self, iterator: Any) -> None:
-        """Note that a pass over the loader is complete."""
+    def loader_runs_out(self, iterator: Any) -> None:
         feed = self._by_index_sampler.get(id(iterator._index_sampler))
         if feed is not None:
             feed.has_run_out = True
@@ -434,17 +434,16 @@ class Feeding:
             if found is not None:
                 kept.append(Batch(feed.num_iterations, feed.place, tuple(found)))
 
-    def forward_begins(self, inputs: Any, has_gradients: bool, recording: bool) -> None:
-        """Note that a DDP module is called with `inputs`."""
-        if not has_gradients:
+    def pre_forward_begins(self, ddp: object, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
             self._waiting = dict.fromkeys(self._waiting, True)
             return
         for feed in self._waiting:
             feed.num_fed += 1
         self._waiting.clear()
-        if recording:
+        if self.recording:
             with suppress(Exception):  # as above
-                self._pass_on(inputs)
+                self._pass_on([*inputs, *kwargs.values()])
 
     def _pass_on(self, inputs: Any) -> None:
         """Note whose batches the inputs may be, by their size, since they may be on another device by now."""
@@ -456,7 +455,7 @@ class Feeding:
     def end_step(self) -> None:
         self.data_ns = 0
 
-    def sets_epoch(self, sampler: Any) -> None:
+    def epoch_is_set(self, sampler: Any) -> None:
         self._epochs_set_on.add(id(sampler))
         for feed in self._feeds:
             feed.set_epoch_called |= feed.sampler_id == id(sampler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import time
@@ -119,22 +118,6 @@ class TimingProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
         """Broadcast for the reducer, which sends its new layout when it rebuilds its buckets."""
         return self._real_broadcast(tensors, options)
-
-
-def timed_hook(hook: Callable[..., Any], times_now: Callable[[], ReducerTimer | None]) -> Callable[..., Any]:
-    """Return the user's comm hook with timing of its buckets. `times_now` is ``None`` outside light recording."""
-
-    @functools.wraps(hook)
-    def timed(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        times = times_now()
-        if times is None or not times.recording:
-            return hook(state, bucket)  # type: ignore[no-any-return]
-        now = time.time_ns()
-        future = hook(state, bucket)
-        times.launched(bucket.index(), now, lambda: future)
-        return future  # type: ignore[no-any-return]
-
-    return timed
 
 
 _SETTINGS = {

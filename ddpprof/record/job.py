@@ -41,6 +41,7 @@ from ddpprof.model.pulse import PulseIdentity
 from ddpprof.model.stack import collective_of, frames_of, place_of_user
 from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
+from ddpprof.record.events import Listener
 from ddpprof.record.launch import is_first_rank, rank_given
 from ddpprof.record.profiler import TraceFile
 from ddpprof.record.run_directory import keep_part, open_capture, open_run
@@ -97,7 +98,7 @@ def where_it_ends(error: BaseException | None) -> EndPlace:
     return EndPlace(None if place is None else str(place), collective_of(frames))
 
 
-class LastStep:
+class LastStep(Listener):
     """How many steps this rank has finished, in a file that is rewritten after every step, or by `PulseKeeper`.
 
     The operating system has the number at once, so it outlives a process that is killed. The file is not mapped into
@@ -106,6 +107,9 @@ class LastStep:
 
     def __init__(self, path: Path) -> None:
         self._file = own_files.overwrite(path)
+
+    def step_ends(self, num_steps: int) -> None:
+        rundir.write_last_step(self._file, num_steps, time.time_ns())
 
     def is_over(self, num_steps: int, ended_ns: int) -> None:
         """Note that there are now `num_steps`, of which the last ended at `ended_ns`."""

@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
@@ -22,7 +22,6 @@ from time import time_ns
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
-from torch._C import _current_graph_task_id
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import own_files
@@ -30,7 +29,7 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity, PulseSteps, PulseSummaries, StepFlag, joined, summary_of
 from ddpprof.model.pulse_layout import state_word, write_state
-from ddpprof.record.job import LastStep
+from ddpprof.record.events import Listener
 
 _NUM_ACTIVITIES = len(Activity)
 _NUM_STEPS = state_word("num_steps")
@@ -215,9 +214,7 @@ _NUM_PASSES, _FLAGS = state_word("num_passes"), state_word("flags")
 _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
 _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unpaired")
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
-_BACKWARD, _OPTIMIZER = int(Activity.BACKWARD), int(Activity.OPTIMIZER)
-_NO_TASK = -1
-"""number of the current backward pass where there is none"""
+_BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _GOLDEN = 0x9E3779B1
 """the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
 _PATIENCE_NS = 1_000_000_000
@@ -226,8 +223,10 @@ _MOST_NOTES = 10_000
 """number of notes from which on it does so within a step, as in a long evaluation"""
 
 
-class PulseWriter:
+class PulseWriter(Listener):
     """The pulse of one rank, written by its training thread. `close` comes last."""
+
+    may_raise = False
 
     __slots__ = (
         "_file",
@@ -242,9 +241,9 @@ class PulseWriter:
         "_passes_before",
         "_reduces",
         "_usual_unpaired",
-        "_waited_ns",
         "identity",
         "memory",
+        "reads_losses",
         "rows",
         "training_thread",
         "words",
@@ -266,8 +265,6 @@ class PulseWriter:
         self.rows = PulseRows(self.memory, self.words, identity.first_step, now)
         self._note = self.rows.notes.append
         self._flags = 0
-        self._waited_ns = 0
-        """time for which the training thread has waited for other ranks outside backward passes"""
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
         """number of synchronising forwards in the step, and of synchronising backward passes before it"""
@@ -282,103 +279,85 @@ class PulseWriter:
         moment between these two"""
         self._looks = True
         """whether this step looks at when gradients came"""
+        self.reads_losses = True
+        """False while the profiler runs, in whose trace it would look like the script's own work"""
         self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
 
-    def begins(self, activity: int) -> int:
-        """Note that the training thread begins another activity, which ends the one before. Returns the time."""
+    def begins(self, activity: int) -> None:
         now = time_ns()
         self._note((activity, now))
         words = self.words
         words[_ACTIVITY] = activity
         words[_SINCE] = now
-        return now
 
-    def ends(self, activity: int) -> None:
-        """Note that an activity is over, unless another has begun in the meantime."""
-        if self.words[_ACTIVITY] == activity:
-            self.begins(_OTHER)
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        """Call what waits for other ranks, such as DDP's broadcast of buffers, and note for how long it does.
+    def waited(self, what: object, began_ns: int) -> None:
+        """Note for how long the training thread has waited for other ranks.
 
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
-        there the times of gradients tell. Other threads wait unseen.
+        there the times of gradients tell.
         """
-        if get_ident() != self.training_thread:
-            return original(*work, **kwargs)
-        began_ns, before_ns = time_ns(), self._waited_ns
-        try:
-            return original(*work, **kwargs)
-        finally:
-            if self.words[_ACTIVITY] != _BACKWARD:
-                within_ns = self._waited_ns - before_ns
-                waited_ns = time_ns() - began_ns - within_ns
-                self._note((WAITED, waited_ns))
-                self._waited_ns += waited_ns
+        if self.words[_ACTIVITY] != _BACKWARD:
+            self._note((WAITED, time_ns() - began_ns))
 
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        """Fetch a batch, and note how long that takes. Other threads fetch unseen."""
-        if get_ident() != self.training_thread:
-            return original(iterator)
+    def fetch_begins(self) -> None:
         self.begins(_DATA)
-        try:
-            return original(iterator)
-        except StopIteration:
-            self.flag(StepFlag.RAN_OUT)
-            raise
-        finally:
+
+    def fetch_ends(self) -> None:
+        self.begins(_OTHER)
+
+    def loader_runs_out(self, iterator: Any) -> None:
+        if get_ident() == self.training_thread:
+            self.flagged(StepFlag.RAN_OUT)
+
+    def save_begins(self, target: Any) -> None:
+        if get_ident() == self.training_thread:
+            self.flagged(StepFlag.SAVED)
+            self.begins(_SAVE)
+
+    def save_ends(self) -> None:
+        """Note the end of saving, unless another activity has begun in the meantime."""
+        if get_ident() == self.training_thread and self.words[_ACTIVITY] == _SAVE:
             self.begins(_OTHER)
 
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: DistributedDataParallel, output: Any) -> Any:
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """End a forward of a DDP module.
 
         If the gradients are to be reduced, their times count from the end of the module's own forward; on an
         accelerator, for which the host does not wait, they say nothing.
         """
-        inner_end_ns = time_ns()
-        result = original(ddp, output)
-        now = self.begins(_OTHER)
+        self.begins(_OTHER)
         try:
             if ddp.require_backward_grad_sync and is_grad_enabled():
                 self._reduces = True
                 self._num_forwards += 1
                 if self._looks:
                     reducer = ddp.reducer if ddp.device_type == "cpu" else None
-                    self._forwards.append((reducer, inner_end_ns, now))
+                    self._forwards.append((reducer, inner_end_ns, self.words[_SINCE]))
         except Exception as error:  # the training goes on
             self.rows.end_for(error)
-        return result
 
-    def forward_fails(self, ddp: DistributedDataParallel) -> None:
-        """Note that a forward of a DDP module has raised an error, which the script may catch."""
+    def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
         if ddp.require_backward_grad_sync and is_grad_enabled():
             self._num_forwards += 1
 
-    def backward_begins(self, loss: Any) -> bool:
-        """Note the beginning of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at.
-
-        Returns False for a pass inside another, as in reentrant checkpointing, and for other threads: they are part of
-        what the training thread does.
-        """
-        if _current_graph_task_id() != _NO_TASK or get_ident() != self.training_thread:
-            return False
+    def backward_begins(self, loss: Any) -> None:
+        """Note the beginning of a backward pass, and whether its loss is NaN or infinite."""
         self.begins(_BACKWARD)
         if self._reduces:
             self._reduces = False
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
         try:  # the training must not wait for the value
-            if type(loss) is Tensor and loss.is_cpu:
+            if self.reads_losses and type(loss) is Tensor and loss.is_cpu:
                 value = loss.item()
                 if value - value == 0:  # it is neither NaN nor infinite
                     self._finite_step = self.words[_STEP]
                 else:
                     self._note_nonfinite(self.words[_STEP])
         except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
-            return True
-        return True
+            return
 
     def _note_nonfinite(self, step: int) -> None:
         if self._last_nonfinite == step:  # in another backward pass
@@ -389,7 +368,7 @@ class PulseWriter:
             write_state(self.words, "finite_step", self._finite_step)
         self.words[_NUM_NONFINITE] += 1
 
-    def backward_is_over(self) -> None:
+    def backward_ends(self) -> None:
         """Note the end of a backward pass: after its last gradient it only waited for the reduction."""
         self.begins(_OTHER)
         if self._forwards:
@@ -403,19 +382,19 @@ class PulseWriter:
                 self.rows.end_for(error)
             self._note((GRADIENTS, gradients))
 
-    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
+    def optimizer_begins(self, optimizer: Any) -> None:
         self.begins(_OPTIMIZER)
 
-    def flag(self, flag: int) -> None:
-        """Note what makes the current step a special one."""
+    def flagged(self, flag: int) -> None:
         self._flags |= flag
         self.words[_FLAGS] = self._flags
         if len(self.rows.notes) > _MOST_NOTES:
             self.rows.make()
 
     def step_ends(self, num_steps: int) -> None:
-        """Note that a step has ended, and that `num_steps` are over."""
-        now, words = self.begins(_OTHER), self.words
+        self.begins(_OTHER)
+        words = self.words
+        now = words[_SINCE]
         if self._flags:
             self._note((NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0
@@ -463,48 +442,3 @@ class PulseWriter:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)
-
-
-class NoPulse:
-    """A stand-in for `PulseWriter` where there is none. Only how many steps are finished is noted, in a file.
-
-    A method that is given an original calls it.
-    """
-
-    def __init__(self, last_step: LastStep | None = None) -> None:
-        self._last_step = last_step
-
-    def begins(self, _activity: int) -> None:
-        return
-
-    def ends(self, _activity: int) -> None:
-        return
-
-    def flag(self, _flag: int) -> None:
-        return
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        return original(*work, **kwargs)
-
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        return original(iterator)
-
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
-        return original(ddp, output)
-
-    def forward_fails(self, _ddp: DistributedDataParallel) -> None:
-        return
-
-    def backward_begins(self, _loss: Any) -> bool:
-        return False
-
-    def backward_is_over(self) -> None:
-        return
-
-    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
-        return
-
-    def step_ends(self, num_steps: int) -> None:
-        """Note that `num_steps` are over. Raises ``OSError``."""
-        if self._last_step is not None:
-            self._last_step.is_over(num_steps, time_ns())

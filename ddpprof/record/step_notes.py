@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.linux_files import cpu_quota
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
-from ddpprof.record import consistency, patches
+from ddpprof.record import consistency
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
+from ddpprof.record.events import Listener
 from ddpprof.record.machine import MemoryNotes
 from ddpprof.record.waiting import TrainingDevice, devices_of
 
@@ -37,7 +37,12 @@ _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
 """torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
 
 
-class RpcNotes:
+class RpcNotes(Listener):
+    """Calls through ``torch.distributed.rpc`` in the current step: whom, what, how long, how many bytes of tensors.
+
+    A profiler's trace does not have them: it loses marks that end in another thread than they began in.
+    """
+
     def __init__(self) -> None:
         self._calls: list[RpcCall] = []
         self.num_left_out = 0
@@ -51,8 +56,7 @@ class RpcNotes:
         """Return those of the step, as far as they have come."""
         return tuple(self._calls)
 
-    def invoked(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
-        """A call was sent; its future completes with the answer."""
+    def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
         if len(self._calls) >= _MOST_CALLS:
             self.num_left_out += 1
             return
@@ -70,23 +74,6 @@ class RpcNotes:
             calls[place] = structs.replace(call, end_ns=end_ns, reply_bytes=reply_bytes)
 
         future.add_done_callback(answered)
-
-
-def wrap_invoke(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For ``torch.distributed.rpc.api._invoke_rpc``, through which ``rpc_sync`` and ``rpc_async`` go."""
-
-    def invoke_rpc(
-        to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, *rest: Any, **named: Any
-    ) -> Any:
-        session = patches.active()
-        if session is None:
-            return original(to, func, rpc_type, args, kwargs, *rest, **named)
-        began = time.time_ns()
-        future = original(to, func, rpc_type, args, kwargs, *rest, **named)
-        session.rpc_invoked(began, future, to, func, rpc_type, args, kwargs)
-        return future
-
-    return invoke_rpc
 
 
 def _worker(to: Any) -> str:
@@ -128,7 +115,9 @@ _FRAMEWORK_BY_MODULE = {
 """first match wins: transformers' Trainer uses Accelerate, and Lightning uses Fabric"""
 
 
-class JobEnvironment:
+class JobEnvironment(Listener):
+    """Where training runs, which framework runs it, and what it saves."""
+
     def __init__(self) -> None:
         self._framework: str | None = None
         self._checkpoints: list[str] = []
@@ -166,7 +155,7 @@ class JobEnvironment:
         ranks = set[int]().union(*self._groups)
         return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
 
-    def saves(self, target: Any) -> None:
+    def save_begins(self, target: Any) -> None:
         if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
             path = os.path.abspath(os.fspath(target))
             if path not in self._checkpoints:
@@ -246,18 +235,23 @@ def _on_stack() -> str | None:
     return next((framework for module, framework in _FRAMEWORK_BY_MODULE.items() if module in found), None)
 
 
-class LossNotes:
+class LossNotes(Listener):
+    """The losses of each step: the scalars on which the script calls ``backward``.
+
+    They are copied where they are, and read when the job ends, so that no step waits for an accelerator.
+    """
+
     def __init__(self) -> None:
         self._steps: list[list[torch.Tensor]] = []
         self._current: list[torch.Tensor] = []
 
-    def backward_begins(self, tensors: Any) -> None:
-        """Note the losses among the `tensors` of ``torch.autograd.backward``, one or several."""
-        for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
+    def backward_begins(self, loss: Any) -> None:
+        """Note the losses among the tensors of ``torch.autograd.backward``, one or several."""
+        for tensor in (loss,) if isinstance(loss, torch.Tensor) else tuple(loss):
             if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
                 self._current.append(tensor.detach().clone())  # the script may later add other ranks' losses in place
 
-    def end_step(self) -> None:
+    def step_ends(self, num_steps: int) -> None:
         self._steps.append(self._current)
         self._current = []
 
@@ -266,7 +260,9 @@ class LossNotes:
         return [[float(tensor).hex() for tensor in step] for step in self._steps]
 
 
-class StepNotes:
+class StepNotes(Listener):
+    """What happens inside the steps that are recorded in detail; it only listens to these."""
+
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
         self.environment = JobEnvironment()
@@ -343,7 +339,7 @@ class StepNotes:
 
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between two steps, when no collective is in flight."""
-        self.recording = mode in DETAILED_MODES
+        self.recording = self.feeding.recording = mode in DETAILED_MODES
         self._random_states = random_states(self.device.accelerators) if self.recording else {}
         if self.feeding.began_pass:
             self._random_states.pop("cpu", None)  # a loader has drawn from it, for its workers
@@ -357,9 +353,8 @@ class StepNotes:
         self.rpc.end_step()
         self.feeding.end_step()
 
-    def loader_begins(self, loader: Any) -> bool:
-        """Note that a pass over `loader` begins. Return whether it is for an evaluation, which may do without DDP."""
-        self.feeding.loader_begins(loader)
+    def pass_begins(self) -> bool:
+        """Note that a pass over a loader begins. Return whether it is for an evaluation, which may do without DDP."""
         evaluates = not torch.is_grad_enabled() or self.is_evaluating()
         self._began_evaluation |= evaluates and self.recording
         return evaluates
@@ -379,16 +374,14 @@ class StepNotes:
     def _living(self) -> list[DistributedDataParallel]:
         return [ddp for seen in list(self._seen) if (ddp := seen()) is not None]
 
-    def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
-        """Note DDP's own work before the module's forward, from `start_ns` to now."""
+    def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
         module = self.module(ddp)
         end, sync = time.time_ns(), module.buffer_sync_ns
         module.buffer_sync_ns = 0
-        rebuild = end - start_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
-        module.open_forwards.append(OpenForward(start_ns, end, sync, rebuild))
+        rebuild = end - began_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
+        module.open_forwards.append(OpenForward(began_ns, end, sync, rebuild))
 
-    def forward_is_over(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """Note a forward whose module ended at `inner_end_ns`, and whose DDP work after it ends now."""
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         module = self.find(ddp)
         if module is None or not module.open_forwards:
             return
@@ -411,22 +404,37 @@ class StepNotes:
         elif torch.is_grad_enabled():
             module.accumulating_forward_is_over()
 
-    def buffers_synchronised(self, ddp: DistributedDataParallel, took_ns: int) -> None:
-        self.module(ddp).buffer_sync_ns += took_ns
+    def waited(self, what: object, began_ns: int) -> None:
+        module = self.find(what)
+        if module is not None:
+            module.buffer_sync_ns += time.time_ns() - began_ns
 
-    def backward_begins(self) -> None:
+    def bucket_sent(
+        self, ddp: DistributedDataParallel, index: int, began_ns: int, future: torch.futures.Future[torch.Tensor]
+    ) -> None:
+        module = self.find(ddp)
+        if module is not None and module.times is not None and module.times.recording:
+            module.times.launched(index, began_ns, lambda: future)
+
+    def backward_begins(self, loss: Any) -> None:
         for module in self.modules:
             module.backward_begins()
 
-    def backward_is_over(self) -> None:
+    def backward_ends(self) -> None:
         self._num_calls += 1
         for module in self.modules:
             module.backward_is_over(self._num_calls)
 
-    def optimizer_begins(self) -> None:
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer_start_ns = time.time_ns()
 
-    def optimizer_ends(self) -> None:
+    def closure_begins(self) -> None:
+        self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
+
+    def closure_ends(self) -> None:
+        self._optimizer_start_ns = time.time_ns()
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
 
     def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,9 +17,9 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
 from ddpprof.record.ddp_construction import switch_ddp
+from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.job import EndPlace, JobRank
 from ddpprof.record.profiler import Bounds, StepProfiler
-from ddpprof.record.pulse import NoPulse, PulseWriter
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_notes import StepNotes
 from ddpprof.record.steps import Schedule
@@ -29,7 +30,9 @@ _HIDES_STEPS = 3
 """number of replays without the end of a step, from which a graph must hold whole steps"""
 
 
-class Graphs:
+class Graphs(Listener):
+    """CUDA graphs: no step may end during a capture, and a graph of whole steps hides them when it is replayed."""
+
     def __init__(self, device: TrainingDevice) -> None:
         self._device = device
         self.num_replays = 0
@@ -40,17 +43,17 @@ class Graphs:
     def captured(self) -> bool:
         return self._device.is_captured
 
-    def capture_begins(self) -> None:
+    def graph_capture_begins(self, graph: Any) -> None:
         self._device.is_captured = True
 
-    def capture_ends(self) -> None:
+    def graph_capture_ends(self) -> None:
         self._device.is_captured = False
 
-    def replays(self) -> None:
+    def graph_replays(self, graph: Any) -> None:
         self.num_replays += 1
         self._since_step += 1
 
-    def step_ends(self) -> None:
+    def end_step(self) -> None:
         self._most_in_step = max(self._most_in_step, self._since_step)
         self._since_step = 0
 
@@ -60,19 +63,30 @@ class Graphs:
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
 
 
-class Baseline:
+class Baseline(Listener):
+    """Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``.
+
+    The ranks' parameters diverge in them, so nothing afterwards may count: the job ends with them, and no checkpoints
+    are written. The user's own ``no_sync()`` keeps its meaning. It only listens to these steps.
+    """
+
     def __init__(self) -> None:
         self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
         """modules inside a forward, with their flag to restore afterwards"""
         self.has_begun = False
 
-    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+    def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.has_begun = True
         self._held.setdefault(id(ddp), (ddp, bool(ddp.require_backward_grad_sync)))
         ddp.require_backward_grad_sync = False
 
-    def forward_is_over(self, ddp: DistributedDataParallel) -> None:
-        """Restore the module's flag. Also call this before a forward, since the last one may have failed."""
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+        self._restore(ddp)
+
+    def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
+        self._restore(ddp)
+
+    def _restore(self, ddp: DistributedDataParallel) -> None:
         held = self._held.pop(id(ddp), None)
         if held is not None:
             ddp.require_backward_grad_sync = held[1]
@@ -108,7 +122,6 @@ class Window:
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
-        self.pulse: PulseWriter | NoPulse = NoPulse()
         self.end_place = EndPlace()
         """where an error ended the training"""
         self.ended_ns: int | None = None
@@ -146,8 +159,8 @@ class Window:
             self.profiler.clear_away()
         self.step = num_steps = self.step + 1
         if self.mode not in _UNRECORDED:
-            self.pulse.flag(StepFlag.RECORDED)
-        self.pulse.step_ends(num_steps)
+            EVENTS.flagged(StepFlag.RECORDED)
+        EVENTS.step_ends(num_steps)
 
     @property
     def num_skipped(self) -> int:
@@ -168,7 +181,7 @@ class Window:
             self._notes.recording_begins(self.step)
         before, self.mode = self.mode, self._mode_now()
         if before is not self.mode:
-            self.pulse.flag(StepFlag.RECORDED)
+            EVENTS.flagged(StepFlag.RECORDED)
         if self.mode in _PROFILED and not self.profiler.running:
             self._start_profiler()
         self._agree()

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from pulse_writers import Clock, identity
 
+from ddpprof.record.events import EVENTS, Events
 from ddpprof.record.pulse import PulseWriter
 
 
@@ -17,6 +18,7 @@ from ddpprof.record.pulse import PulseWriter
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("ddpprof.record.pulse.time_ns", clock.time_ns)
+    monkeypatch.setattr("ddpprof.record.patches.time_ns", clock.time_ns)
     return clock
 
 
@@ -25,6 +27,15 @@ def pulse(tmp_path: Path) -> Iterator[PulseWriter]:
     pulse = PulseWriter(identity(tmp_path), threading.get_ident())
     yield pulse
     pulse.close()
+
+
+@pytest.fixture
+def events() -> Iterator[Events]:
+    """The dispatcher, whose events a test binds; this thread is the one that trains."""
+    EVENTS.training_thread = threading.get_ident()
+    yield EVENTS
+    EVENTS.unbind()
+    EVENTS.training_thread = None
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddpprof.model import CollectiveOfSomeRanks, UnaveragedParameters
 from ddpprof.record.consistency import Unaveraged, collectives_of_some_ranks, of_main_script, without_warnings
 from ddpprof.record.ddp_construction import known_to_ddp, noting_parameters
+from ddpprof.record.events import Events
 from ddpprof.record.waiting import PATIENCE_S, TrainingDevice
 
 
 @pytest.fixture
-def noting_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def noting_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events) -> Iterator[None]:
     monkeypatch.setattr(DDP, "_ddp_init_helper", noting_parameters(DDP._ddp_init_helper))
     monkeypatch.setattr("ddpprof.record.ddp_construction._noted", type(_noted())())
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
@@ -47,17 +48,18 @@ def found_after_a_step(
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     unaveraged = Unaveraged(device or TrainingDevice())
     for ddp in called:
-        unaveraged.is_called(ddp)
-    unaveraged.optimizer_begins(optimizer, 0)
-    unaveraged.optimizer_steps(optimizer)
-    unaveraged.optimizer_begins(optimizer, 1)  # by now, ranks may differ
+        unaveraged.forward_begins(ddp)
+    unaveraged.optimizer_begins(optimizer)
+    unaveraged.optimizer_ends(optimizer)
+    unaveraged.step_ends(1)
+    unaveraged.optimizer_begins(optimizer)  # by now, ranks may differ
     unaveraged.second_look(2)  # too early: the recording has not begun
     unaveraged.first_look(3)
     for one in parameters:
         one.grad = torch.ones_like(one)
     optimizer.step()
     for ddp in calls_later:
-        unaveraged.is_called(ddp)
+        unaveraged.forward_begins(ddp)
     unaveraged.second_look(5)
     return unaveraged.facts()["unaveraged"]
 
@@ -136,9 +138,9 @@ def test_an_optimizer_that_takes_the_place_of_another() -> None:
     ddp = DDP(ones(2, 1))
     unaveraged = Unaveraged(TrainingDevice())
     for _ in range(20):
-        unaveraged.optimizer_steps(torch.optim.SGD(ones(1, 1).parameters(), lr=1.0))
+        unaveraged.optimizer_ends(torch.optim.SGD(ones(1, 1).parameters(), lr=1.0))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    unaveraged.optimizer_steps(optimizer)
+    unaveraged.optimizer_ends(optimizer)
     unaveraged.first_look(3)
     for one in ddp.parameters():
         one.grad = torch.ones_like(one)

@@ -33,6 +33,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.feeding = Feeding()
+        self.feeding.recording = True
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         self.feeding.loader_begins(loader)
@@ -41,13 +42,14 @@ class Loop:
             try:
                 batch = next(iterator)
             except StopIteration:
-                self.feeding.fetches(iterator, None, 0, recording=True)
+                self.feeding.batch_comes(iterator, None, 0)
                 return
-            self.feeding.fetches(iterator, batch, 1, recording=True)
+            self.feeding.batch_comes(iterator, batch, 1)
             yield batch
 
     def forward(self, *inputs: Any, grad: bool = True) -> None:
-        self.feeding.forward_begins(inputs, grad, recording=True)
+        with torch.set_grad_enabled(grad):
+            self.feeding.pre_forward_begins(None, tuple(inputs), {})
 
     def fed(self) -> list[tuple[int, int]]:
         """Per loader, how many of its batches fed the training, of how many."""

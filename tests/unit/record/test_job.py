@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import struct
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from ddpprof.load.record import load_record
 from ddpprof.record.job import Agreement, CrashFile, EndPlace, JobRank, LastStep, how_it_ends, where_it_ends
 from ddpprof.record.settings import Settings
 from ddpprof.record.waiting import TrainingDevice
-from ddpprof.rundir import last_step_file
+from ddpprof.rundir import LAST_STEP, last_step_file
 
 
 def test_where_ranks_have_no_store_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +150,16 @@ def test_the_last_number_is_there_without_an_end(tmp_path: Path) -> None:
     assert record is not None
     assert (record.ended, record.num_steps, record.ended_unix_ns) == (None, 123_456, None)
     assert record.last_step_unix_ns == 5 * 123_456
+
+
+def test_without_a_pulse_the_number_is_written_after_each_step(tmp_path: Path) -> None:
+    path = tmp_path / last_step_file(0)
+    last, before_ns = LastStep(path), time.time_ns()
+    last.step_ends(3)
+    last.close()
+    num_steps, ended_ns = struct.unpack(LAST_STEP, path.read_bytes())
+    assert num_steps == 3
+    assert before_ns <= ended_ns <= time.time_ns()
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(16), b"\xff" * 16, bytes(range(17))], ids=range(5))

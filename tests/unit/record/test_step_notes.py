@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 from torch.distributed.rpc.internal import RPCExecMode
-from torch.utils.data import DataLoader, TensorDataset
 
 from ddpprof.model import StepMode
 from ddpprof.record import patches
+from ddpprof.record.events import Events, Listener
 from ddpprof.record.step_notes import (
     JobEnvironment,
     LossNotes,
@@ -26,10 +26,7 @@ from ddpprof.record.step_notes import (
     backend_for,
     framework_at_work,
     tensor_bytes,
-    wrap_invoke,
 )
-
-LOADER = DataLoader(TensorDataset(torch.zeros(4, 1)), 2)
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -37,7 +34,7 @@ def test_a_pass_over_a_loader_without_gradients_is_an_evaluation(gradients: bool
     notes = StepNotes()
     notes.begin_step(StepMode.LIGHT)
     with torch.set_grad_enabled(gradients):
-        assert notes.loader_begins(LOADER) is not gradients
+        assert notes.pass_begins() is not gradients
     assert notes.recorded_step(3, StepMode.LIGHT, 0).began_evaluation is not gradients
     notes.end_step()
     notes.begin_step(StepMode.LIGHT)
@@ -48,7 +45,7 @@ def test_an_evaluation_before_a_capture_is_none_of_its_first_step() -> None:
     notes = StepNotes()
     notes.begin_step(StepMode.DONE)
     with torch.no_grad():
-        assert notes.loader_begins(LOADER)
+        assert notes.pass_begins()
     notes.reopen()
     notes.begin_step(StepMode.PROFILED)
     assert notes.recorded_step(9, StepMode.PROFILED, 0).began_evaluation is False
@@ -83,7 +80,7 @@ def lookup(indices: torch.Tensor) -> torch.Tensor:
 
 def row(to: Any = "ps", func: Any = lookup, args: Any = (), answer: Any = None) -> list[Any]:
     notes, future = RpcNotes(), torch.futures.Future[Any]()
-    notes.invoked(5, future, to, func, RPCExecMode.SYNC, args, {})
+    notes.rpc_sent(5, future, to, func, RPCExecMode.SYNC, args, {})
     if isinstance(answer, Exception):
         future.set_exception(answer)
     elif answer is not None:
@@ -124,26 +121,26 @@ def test_bytes_of_tensors_in_what_a_call_carries() -> None:
 def test_only_so_many_calls_are_kept() -> None:
     notes = RpcNotes()
     for _ in range(2003):
-        notes.invoked(0, torch.futures.Future[Any](), "ps", lookup, RPCExecMode.ASYNC, (), {})
+        notes.rpc_sent(0, torch.futures.Future[Any](), "ps", lookup, RPCExecMode.ASYNC, (), {})
     assert (len(notes.calls()), notes.num_left_out) == (2000, 3)
     notes.end_step()
     assert (notes.calls(), notes.num_left_out) == ((), 0)
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_the_call_goes_through_once_and_unchanged(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_call_goes_through_once_and_unchanged(listens: bool, events: Events) -> None:
     seen, noted, future = [], [], torch.futures.Future[Any]()
 
-    class Session:
-        def rpc_invoked(self, *what: Any) -> None:
+    class Sent(Listener):
+        def rpc_sent(self, *what: Any) -> None:
             noted.append(what[1:])
 
     def original(*args: Any, **kwargs: Any) -> Any:
         seen.append((args, kwargs))
         return future
 
-    monkeypatch.setattr(patches, "_active", Session() if listens else None)
-    invoke = wrap_invoke(original)
+    events.bind([Sent()] if listens else [], pytest.fail)
+    invoke = patches._invoke_rpc(original)
     assert invoke("ps", lookup, "kind", (1,), {"k": 2}, 3.0) is future
     assert seen == [(("ps", lookup, "kind", (1,), {"k": 2}, 3.0), {})]
     assert noted == ([(future, "ps", lookup, "kind", (1,), {"k": 2})] if listens else [])
@@ -238,26 +235,12 @@ def test_an_accelerator_that_made_the_module_before(monkeypatch: pytest.MonkeyPa
     assert called_from("train") == "accelerate"
 
 
-class Session:
-    def __init__(self) -> None:
-        self.losses = LossNotes()
-
-    def backward_begins(self, tensors: object) -> None:
-        self.losses.backward_begins(tensors)
-
-    def backward_is_over(self) -> None:
-        pass
-
-
-def test_a_generator_of_losses_reaches_backward() -> None:
+def test_a_generator_of_losses_reaches_backward(events: Events) -> None:
     weight = torch.ones(2, requires_grad=True)
-    session = Session()
-    try:
-        patches.activate(session)  # type: ignore[arg-type]
-        patches._backward(torch.autograd.backward)(factor * weight.sum() for factor in (2, 3))
-    finally:
-        patches.activate(None)
-    session.losses.end_step()
+    losses = LossNotes()
+    events.bind([losses], pytest.fail)
+    patches._backward(torch.autograd.backward)(factor * weight.sum() for factor in (2, 3))
+    events.step_ends(1)
     assert weight.grad is not None
     assert weight.grad.tolist() == [5, 5]
-    assert session.losses.values() == [[float(4).hex(), float(6).hex()]]
+    assert losses.values() == [[float(4).hex(), float(6).hex()]]

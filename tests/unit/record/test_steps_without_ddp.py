@@ -21,7 +21,7 @@ from ddpprof.record.settings import Settings
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what a session decides."""
     decided: list[str] = []
-    monkeypatch.setattr(Session, "_attach", lambda _session, _ddp: decided.append("attached"))
+    monkeypatch.setattr(Session, "attach", lambda _session, _ddp: decided.append("attached"))
     monkeypatch.setattr(
         "ddpprof.record.window.Window.without_common_steps", lambda _window: decided.append("without common steps")
     )
@@ -39,9 +39,9 @@ def ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DDP]:
 
 def after_steps(session: Session, model: nn.Module, number: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    session.backward_begins(None)
+    session._recorded.backward_begins(None)
     for _ in range(number):
-        session.optimizer_ends(optimizer)
+        session._recorded.optimizer_ends(optimizer)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
-"""ddpprof knows the methods by which frameworks write and delete checkpoints, so that a trial can leave them out."""
+"""What is wrapped: methods of frameworks that save, and what torch.compile is to leave alone."""
 
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType
 
 import pytest
+import torch._dynamo.trace_rules as rules
 
-from ddpprof.record import patches
+from ddpprof.record import optimizer_hooks, patches
+from ddpprof.record.events import Events, Listener
 from ddpprof.record.patches import _old_checkpoints, lists_of_old_checkpoints, saving_methods
+from ddpprof.record.session import WatchedSteps, keep_out_of_compiled_graphs
 
 
 class Trainer:
@@ -42,9 +45,24 @@ def test_what_lists_old_checkpoints_is_a_function_or_a_method(monkeypatch: pytes
     assert list(lists_of_old_checkpoints()) == [(module, "sort_checkpoints")]
 
 
-@pytest.mark.parametrize(("may_delete", "found"), [(True, ["checkpoint-1"]), (False, [])])
+class Discards(Listener):
+    def __init__(self, discards: bool) -> None:
+        self._discards = discards
+
+    def discards_checkpoints(self) -> bool:
+        return self._discards
+
+
+@pytest.mark.parametrize(("discards", "found"), [(False, ["checkpoint-1"]), (True, [])])
 def test_old_checkpoints_are_hidden_from_a_trainer_that_may_not_delete(
-    may_delete: bool, found: list[str], monkeypatch: pytest.MonkeyPatch
+    discards: bool, found: list[str], events: Events
 ) -> None:
-    monkeypatch.setattr(patches, "_active", SimpleNamespace(may_delete_checkpoints=lambda: may_delete))
+    events.bind([Discards(discards)], pytest.fail)
     assert _old_checkpoints(OlderTrainer._sorted_checkpoints)(OlderTrainer()) == found
+
+
+def test_only_hooks_that_a_compiled_optimizer_contains_are_compiled() -> None:
+    keep_out_of_compiled_graphs()
+    codes: tuple[CodeType, ...] = (patches._forward.__code__, WatchedSteps.forward_begins.__code__)
+    assert all(rules.check(code) for code in codes)
+    assert not rules.check(optimizer_hooks.hook_optimizers.__code__)

@@ -1,4 +1,4 @@
-"""How a recording begins its pulse, and says how it ended, also if that was within a capture."""
+"""How a session begins its pulse, and says how it ended, also if that was within a capture."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pulse_writers import identity
 
 from ddpprof.model import StepMode
 from ddpprof.record.job import EndPlace, LastStep
-from ddpprof.record.pulse import NoPulse
-from ddpprof.record.recording import Recording
+from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
 
 STOPPED = "stopped recording: no space left."
@@ -51,13 +50,13 @@ def capture() -> Steps:
 
 
 @pytest.fixture
-def within_a_capture(tmp_path: Path, main: Any, capture: Any) -> Recording:
-    recording = Recording(Settings(str(tmp_path / "run")))
-    recording._main_window, recording._window = main, capture
-    return recording
+def within_a_capture(tmp_path: Path, main: Any, capture: Any) -> Session:
+    session = Session(Settings(str(tmp_path / "run")))
+    session._main_window, session.window = main, capture
+    return session
 
 
-def test_a_training_ends_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
+def test_a_training_ends_within_a_capture(within_a_capture: Session, main: Steps, capture: Steps) -> None:
     within_a_capture.close(None)
     assert (main.said, capture.said) == ([("finished", 13)], [("finished", 13)])
 
@@ -66,7 +65,7 @@ def _fails() -> None:
     raise ValueError("bad batch")
 
 
-def test_a_training_fails_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
+def test_a_training_fails_within_a_capture(within_a_capture: Session, main: Steps, capture: Steps) -> None:
     with pytest.raises(ValueError, match="bad batch") as failed:
         _fails()
     within_a_capture.close(failed.value)
@@ -75,7 +74,7 @@ def test_a_training_fails_within_a_capture(within_a_capture: Recording, main: St
     assert str(main.end_place.line).endswith("in _fails")
 
 
-def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Steps, capture: Steps) -> None:
+def test_recording_stops_within_a_capture(within_a_capture: Session, main: Steps, capture: Steps) -> None:
     within_a_capture.give_up(OSError("no space left"))
     assert (main.said, capture.said) == ([(STOPPED, 13)], [(STOPPED, 13)])
     within_a_capture.close(None)
@@ -83,34 +82,33 @@ def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Ste
 
 
 def test_modules_that_cannot_be_described_do_not_hide_why_recording_stopped(tmp_path: Path) -> None:
-    recording = Recording(Settings(str(tmp_path / "run")))
+    session = Session(Settings(str(tmp_path / "run")))
     steps = Steps(10)
 
     def write_facts(ended: str | None) -> None:
-        recording._notes.facts()
+        session.notes.facts()
         Steps.write_facts(steps, ended)
 
     def describe() -> None:
         raise RuntimeError("no such bucket")
 
-    made: Any = recording
-    made._window = SimpleNamespace(mode=StepMode.DONE, give_up=steps.give_up, write_facts=write_facts)
-    made._notes.modules = [SimpleNamespace(describe=describe)]
-    recording.give_up(OSError("no space left"))
+    made: Any = session
+    made.window = SimpleNamespace(mode=StepMode.DONE, give_up=steps.give_up, write_facts=write_facts)
+    made.notes.modules = [SimpleNamespace(describe=describe)]
+    session.give_up(OSError("no space left"))
     assert steps.said == [(STOPPED, 10)]
 
 
 def test_no_memory_is_left_where_the_run_directory_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recording = Recording(Settings(str(tmp_path / "run")))
-    recording._training_thread = threading.get_ident()
+    session = Session(Settings(str(tmp_path / "run")))
     mine = identity(tmp_path / "gone")
-    job: Any = recording._job
+    job: Any = session.job
     job.files, job.identity = SimpleNamespace(last_step=None), lambda *_: mine
-    recording._begin_pulse()
+    session._begin_pulse()
     assert "does not note what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
-    assert isinstance(recording.pulse, NoPulse)
+    assert session._pulse is None
     assert not Path(mine.shared).exists()
 
 
@@ -120,16 +118,15 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     def fails(*_: Any) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    recording = Recording(Settings(str(tmp_path)))
-    recording._training_thread = threading.get_ident()
+    session = Session(Settings(str(tmp_path)))
     mine = identity(tmp_path)
-    job: Any = recording._job
+    job: Any = session.job
     job.files = SimpleNamespace(directory=tmp_path, last_step=LastStep(tmp_path / "last"))
     job.identity, job._agreement = lambda *_: mine, SimpleNamespace(store=None, group=(0,))
     monkeypatch.setattr("ddpprof.record.captures.Neighbours", fails)
-    recording._begin_pulse()
+    session._begin_pulse()
     assert "does not note what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
-    assert isinstance(recording.pulse, NoPulse)
+    assert session._pulse is None
     assert not Path(mine.shared).exists()
     assert "ddpprof-pulse" not in [thread.name for thread in threading.enumerate()]
 
@@ -137,8 +134,8 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
 def test_a_rank_that_failed_exits_though_the_store_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recording, answers = Recording(Settings(str(tmp_path / "run"))), threading.Event()
-    monkeypatch.setattr("ddpprof.record.recording._OPEN_S", 0.01)
-    monkeypatch.setattr(recording, "_attach_and_open", answers.wait)
-    recording._open_after_failure()  # which returns
+    session, answers = Session(Settings(str(tmp_path / "run"))), threading.Event()
+    monkeypatch.setattr("ddpprof.record.session._OPEN_S", 0.01)
+    monkeypatch.setattr(session, "_attach_and_open", answers.wait)
+    session._open_after_failure()  # which returns
     answers.set()
