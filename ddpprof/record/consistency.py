@@ -38,7 +38,7 @@ from ddpprof.model import CollectiveOfSomeRanks, Replica, UnaveragedParameters
 from ddpprof.model.stack import COLLECTIVES_OF_ALL
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
 from ddpprof.record.events import EVENTS, Listener
-from ddpprof.record.waiting import PATIENCE_S, TrainingDevice
+from ddpprof.record.machine import PATIENCE_S, TrainingDevice
 
 _MAX_PARAMETERS = 16
 _MAX_VALUES = 8

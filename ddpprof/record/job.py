@@ -43,10 +43,10 @@ from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
 from ddpprof.record.events import Listener
 from ddpprof.record.launch import is_first_rank, rank_given
+from ddpprof.record.machine import PATIENCE_S, TrainingDevice
 from ddpprof.record.profiler import TraceFile
 from ddpprof.record.run_directory import keep_part, open_capture, open_run
 from ddpprof.record.settings import Settings
-from ddpprof.record.waiting import PATIENCE_S, TrainingDevice
 from ddpprof.redaction import without_secrets
 
 _MOST_WORDS = 200

@@ -33,6 +33,7 @@ from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
 from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.job import CrashFile, JobRank, how_it_ends, where_it_ends
 from ddpprof.record.launch import is_first_rank
+from ddpprof.record.machine import PATIENCE_S, STANDBY
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.overdue_facts import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.pulse import PulseWriter
@@ -40,7 +41,6 @@ from ddpprof.record.pulse_keeper import RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_notes import LossNotes, StepNotes
 from ddpprof.record.steps import StepDetector
-from ddpprof.record.waiting import PATIENCE_S, STANDBY
 from ddpprof.record.window import Baseline, Graphs, Window
 from ddpprof.step_options import options_for
 

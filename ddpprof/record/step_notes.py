@@ -26,8 +26,7 @@ from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
-from ddpprof.record.machine import MemoryNotes
-from ddpprof.record.waiting import TrainingDevice, devices_of
+from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
 
 _MOST_CALLS = 2000
 """kept of one step; further ones are only counted"""

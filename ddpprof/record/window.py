@@ -19,11 +19,11 @@ from ddpprof.model.pulse import StepFlag
 from ddpprof.record.ddp_construction import switch_ddp
 from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.job import EndPlace, JobRank
+from ddpprof.record.machine import GRACE_S, PATIENCE_S, TrainingDevice
 from ddpprof.record.profiler import Bounds, StepProfiler
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_notes import StepNotes
 from ddpprof.record.steps import Schedule
-from ddpprof.record.waiting import GRACE_S, PATIENCE_S, TrainingDevice
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3

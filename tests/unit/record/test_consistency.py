@@ -19,7 +19,7 @@ from ddpprof.model import CollectiveOfSomeRanks, UnaveragedParameters
 from ddpprof.record.consistency import Unaveraged, collectives_of_some_ranks, of_main_script, without_warnings
 from ddpprof.record.ddp_construction import known_to_ddp, noting_parameters
 from ddpprof.record.events import Events
-from ddpprof.record.waiting import PATIENCE_S, TrainingDevice
+from ddpprof.record.machine import PATIENCE_S, TrainingDevice
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity
 
 from ddpprof import own_files
 from ddpprof.record import profiler as profilers
+from ddpprof.record.machine import TrainingDevice
 from ddpprof.record.profiler import Bounds, StepProfiler, TraceFile, _activities
 from ddpprof.record.settings import Settings
-from ddpprof.record.waiting import TrainingDevice
 
 
 @pytest.fixture
