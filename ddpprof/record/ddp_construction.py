@@ -340,13 +340,17 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
         ddp._ddp_init_helper = functools.wraps(ddp._ddp_init_helper)(_init_helper(ddp._ddp_init_helper))
 
 
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process, as torch's own counters tell."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+
+
 def switch_ddp(ddp: Any, on: bool) -> None:
     """Take DDP away from its module, or put it back with a new reducer, as in unpickling. Call this between two steps.
 
     Raises `CannotRecord`.
     """
-    from ddpprof.record.step_notes import has_compiled  # which imports torch
-
     if on != getattr(ddp, _AWAY, False):
         return
     if has_compiled():

@@ -23,7 +23,7 @@ from ddpprof.model.backends import standard_name
 from ddpprof.record import consistency
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
-from ddpprof.record.ddp_construction import unfrozen_parameters
+from ddpprof.record.ddp_construction import has_compiled, unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
 from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
@@ -178,12 +178,6 @@ class JobEnvironment(Listener):
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }
-
-
-def has_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process, as torch's own counters tell."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def _number_of_cores() -> int | None:
