@@ -35,75 +35,47 @@ _LEAST_STEPS = 5
 """number of earlier steps by which a collective is known to be unusual"""
 
 
-class GlooCollective(NamedTuple):
+class Collective(NamedTuple):
     created_ns: int
     """time since 1970"""
     name: str
     numel: int
+    group: str = ""
+    sequence: int = 0
+    """its place among those of its process group"""
+    is_p2p: bool = False
 
 
-class NumberedCollective(NamedTuple):
-    """A collective with its place among those of its process group."""
-
-    created_ns: int
-    group: str
-    sequence: int
-    name: str
-    numel: int
-
-
-def numbered_collectives() -> tuple[NumberedCollective, ...]:
+def collectives(*, of_nccl: bool = True) -> tuple[Collective, ...]:
     """Return the collectives that this process has launched, in order; none if torch does not tell."""
-    entries = _entries_of(_OF_NCCL) or _entries_of(_OF_GLOO)
-    with suppress(TypeError, ValueError, AttributeError, LookupError):
-        return tuple(sorted(map(_with_number, filter(_is_collective, entries))))
+    for name in (_OF_NCCL, _OF_GLOO) if of_nccl else (_OF_GLOO,):
+        dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+        if dump is not None:
+            with suppress(RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+                entries = json.loads(dump(True, False)).get("entries", [])
+                found = tuple(sorted(_collective(entry) for entry in entries if "time_created_ns" in entry))
+                if found:
+                    return found
     return ()
 
 
-def _is_collective(entry: dict[str, Any]) -> bool:
-    return not entry.get("is_p2p") and "time_created_ns" in entry
+def _collective(entry: dict[str, Any]) -> Collective:
+    return Collective(
+        int(entry["time_created_ns"]),
+        str(entry.get("profiling_name", "")).rpartition(":")[2],
+        math.prod((entry.get("input_sizes") or [[0]])[0]),
+        str((entry.get("process_group") or ("",))[0]),
+        int(entry.get("collective_seq_id", 0)),
+        bool(entry.get("is_p2p")),
+    )
 
 
-def _with_number(entry: dict[str, Any]) -> NumberedCollective:
-    created_ns, name, numel = _collective(entry)
-    group = str((entry.get("process_group") or ("",))[0])
-    return NumberedCollective(created_ns, group, int(entry.get("collective_seq_id", 0)), name, numel)
-
-
-def collectives_of_gloo() -> tuple[GlooCollective, ...]:
-    """Return the collectives that this process has launched with gloo, in order; none if torch does not tell."""
-    return _dumped_by(_OF_GLOO)
-
-
-def _dumped_by(name: str) -> tuple[GlooCollective, ...]:
-    with suppress(TypeError, ValueError, AttributeError):
-        return tuple(_collective(entry) for entry in _entries_of(name) if "time_created_ns" in entry)
-    return ()
-
-
-def _entries_of(name: str) -> list[dict[str, Any]]:
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
-    if dump is None:
-        return []
-    try:
-        return list(json.loads(dump(True, False)).get("entries", []))
-    except (RuntimeError, TypeError, ValueError, AttributeError):
-        return []
-
-
-def _collective(entry: dict[str, Any]) -> GlooCollective:
-    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-    sizes = entry.get("input_sizes") or [[0]]
-    return GlooCollective(int(entry["time_created_ns"]), name, math.prod(sizes[0]))
-
-
-def all_reduces_since(since_ns: int) -> tuple[GlooCollective, ...]:
+def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
     """Return the all-reduces that this process has launched since then, in order."""
-    noted = _dumped_by(_OF_NCCL) or _dumped_by(_OF_GLOO)
-    return tuple(one for one in noted if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
+    return tuple(one for one in collectives() if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
 
 
-def unusual_collective(noted: Sequence[GlooCollective], step_starts_ns: Sequence[int]) -> GlooCollective | None:
+def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
     """Return the first collective that the last step had more often than any step before it.
 
     Only collectives count with which a rank goes on although no other takes part. `step_starts_ns`: when the last
@@ -125,7 +97,7 @@ def unusual_collective(noted: Sequence[GlooCollective], step_starts_ns: Sequence
     return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
 
 
-def place_of(collective: GlooCollective) -> str | None:
+def place_of(collective: Collective) -> str | None:
     """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
 
     Torch looks up all stacks for it, which takes a second. With NCCL that might never end, so it is for gloo only.
@@ -150,19 +122,19 @@ class LastBucket(NamedTuple):
     """when it was launched, ns since 1970"""
 
 
-def last_bucket(launched: Sequence[GlooCollective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
+def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
     """Return the last bucket among the all-reduces of a backward pass.
 
     Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.
     """
     following = [0] * len(bucket_numels)
     found = None
-    for created_ns, _, numel in launched:
+    for one in launched:
         for module, numels in enumerate(bucket_numels):
             index = following[module]
-            if index < len(numels) and numels[index] == numel:
+            if index < len(numels) and numels[index] == one.numel:
                 following[module] = index + 1
-                found = LastBucket(module, index, created_ns)
+                found = LastBucket(module, index, one.created_ns)
                 break
     return found
 
@@ -179,12 +151,12 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
 
     `since_ns`: beginning of the steps whose collectives are counted.
     """
-    collectives = numbered_collectives()
+    launched = [one for one in collectives() if not one.is_p2p]
     error, place = _error_of(training_thread)
     return OverdueFacts(
         stack_crc=crc_of(stack),
-        calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in collectives[-_MOST_CALLS:]),
-        kinds=_kinds([one for one in collectives[:-1] if one.created_ns >= since_ns]),
+        calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in launched[-_MOST_CALLS:]),
+        kinds=_kinds([one for one in launched[:-1] if one.created_ns >= since_ns]),
         error=error,
         error_place=place,
         wait=_wait_of(training_thread),
@@ -193,9 +165,9 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
     )
 
 
-def _kinds(collectives: Sequence[NumberedCollective]) -> tuple[KindOfCall, ...]:
+def _kinds(launched: Sequence[Collective]) -> tuple[KindOfCall, ...]:
     numbers: dict[tuple[str, str, int], list[int]] = {}
-    for one in collectives:
+    for one in launched:
         numbers.setdefault((one.group, one.name, one.numel), []).append(one.sequence)
     most_frequent = sorted(numbers.items(), key=lambda kind: -len(kind[1]))[:_MOST_KINDS]
     return tuple(KindOfCall(*kind, len(known), tuple(known[-2:])) for kind, known in most_frequent)

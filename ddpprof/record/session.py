@@ -35,7 +35,7 @@ from ddpprof.record.job import CrashFile, JobRank, how_it_ends, where_it_ends
 from ddpprof.record.launch import is_first_rank
 from ddpprof.record.machine import PATIENCE_S, STANDBY
 from ddpprof.record.optimizer_hooks import hook_optimizers
-from ddpprof.record.overdue_facts import collectives_of_gloo, place_of, unusual_collective
+from ddpprof.record.overdue_facts import collectives, place_of, unusual_collective
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import RunningPulse
 from ddpprof.record.settings import Settings
@@ -359,7 +359,7 @@ class Session(Listener):
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
-        found = unusual_collective(collectives_of_gloo(), pulse.step_starts_ns(_COMPARED_STEPS))
+        found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
             self.window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
             self.window.write_facts(ended, at_ns=self.window.ended_ns)

@@ -23,38 +23,18 @@ from ddpprof.linux_files import OF_MACHINE, number_in, own_groups
 from ddpprof.record.inject._ddpprof_ends import place
 from ddpprof.record.settings import settings_from_environment
 
-OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = (
-    (("--nnodes",), True),
-    (("--nproc-per-node", "--nproc_per_node"), True),
-    (("--rdzv-backend", "--rdzv_backend"), True),
-    (("--rdzv-endpoint", "--rdzv_endpoint"), True),
-    (("--rdzv-id", "--rdzv_id"), True),
-    (("--rdzv-conf", "--rdzv_conf"), True),
-    (("--standalone",), False),
-    (("--max-restarts", "--max_restarts"), True),
-    (("--monitor-interval", "--monitor_interval"), True),
-    (("--start-method", "--start_method"), True),
-    (("--event-log-handler", "--event_log_handler"), True),
-    (("--role",), True),
-    (("--no-python", "--no_python"), False),
-    (("--run-path", "--run_path"), False),
-    (("--log-dir", "--log_dir"), True),
-    (("-r", "--redirects"), True),
-    (("-t", "--tee"), True),
-    (("--local-ranks-filter", "--local_ranks_filter"), True),
-    (("--duplicate-stdout-filters", "--duplicate_stdout_filters"), True),
-    (("--duplicate-stderr-filters", "--duplicate_stderr_filters"), True),
-    (("--node-rank", "--node_rank"), True),
-    (("--master-addr", "--master_addr"), True),
-    (("--master-port", "--master_port"), True),
-    (("--local-addr", "--local_addr"), True),
-    (("--logs-specs", "--logs_specs"), True),
-    (("--numa-binding", "--numa_binding"), True),
-    (("--signals-to-handle", "--signals_to_handle"), True),
-    (("--shutdown-timeout", "--shutdown_timeout"), True),
-    (("--virtual-local-rank", "--virtual_local_rank"), False),
-    (("--log-line-prefix-template", "--log_line_prefix_template"), True),
-    (("--print-completion", "--print_completion"), True),
+_OPTIONS = (
+    "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "max-restarts",
+    "monitor-interval", "start-method", "event-log-handler", "role", "no-python", "run-path", "log-dir", "redirects",
+    "tee", "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "node-rank", "master-addr",
+    "master-port", "local-addr", "logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout",
+    "virtual-local-rank", "log-line-prefix-template", "print-completion",
+)  # fmt: skip
+_FLAGS = {"standalone", "no-python", "run-path", "virtual-local-rank"}
+_SHORT = {"redirects": "-r", "tee": "-t"}
+OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = tuple(
+    (tuple(dict.fromkeys((_SHORT.get(name, f"--{name}"), f"--{name}", f"--{name.replace('-', '_')}"))), name not in _FLAGS)
+    for name in _OPTIONS
 )
 """names of each option, and whether it takes a value; ``-m/--module`` is also an option of `ddpprof trace`"""
 

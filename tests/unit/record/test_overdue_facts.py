@@ -14,10 +14,9 @@ import torch
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, decode_facts, encode_facts
 from ddpprof.record import overdue_facts
 from ddpprof.record.overdue_facts import (
-    GlooCollective,
-    NumberedCollective,
+    Collective,
     all_reduces_since,
-    collectives_of_gloo,
+    collectives,
     place_of,
     unusual_collective,
 )
@@ -26,10 +25,10 @@ REDUCE, BUFFERS, BROADCAST = ("all_reduce", 100), ("broadcast", 80), ("broadcast
 STARTS_NS = [100 * step for step in range(1, 9)]
 
 
-def noted(*steps: list[tuple[str, int]], first_ns: int = 100) -> list[GlooCollective]:
+def noted(*steps: list[tuple[str, int]], first_ns: int = 100) -> list[Collective]:
     """Return collectives of steps that begin 100 ns apart."""
     return [
-        GlooCollective(first_ns + 100 * step + index, *kind)
+        Collective(first_ns + 100 * step + index, *kind)
         for step, kinds in enumerate(steps)
         for index, kind in enumerate(kinds)
     ]
@@ -69,13 +68,13 @@ def test_torch_is_asked_for_its_collectives(monkeypatch: pytest.MonkeyPatch) -> 
     c10d = torch._C._distributed_c10d
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: b"[]", raising=False)
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda *_: json.dumps({"entries": entries}), raising=False)
-    reduced = (GlooCollective(20, "all_reduce", 20), GlooCollective(30, "allreduce", 0))
-    assert collectives_of_gloo() == (GlooCollective(10, "broadcast", 5), *reduced)
+    reduced = (Collective(20, "all_reduce", 20), Collective(30, "allreduce", 0))
+    assert collectives(of_nccl=False) == (Collective(10, "broadcast", 5), *reduced)
     assert all_reduces_since(15) == reduced
     assert all_reduces_since(21) == reduced[1:]
     nccl = {"entries": [{"profiling_name": "nccl:all_reduce", "input_sizes": [[7]], "time_created_ns": 40}]}
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: json.dumps(nccl), raising=False)
-    assert all_reduces_since(21) == (GlooCollective(40, "all_reduce", 7),)
+    assert all_reduces_since(21) == (Collective(40, "all_reduce", 7),)
 
 
 def test_the_line_that_called_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,24 +85,24 @@ def test_the_line_that_called_a_collective(monkeypatch: pytest.MonkeyPatch) -> N
     entries = [{"time_created_ns": 10, "frames": [library, mine, main]}, {"time_created_ns": 20, "frames": [library]}]
     c10d = torch._C._distributed_c10d
     monkeypatch.setattr(c10d, "_dump_fr_trace", lambda *_: pickle.dumps({"entries": entries}), raising=False)
-    assert place_of(GlooCollective(10, "broadcast", 5)) == "/home/me/train.py:9 in f"
-    assert place_of(GlooCollective(20, "broadcast", 5)) is None
-    assert place_of(GlooCollective(30, "broadcast", 5)) is None
+    assert place_of(Collective(10, "broadcast", 5)) == "/home/me/train.py:9 in f"
+    assert place_of(Collective(20, "broadcast", 5)) is None
+    assert place_of(Collective(30, "broadcast", 5)) is None
     monkeypatch.delattr(c10d, "_dump_fr_trace")
-    assert place_of(GlooCollective(10, "broadcast", 5)) is None
+    assert place_of(Collective(10, "broadcast", 5)) is None
 
 
 BARRIER = ("0", "barrier", 0)
 NUMBERED_REDUCE = ("0", "all_reduce", 8)
 
 
-def numbered(*kinds: tuple[str, str, int]) -> tuple[NumberedCollective, ...]:
-    return tuple(NumberedCollective(at, group, at, name, numel) for at, (group, name, numel) in enumerate(kinds, 1))
+def numbered(*kinds: tuple[str, str, int]) -> tuple[Collective, ...]:
+    return tuple(Collective(at, name, numel, group, at) for at, (group, name, numel) in enumerate(kinds, 1))
 
 
 def test_calls_are_numbered_and_those_of_earlier_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = numbered(BARRIER, NUMBERED_REDUCE, NUMBERED_REDUCE, BARRIER)
-    monkeypatch.setattr(overdue_facts, "numbered_collectives", lambda: calls)
+    monkeypatch.setattr(overdue_facts, "collectives", lambda: calls)
     facts = overdue_facts.overdue_facts(threading.get_ident(), 2, None, "")
     assert facts.calls[-1] == Call("0", 4, "barrier", 0)
     assert facts.kinds == (KindOfCall(*NUMBERED_REDUCE, 2, (2, 3)),)

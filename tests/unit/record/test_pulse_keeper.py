@@ -21,7 +21,7 @@ from ddpprof.model.pulse import Ended
 from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
-from ddpprof.record.overdue_facts import GlooCollective
+from ddpprof.record.overdue_facts import Collective
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import _ROUNDS_PER_LOOK, PulseKeeper, RunningPulse
 
@@ -124,7 +124,7 @@ def test_an_overdue_backward_pass_has_a_bucket(
     pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
-    launched = [GlooCollective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
+    launched = [Collective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
     monkeypatch.setattr("ddpprof.record.pulse_keeper.all_reduces_since", lambda _since_ns: launched)
     keeper = keep(pulse)
     pulse.backward_begins(())
