@@ -55,13 +55,10 @@ class ReplicaNotes:
 
     def recording_begins(self, step: int) -> None:
         """Read the values before step number `step`, which is the same on all ranks."""
-        self._before = step, self._values()
+        self._before = step, values_of(self._parameters)
 
     def recording_ends(self, step: int) -> None:
-        self._after = step, self._values()
-
-    def _values(self) -> tuple[float, ...]:
-        return values_of(self._parameters)
+        self._after = step, values_of(self._parameters)
 
     def compared(self, module: int, num_unreduced_passes: int) -> Replica | None:
         """Return the values of the module with that index; ``None`` if there is nothing to compare."""
@@ -92,7 +89,8 @@ def some_to_read(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def values_of(parameters: Sequence[torch.Tensor]) -> tuple[float, ...]:
     """Return some values of each parameter."""
-    return tuple(value for parameter in parameters for value in _some_values(parameter))
+    flat = (parameter.detach().view(-1) for parameter in parameters)
+    return tuple(value for one in flat for value in one[:: -(-len(one) // _MAX_VALUES) or 1].tolist())
 
 
 def _can_be_read(parameter: torch.Tensor) -> bool:
@@ -100,11 +98,6 @@ def _can_be_read(parameter: torch.Tensor) -> bool:
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
     is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
     return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
-
-
-def _some_values(parameter: torch.Tensor) -> list[float]:
-    flat = parameter.detach().view(-1)
-    return flat[:: -(-len(flat) // _MAX_VALUES) or 1].tolist()
 
 
 @dataclass(slots=True)
@@ -227,7 +220,9 @@ def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tenso
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Return parameters by the class of the outermost module that has them, and by their names in it."""
     wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
-    having = [(module, own) for module in _living_modules() if wanted and (own := _own_parameters(module, wanted))]
+    # `isinstance` would ask for ``__class__``, to which some objects warn.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    having = [(module, own) for module in modules if wanted and (own := _own_parameters(module, wanted))]
     for module, own in sorted(having, key=lambda one: (-len(one[1]), -len("".join(one[1])))):
         left = {name: one for name, one in own.items() if wanted.pop(id(one), None) is not None}
         if left:
@@ -244,11 +239,6 @@ def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> di
     return {}
 
 
-def _living_modules() -> list[nn.Module]:
-    """Return all modules. `isinstance` would ask for ``__class__``, to which some objects warn."""
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-
-
 _MOST_BYTES = 100_000
 """scripts that take less than 0.1 s to read"""
 _RANK_NAMES = frozenset({"rank", "global_rank"})
@@ -260,6 +250,7 @@ _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
 """None stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+"""statements after which the rest of a function may be for the other ranks only"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
@@ -297,9 +288,10 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
         if len({ast.unparse(one.test) for one in branches}) != 1:
             continue  # there may be one for the other ranks
         for branch in branches:
-            if not _compares_rank(branch.test) or branch.orelse or _leaves_function(branch.body):
+            nodes = list(_own_nodes(branch.body))
+            if not _compares_rank(branch.test) or branch.orelse or any(isinstance(one, _LEAVES) for one in nodes):
                 continue
-            for call in (one for one in _own_nodes(branch.body) if isinstance(one, ast.Call)):
+            for call in (one for one in nodes if isinstance(one, ast.Call)):
                 name = collectives.get(call)
                 if name is not None and num_calls[name] == 1 and _is_of_default_group(call, name):
                     where = "" if isinstance(function, ast.Module) else f" in {function.name}"
@@ -355,11 +347,6 @@ def _compares_rank(test: ast.expr) -> bool:
     if isinstance(left, ast.Call):
         return not left.args and not left.keywords and ast.unparse(left.func).rpartition(".")[2] == "get_rank"
     return isinstance(left, _NAMES) and ast.unparse(left).rpartition(".")[2] in _RANK_NAMES
-
-
-def _leaves_function(body: Sequence[ast.stmt]) -> bool:
-    """Return whether what follows the branch may be for the other ranks only."""
-    return any(isinstance(one, _LEAVES) for one in _own_nodes(body))
 
 
 def _is_of_default_group(call: ast.Call, name: str) -> bool:

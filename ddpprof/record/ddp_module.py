@@ -22,7 +22,6 @@ from ddpprof.model import (
     DataParallelModule,
     DdpModule,
     Parameter,
-    Replica,
     StepMode,
 )
 from ddpprof.model.recorded_step import TORCH_TIMES
@@ -281,7 +280,7 @@ class RecordedModule:
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
         """number since the last forward; ``None`` if its backward pass is not to be reduced"""
-        self._num_unreduced = 0
+        self.num_unreduced = 0
         self._call = 0
         self._group: TimingProcessGroup | None = None
         self._group_installed = False
@@ -322,7 +321,7 @@ class RecordedModule:
             return
         self._call = call
         self._num_backwards += 1
-        self._num_unreduced += self._num_backwards > 1
+        self.num_unreduced += self._num_backwards > 1
 
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between steps, when no collective is in flight."""
@@ -429,10 +428,6 @@ class RecordedModule:
     def describe(self) -> DdpModule:
         unused = None if self._unused is None else self._unused - self._accumulated.ever
         return module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
-
-    def compared_replica(self) -> Replica | None:
-        """Return the replica's values; ``None`` if there is nothing to compare with other ranks."""
-        return self.replica.compared(self.index, self._num_unreduced)
 
 
 def _state_of_gradient(parameters: Sequence[nn.Parameter]) -> tuple[int, int] | None:

@@ -77,25 +77,15 @@ def _in_one_line(said: str) -> str:
     return f"{cause} ({first})" if cause else first
 
 
-@dataclass(frozen=True, slots=True)
-class EndPlace:
-    """Where the error was raised that ends the process; ``None`` where that is not known."""
-
-    line: str | None = None
-    """innermost line of the user's code, as ``file:line in function``"""
-    collective: str | None = None
-    """collective of torch in which it was raised"""
-
-
-def where_it_ends(error: BaseException | None) -> EndPlace:
-    """Return where in the traceback of the `error` that ends the process."""
+def where_it_ends(error: BaseException | None) -> dict[str, str | None]:
+    """Return fields of the `Record`: the user's line and the collective in which the `error` was raised, if known."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
-        return EndPlace()
+        return {}
     frames = frames_of(traceback.walk_tb(error.__traceback__))
     place = place_of_user(frames)
-    return EndPlace(None if place is None else str(place), collective_of(frames))
+    return {"ended_place": None if place is None else str(place), "ended_in": collective_of(frames)}
 
 
 class LastStep(Listener):
@@ -108,12 +98,8 @@ class LastStep(Listener):
     def __init__(self, path: Path) -> None:
         self._file = own_files.overwrite(path)
 
-    def step_ends(self, num_steps: int) -> None:
-        rundir.write_last_step(self._file, num_steps, time.time_ns())
-
-    def is_over(self, num_steps: int, ended_ns: int) -> None:
-        """Note that there are now `num_steps`, of which the last ended at `ended_ns`."""
-        rundir.write_last_step(self._file, num_steps, ended_ns)
+    def step_ends(self, num_steps: int, ended_ns: int | None = None) -> None:
+        rundir.write_last_step(self._file, num_steps, time.time_ns() if ended_ns is None else ended_ns)
 
     def close(self) -> None:
         os.close(self._file)
@@ -129,7 +115,7 @@ class CrashFile:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._number = -1
-        self._held: Callable[[], object | None] = _nothing
+        self._held: Callable[[], object | None] = lambda: None
         """returns the file as long as `faulthandler` holds it: it lets go if the script has it write elsewhere"""
 
     def open(self, path: Path) -> None:
@@ -157,10 +143,6 @@ class CrashFile:
                 own_files.remove_file(path)
 
 
-def _nothing() -> None:
-    return None
-
-
 class RankOutput:
     """``facts.json``, ``steps.jsonl``, ``last_step`` and losses of one rank. Every method raises ``OSError``."""
 
@@ -176,9 +158,6 @@ class RankOutput:
         """Write all that is known of the rank except its steps, which have a file of their own."""
         facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
         rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
-
-    def write_losses(self, losses: list[list[str]]) -> None:
-        rundir.write_json(self.directory / rundir.losses_file(self._rank), losses)
 
     def append_step(self, step: RecordedStep) -> None:
         """Append one flushed line, which survives the death of this process.
@@ -222,10 +201,6 @@ class Agreement:
         self.store = store
         self._world_size, self.group = world_size, group
         self._verdict = f"verdict/{crc32(repr(tuple(group)).encode()):x}"
-
-    def renewed(self, purpose: str) -> Agreement:
-        """Return an agreement of the same ranks about something else."""
-        return Agreement(PrefixStore(purpose, self.store), self._world_size, self.group)
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
@@ -447,7 +422,8 @@ class JobRank:
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
         captured.files = RankOutput(directory, self.rank)
-        captured._agreement = self.agreement.renewed(directory.name)
+        store = PrefixStore(directory.name, self.agreement.store)
+        captured._agreement = Agreement(store, self.world_size, self.agreement.group)
         return captured
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:

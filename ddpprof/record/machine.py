@@ -147,12 +147,7 @@ class Throttling:
         return self._total
 
 
-_THROTTLED = Throttling()
-
-
-def throttled_ns() -> int:
-    """Return for how long the limit of the control group has kept its processes from running."""
-    return _THROTTLED.total_ns()
+throttled_ns = Throttling().total_ns
 
 
 def _own_groups() -> str:

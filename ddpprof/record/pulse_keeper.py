@@ -289,7 +289,7 @@ class PulseKeeper:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples
         self._copied_summaries, self._copied_span = state.num_summaries, state.steps_per_summary
-        self._last_step.is_over(state.step, state.step_since_ns)
+        self._last_step.step_ends(state.step, state.step_since_ns)
 
 
 _ROUNDS_PER_LOOK = 8

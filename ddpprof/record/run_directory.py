@@ -136,7 +136,8 @@ def keep_part(
         if time.monotonic() > deadline:
             own_files.make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
-                _begin_part(directory, settings, run_id, world_size)
+                about = _about_run(settings, run_id, world_size)
+                _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
                 warn(_how_to_join(directory, leader))
                 return True
         time.sleep(0.05)
@@ -149,11 +150,6 @@ def _run_in(directory: Path) -> str | None:
         if rundir.RUN_FILE in os.listdir(directory):
             return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))
     return None
-
-
-def _begin_part(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
-    about = _about_run(settings, run_id, world_size)
-    _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
 
 
 def _how_to_join(directory: Path, leader: int) -> str:

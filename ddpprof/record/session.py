@@ -338,7 +338,7 @@ class Session(Listener):
         if ended == "finished" and self.job.files is None and not self._settings.trial:
             self._say_why_nothing_is_recorded()
         if self._losses is not None and self.job.files is not None and self.notes.device.comes_to_rest(PATIENCE_S):
-            self.job.files.write_losses(self._losses.values())
+            rundir.write_json(self.job.files.directory / rundir.losses_file(self.job.rank), self._losses.values())
         if pulse is not None and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
             self._add_unusual_collective(ended, pulse.writer)
 

@@ -120,13 +120,10 @@ class JobEnvironment(Listener):
     def __init__(self) -> None:
         self._framework: str | None = None
         self._checkpoints: list[str] = []
-        self._device = "cpu"
-        self._backend = ""
+        self._of_ddp: dict[str, Any] = {"device": "cpu", "backend": "", "timeout_s": None, "joins": False}
         self._groups: set[tuple[int, ...]] = set()
         """ranks of the process groups in which the modules' gradients are averaged"""
         self._world_size = 0
-        self._timeout_s: float | None = None
-        self._joins = False
 
     def look_who_calls(self) -> None:
         """Note which framework, if any, makes or calls the DDP module."""
@@ -134,15 +131,17 @@ class JobEnvironment(Listener):
 
     def describe(self, ddp: DistributedDataParallel) -> None:
         self.look_who_calls()
-        self._device = ddp.device_type
-        self._backend = backend_for(ddp.process_group, ddp.device_type)
-        self._timeout_s = _timeout_s(ddp.process_group, ddp.device_type)
-        self._joins = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+        self._of_ddp = {
+            "device": ddp.device_type,
+            "backend": backend_for(ddp.process_group, ddp.device_type),
+            "timeout_s": _timeout_s(ddp.process_group, ddp.device_type),
+            "joins": bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
+        }
 
     def describe_group(self, group: dist.ProcessGroup) -> None:
         """Note the job's process group, of a job that fails before its DDP module is called."""
         self.look_who_calls()
-        self._backend = standard_name(str(dist.get_backend(group)))
+        self._of_ddp["backend"] = standard_name(str(dist.get_backend(group)))
 
     def averages_in(self, group: dist.ProcessGroup) -> None:
         """Note the process group of a DDP module."""
@@ -162,32 +161,20 @@ class JobEnvironment(Listener):
 
     def facts(self) -> dict[str, Any]:
         """Return fields of the `Record`."""
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         return {
-            "device": self._device,
-            "backend": self._backend,
+            **self._of_ddp,
             "group_size": len(next(iter(self._groups))) if len(self._groups) == 1 else None,
             "group_ranks": self._together(),
-            "timeout_s": self._timeout_s,
-            "joins": self._joins,
             "framework": self._framework,
             "is_compiled": has_compiled(),
-            "num_cores": _number_of_cores(),
-            "core_list": core_list(),
+            "num_cores": os.cpu_count() if cores is None else len(cores),
+            "core_list": None if cores is None else ",".join(map(str, cores)),
             "cpu_quota": cpu_quota(),
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }
-
-
-def _number_of_cores() -> int | None:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def core_list() -> str | None:
-    """Return the cores on which this process may run, such as ``"0,1,2"``; ``None`` if the system does not tell."""
-    return ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else None
 
 
 def backend_for(group: Any, device_type: str) -> str:
@@ -482,7 +469,7 @@ class StepNotes(Listener):
     def _facts_of_modules(self) -> dict[str, Any]:
         if self._facts_of_released is not None:
             return self._facts_of_released
-        replicas = (module.compared_replica() for module in self.modules)
+        replicas = (module.replica.compared(module.index, module.num_unreduced) for module in self.modules)
         return {
             "modules": tuple(module.describe() for module in self.modules),
             "replicas": tuple(replica for replica in replicas if replica is not None),

@@ -33,8 +33,8 @@ _OPTIONS = (
 _FLAGS = {"standalone", "no-python", "run-path", "virtual-local-rank"}
 _SHORT = {"redirects": "-r", "tee": "-t"}
 OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = tuple(
-    (tuple(dict.fromkeys((_SHORT.get(name, f"--{name}"), f"--{name}", f"--{name.replace('-', '_')}"))), name not in _FLAGS)
-    for name in _OPTIONS
+    (tuple(dict.fromkeys((_SHORT.get(it, f"--{it}"), f"--{it}", f"--{it.replace('-', '_')}"))), it not in _FLAGS)
+    for it in _OPTIONS
 )
 """names of each option, and whether it takes a value; ``-m/--module`` is also an option of `ddpprof trace`"""
 

@@ -18,7 +18,7 @@ from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
 from ddpprof.record.ddp_construction import switch_ddp
 from ddpprof.record.events import EVENTS, Listener
-from ddpprof.record.job import EndPlace, JobRank
+from ddpprof.record.job import JobRank
 from ddpprof.record.machine import GRACE_S, PATIENCE_S, TrainingDevice
 from ddpprof.record.profiler import Bounds, StepProfiler
 from ddpprof.record.settings import Settings
@@ -122,7 +122,7 @@ class Window:
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
-        self.end_place = EndPlace()
+        self.end_place: dict[str, str | None] = {}
         """where an error ended the training"""
         self.ended_ns: int | None = None
         """when it ended, as it was last written"""
@@ -357,6 +357,5 @@ class Window:
         if ended is not None:
             self.ended_ns = at_ns or time.time_ns()
             end = {"ended_unix_ns": self.ended_ns, "num_steps": self.step}
-            end |= {"ended_place": self.end_place.line, "ended_in": self.end_place.collective}
-            end |= {"unusual_collective": self.unusual_collective}
+            end |= {**self.end_place, "unusual_collective": self.unusual_collective}
         self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

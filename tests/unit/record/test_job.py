@@ -22,7 +22,6 @@ from ddpprof.record.job import (
     AgreedRecording,
     Agreement,
     CrashFile,
-    EndPlace,
     JobRank,
     LastStep,
     how_it_ends,
@@ -141,12 +140,13 @@ def raised(place: str) -> BaseException:
 
 
 def test_where_it_ends() -> None:
-    assert where_it_ends(raised("elsewhere")) == EndPlace("/home/me/train.py:2 in train", None)
-    assert where_it_ends(raised("in-a-collective")) == EndPlace("/home/me/train.py:2 in train", "barrier")
-    assert where_it_ends(None) == where_it_ends(SystemExit(3)) == EndPlace()
+    mine = {"ended_place": "/home/me/train.py:2 in train"}
+    assert where_it_ends(raised("elsewhere")) == {**mine, "ended_in": None}
+    assert where_it_ends(raised("in-a-collective")) == {**mine, "ended_in": "barrier"}
+    assert where_it_ends(None) == where_it_ends(SystemExit(3)) == {}
     caught = SystemExit(1)
     caught.__context__ = raised("elsewhere")
-    assert where_it_ends(caught).line == "/home/me/train.py:2 in train"
+    assert where_it_ends(caught)["ended_place"] == "/home/me/train.py:2 in train"
 
 
 FACTS = {"format": 1, "rank": 0, "world_size": 1, "host": "node", "pid": 7, "device": "cpu", "backend": "gloo",
@@ -157,7 +157,7 @@ def test_the_last_number_is_there_without_an_end(tmp_path: Path) -> None:
     (tmp_path / "rank-0.facts.json").write_text(json.dumps(FACTS))
     last = LastStep(tmp_path / last_step_file(0))
     for number in (9, 10, 123_456):
-        last.is_over(number, 5 * number)
+        last.step_ends(number, 5 * number)
     record = load_record(tmp_path, 0)
     last.close()
     assert record is not None
@@ -187,7 +187,7 @@ def test_a_file_that_says_nothing(content: bytes, tmp_path: Path) -> None:
 def test_a_rank_that_said_how_it_ended(tmp_path: Path) -> None:
     facts = {**FACTS, "ended": "failed: ValueError: x", "num_steps": 14, "ended_unix_ns": 99}
     (tmp_path / "rank-0.facts.json").write_text(json.dumps(facts))
-    LastStep(tmp_path / last_step_file(0)).is_over(3, 99)
+    LastStep(tmp_path / last_step_file(0)).step_ends(3, 99)
     record = load_record(tmp_path, 0)
     assert record is not None
     assert (record.num_steps, record.ended_unix_ns, record.last_step_unix_ns) == (14, 99, None)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddpprof.model import StepMode
 from ddpprof.record import ddp_construction
 from ddpprof.record.ddp_construction import noting_parameters
-from ddpprof.record.job import EndPlace, LastStep
+from ddpprof.record.job import LastStep
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
 
@@ -35,7 +35,7 @@ class Steps:
     def __init__(self, step: int) -> None:
         self.step = step
         self.said: list[tuple[str | None, int]] = []
-        self.end_place = EndPlace()
+        self.end_place: dict[str, str | None] = {}
 
     def write_facts(self, ended: str | None) -> None:
         self.said.append((ended, self.step))
@@ -78,7 +78,7 @@ def test_a_training_fails_within_a_capture(within_a_capture: Session, main: Step
     within_a_capture.close(failed.value)
     assert (main.said, capture.said) == ([("failed: ValueError: bad batch", 13)],) * 2
     assert main.end_place == capture.end_place
-    assert str(main.end_place.line).endswith("in _fails")
+    assert str(main.end_place["ended_place"]).endswith("in _fails")
 
 
 def test_recording_stops_within_a_capture(within_a_capture: Session, main: Steps, capture: Steps) -> None:
