@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddpprof.model import Run, Trace
     from ddpprof.pipeline.whatif import whatif
     from ddpprof.record import hooks
-    from ddpprof.record.profile import profile, watch
+    from ddpprof.record.api import profile, watch
     from ddpprof.report import Report
     from ddpprof.report.build import build_report
     from ddpprof.statistics import between_runs
@@ -68,9 +68,9 @@ _HOME = {
     "load_trace": "ddpprof.load.rank",
     "main": "ddpprof.cli",
     "measure_overlap": "ddpprof.topics.steps.overlap",
-    "profile": "ddpprof.record.profile",
+    "profile": "ddpprof.record.api",
     "shift_between": "ddpprof.statistics.shift",
-    "watch": "ddpprof.record.profile",
+    "watch": "ddpprof.record.api",
     "whatif": "ddpprof.pipeline.whatif",
 }
 

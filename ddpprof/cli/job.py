@@ -216,7 +216,7 @@ def _run_recorded(
 ) -> JobEnd:
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
-    from ddpprof.record.exits import OomKills
+    from ddpprof.record.torchrun import OomKills
 
     options, words = job.options, job.words
     settings = _settings_of(job, out, settings, inside)
@@ -265,7 +265,7 @@ def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -
     Raises ``RunExists`` if an earlier run must be kept.
     """
     from ddpprof.record import launch
-    from ddpprof.record.attempts import agent_of_this_process
+    from ddpprof.record.run_directory import agent_of_this_process
 
     shown = not job.options.no_command
     settings = dataclasses.replace(
@@ -299,14 +299,14 @@ def _check_packages(options: argparse.Namespace) -> None:
 
 def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills: int | None) -> None:
     """Write how the job, or inside a job this rank, ended; a rank that is killed cannot do that itself."""
-    from ddpprof.record import exits
     from ddpprof.record.launch import rank_given
+    from ddpprof.record.torchrun import append_exit
 
     whose = {"rank": int(rank_given() or 0)} if inside else {"is_job": True}
     code = outcome.exit_code if outcome.signal is None else -outcome.signal
     with suppress(OSError, ValueError):  # the job's exit code is what counts
         how = {"exit_code": code, "interrupted": outcome.interrupted, "num_oom_kills": num_oom_kills}
-        exits.append(Path(settings.out), {**whose, **how})
+        append_exit(Path(settings.out), {**whose, **how})
 
 
 def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str:

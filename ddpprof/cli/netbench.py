@@ -66,10 +66,10 @@ def run_netbench(options: argparse.Namespace) -> int:
         return _run_as_a_rank(options)
     if options.torchrun is None:
         raise DdpprofError("say how many ranks: ddpprof netbench --nproc-per-node 2 (in a job, they are the job's).")
-    from ddpprof.record.netbench_job import run_ranks
+    from ddpprof.record.launch import run_netbench
 
     sys.stdout.flush()
-    if run_ranks(options.torchrun, _own_words(options)):
+    if run_netbench(options.torchrun, _own_words(options)):
         raise KeyboardInterrupt
     return 0
 

@@ -32,9 +32,10 @@ from ddpprof.experiments.plan import (
     write_end,
     write_plan,
 )
-from ddpprof.record import launch, one_rank
-from ddpprof.record.schedule import Schedule
+from ddpprof.record import launch
 from ddpprof.record.settings import Settings
+from ddpprof.record.steps import Schedule
+from ddpprof.record.torchrun import launcher_variables
 from ddpprof.redaction import without_secrets
 from ddpprof.rundir import read_world_size
 
@@ -228,7 +229,7 @@ def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[st
     if experiment.torchrun is not None:
         return launch.script_command(words, experiment.as_module, experiment.torchrun), {}
     if variant.nproc == 1:
-        return launch.script_command(words, experiment.as_module, None), one_rank.launcher_variables()
+        return launch.script_command(words, experiment.as_module, None), launcher_variables()
     torchrun = ["--standalone", f"--nproc-per-node={variant.nproc}"]
     return launch.script_command(words, experiment.as_module, torchrun), {}
 

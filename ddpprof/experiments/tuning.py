@@ -10,7 +10,7 @@ from statistics import median
 
 import msgspec
 
-from ddpprof import __version__, rundir
+from ddpprof import rundir
 from ddpprof.engine.frameworks import compression, ddp_argument
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.joint_ratios import Steps, is_losing, joint_ratios, start_spread, timed_steps
@@ -35,6 +35,7 @@ from ddpprof.report.build import build_report
 from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
 from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
+from ddpprof.version import __version__
 
 
 def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:

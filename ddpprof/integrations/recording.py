@@ -6,7 +6,7 @@ import atexit
 import sys
 from typing import Any
 
-from ddpprof.record.profile import profile
+from ddpprof.record.api import profile
 
 
 class CallbackRecording:

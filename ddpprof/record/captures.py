@@ -8,28 +8,192 @@
                           it, to which that rank has contributed after its note
 
 All but the last two happen in the thread that keeps the pulse, so that training only looks at the board while all ranks
-are about to begin.
+are about to begin. The board is a folder in the run directory if all ranks run on one machine; otherwise it is the
+job's own store, which needs no shared disk. No note is ever changed, so that each rank reads the same.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
+from torch.distributed import Store
 
-from ddpprof import rundir
+from ddpprof import own_files, rundir
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.model.tables import Int64Column
-from ddpprof.monitor.pulse_files import read_head
-from ddpprof.record.boards import Board
-from ddpprof.record.control import Control
+from ddpprof.monitor.pulse_files import machine_id, read_head
 from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
+from ddpprof.rundir import BOARD_DIRECTORY, CONTROL_SOCKET
+
+_PLACES_S = 10.0
+"""seconds for all ranks to say on which machine they run"""
+
+
+class Board(Protocol):
+    def post(self, note: str, text: str) -> None:
+        """Leave a note. Raises ``OSError`` or ``RuntimeError``."""
+
+    def read(self, note: str) -> str | None:
+        """Return the text of a note; ``None`` if it is not there. Raises as `post` does."""
+
+    def sign(self, list_name: str) -> None:
+        """Put this rank on a list, where it may be already. Raises as `post` does."""
+
+    def num_signed(self, list_name: str) -> int:
+        """Return how many ranks are on a list. Raises as `post` does."""
+
+
+class FolderBoard:
+    """A board for ranks on one machine."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._folder = directory / BOARD_DIRECTORY
+        self._rank = rank
+        own_files.make_folder(self._folder)
+
+    def post(self, note: str, text: str) -> None:
+        own_files.write_whole(self._folder / note, text.encode())
+
+    def read(self, note: str) -> str | None:
+        try:
+            return (self._folder / note).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def sign(self, list_name: str) -> None:
+        own_files.write_whole(self._folder / f"{list_name}.{self._rank}", b"")
+
+    def num_signed(self, list_name: str) -> int:
+        return sum(name.startswith(f"{list_name}.") for name in os.listdir(self._folder))
+
+
+class StoreBoard:
+    """A board in the job's store, through a connection of its own where torch can make one.
+
+    Training waits for the store's connection while another thread uses it, so the thread that looks at the board needs
+    its own.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store.clone() if hasattr(store, "clone") else store
+        self._rank = rank
+
+    def post(self, note: str, text: str) -> None:
+        self._store.set(note, text)
+
+    def read(self, note: str) -> str | None:
+        return self._store.get(note).decode() if self._store.check([note]) else None
+
+    def sign(self, list_name: str) -> None:
+        if self._store.add(f"{list_name}.{self._rank}", 1) == 1:
+            self._store.add(list_name, 1)
+
+    def num_signed(self, list_name: str) -> int:
+        return self._store.add(list_name, 0)
+
+
+class Neighbours:
+    """Do all ranks run on this machine and see this folder? Every rank says where it is, and asks a little later."""
+
+    def __init__(self, directory: Path, store: Store, rank: int, world_size: int) -> None:
+        """Say where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
+        self._directory, self._store, self._rank, self._world_size = directory, store, rank, world_size
+        folder = directory.stat()  # containers of one machine may have folders of the same name
+        self._key = f"on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
+        self._deadline = time.monotonic() + _PLACES_S
+        self._num_here = store.add(self._key, 1)
+
+    def board(self) -> Board | None:
+        """Return the board of the ranks; ``None`` while it is not known where they are. Raises as `Board.post` does."""
+        if self._num_here < self._world_size:
+            self._num_here = self._store.add(self._key, 0)
+        if self._num_here >= self._world_size:
+            return FolderBoard(self._directory, self._rank)
+        if time.monotonic() > self._deadline:
+            return StoreBoard(self._store, self._rank)
+        return None
+
+
+_MOST_REQUEST_BYTES = 4096
+_REQUEST_S = 5.0
+"""seconds for a client to send its request"""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Control:
+    """A thread that listens until it is closed. One request is answered at a time, and others are refused meanwhile."""
+
+    def __init__(self, directory: Path, handle: Callable[[CaptureRequest], Iterator[CaptureAnswer]]) -> None:
+        """Begin to listen. `handle` yields the answers to a request. Raises ``OSError``."""
+        self._handle = handle
+        self._answering = threading.Lock()
+        self._path = directory / CONTROL_SOCKET
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        own_files.remove_file(self._path)
+        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has another mode there
+        with own_files.short_path(self._path) as path:
+            self._socket.bind(path)
+        self._socket.listen(4)
+        self._thread = threading.Thread(target=self._serve, name="ddpprof-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        own_files.remove_file(self._path)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            try:
+                threading.Thread(target=self._answer, args=(client,), name="ddpprof-request", daemon=True).start()
+            except RuntimeError:  # the interpreter exits, and from Python 3.12 on starts no threads any more
+                client.close()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client, suppress(OSError):  # the client has gone
+            client.settimeout(_REQUEST_S)
+            for answer in self._answers(client):
+                client.sendall(msgspec.json.encode(answer) + b"\n")
+
+    def _answers(self, client: socket.socket) -> Iterator[CaptureAnswer]:
+        _, user, _ = _CREDENTIALS.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        with client.makefile("rb") as lines:
+            request = lines.readline(_MOST_REQUEST_BYTES)  # before any answer, which an unread request would discard
+        if user != os.geteuid():
+            yield CaptureAnswer(refused="the job belongs to another user.")
+            return
+        try:
+            asked = msgspec.json.decode(request, type=CaptureRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            yield CaptureAnswer(refused=f"the job does not understand the request: {error}.")
+            return
+        if not self._answering.acquire(blocking=False):
+            yield CaptureAnswer(
+                refused="the job is answering another request, or waits for a slow-down that it asked for."
+            )
+            return
+        try:
+            yield from self._handle(asked)
+        finally:
+            self._answering.release()
+
 
 _ANSWER_S = 60.0
 """seconds for all ranks to be ready"""
@@ -55,7 +219,7 @@ class Captures:
         """Say where this rank runs, and begin to take requests if it listens. The rank's files must be open."""
         assert job.files is not None
         self._job, self._settings, self._directory = job, settings, job.files.directory
-        self._neighbours = job.neighbours()
+        self._neighbours = Neighbours(self._directory, job.agreement.store, job.rank, job.world_size)
         self._board: Board | None = None
         self._number = 1
         """number of the current or next capture"""

@@ -1,35 +1,273 @@
-"""A process's place in the job: its rank, the run directory that all ranks agree on, and its own files."""
+"""A process's place in the job: its rank, the run directory that all ranks agree on, its own files, and its end.
+
+All ranks record into one run directory, or none does. One rank leads: it opens the run directory and announces it in
+the job's own store. Every rank counts itself in before its first synchronising backward pass. Once the all-reduces of
+that pass are over on the device, all ranks of its process group have counted themselves in; with a comm hook that does
+not wait, they get a moment to appear. The first of the group to look writes the verdict, and the others read it.
+
+A job may have ranks that never train with DDP, and only generate. If rank 0 is one of them, the lowest rank of a
+process group leads.
+"""
 
 from __future__ import annotations
 
 import copy
+import faulthandler
 import itertools
+import json
 import os
 import socket
 import sys
 import time
+import traceback
 import uuid
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store
 
-from ddpprof import rundir
+from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.model import Record
+from ddpprof.model import Record, RecordedStep
 from ddpprof.model.pulse import PulseIdentity
+from ddpprof.model.stack import collective_of, frames_of, place_of_user
 from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
-from ddpprof.record.agreement import Agreement
-from ddpprof.record.boards import Neighbours
-from ddpprof.record.device import PATIENCE_S, TrainingDevice
+from ddpprof.record.events import Listener
 from ddpprof.record.launch import is_first_rank, rank_given
-from ddpprof.record.output import RankOutput
+from ddpprof.record.machine import PATIENCE_S, TrainingDevice
+from ddpprof.record.profiler import TraceFile
 from ddpprof.record.run_directory import keep_part, open_capture, open_run
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
+
+_MOST_WORDS = 200
+
+
+def how_it_ends(error: BaseException | None) -> str:
+    """Return ``"finished"``, ``"interrupted"`` for Ctrl-C, or ``"failed: "`` with `error`, which ends the process."""
+    if isinstance(error, SystemExit):
+        if error.code in (None, 0):
+            return "finished"
+        error = error.__context__ or error  # `mp.spawn` catches the error that ends a rank, and exits with 1
+    if error is None:
+        return "finished"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if "exited unexpectedly" in str(error) and error.__cause__ is not None:
+        error = error.__cause__  # `DataLoader` says with it what killed its worker
+    said = _in_one_line(str(error).strip())
+    return f"failed: {type(error).__name__}: {said if len(said) <= _MOST_WORDS else f'{said[: _MOST_WORDS - 1]}…'}"
+
+
+def _in_one_line(said: str) -> str:
+    """Return the first line of an error and, of NCCL's and a `DataLoader`'s, also the one that names the cause."""
+    first, (_, _, cause) = said.partition("\n")[0], said.partition("Last error:\n")
+    if first.startswith("Caught "):  # in a worker process, whose traceback follows
+        cause = said.rpartition("\n")[2]
+    cause = cause.partition("\n")[0].strip()
+    return f"{cause} ({first})" if cause else first
+
+
+def where_it_ends(error: BaseException | None) -> dict[str, str | None]:
+    """Return fields of the `Record`: the user's line and the collective in which the `error` was raised, if known."""
+    if isinstance(error, SystemExit) and error.__context__ is not None:
+        error = error.__context__
+    if error is None or isinstance(error, SystemExit):
+        return {}
+    frames = frames_of(traceback.walk_tb(error.__traceback__))
+    place = place_of_user(frames)
+    return {"ended_place": None if place is None else str(place), "ended_in": collective_of(frames)}
+
+
+class LastStep(Listener):
+    """How many steps this rank has finished, in a file that is rewritten after every step, or by `PulseKeeper`.
+
+    The operating system has the number at once, so it outlives a process that is killed. The file is not mapped into
+    memory: truncating it would end the training with SIGBUS. Every method raises ``OSError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = own_files.overwrite(path)
+
+    def step_ends(self, num_steps: int, ended_ns: int | None = None) -> None:
+        rundir.write_last_step(self._file, num_steps, time.time_ns() if ended_ns is None else ended_ns)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class CrashFile:
+    """A file into which Python writes where all threads stand, if a signal such as SIGABRT ends the process.
+
+    Gloo aborts a process whose collective meets another one, which then can say nothing itself. A script that has
+    `faulthandler` write elsewhere keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._number = -1
+        self._held: Callable[[], object | None] = lambda: None
+        """returns the file as long as `faulthandler` holds it: it lets go if the script has it write elsewhere"""
+
+    def open(self, path: Path) -> None:
+        """Begin. Raises ``OSError``."""
+        if not faulthandler.is_enabled():
+            self._number = own_files.overwrite(path)  # it stays open: the signal may come at any time
+            self._path = path
+            file = os.fdopen(self._number, "wb", buffering=0, closefd=False)
+            if sys.version_info >= (3, 14):
+                faulthandler.enable(file, c_stack=False)
+            else:
+                faulthandler.enable(file)
+            self._held = weakref.ref(file)
+
+    def close(self) -> None:
+        """Have Python write stacks nowhere, as before, and remove the file if there was no such signal."""
+        path, self._path = self._path, None
+        if path is None:
+            return
+        if self._held() is not None:
+            faulthandler.disable()
+        with suppress(OSError):  # somebody may have removed the run
+            os.close(self._number)
+            if not path.stat().st_size:
+                own_files.remove_file(path)
+
+
+class RankOutput:
+    """``facts.json``, ``steps.jsonl``, ``last_step`` and losses of one rank. Every method raises ``OSError``."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.directory = directory
+        self._rank = rank
+        self.trace = TraceFile(directory, rank)
+        self._steps = os.fdopen(own_files.overwrite(directory / rundir.steps_file(rank)), "wb")
+        self._encode = msgspec.json.Encoder().encode
+        self.last_step = LastStep(directory / rundir.last_step_file(rank))
+
+    def write_facts(self, record: Record) -> None:
+        """Write all that is known of the rank except its steps, which have a file of their own."""
+        facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
+        rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
+
+    def append_step(self, step: RecordedStep) -> None:
+        """Append one flushed line, which survives the death of this process.
+
+        The step ends when all but its end, the last field, is encoded, so that this cost is part of the step.
+        """
+        line = self._encode(step).removesuffix(b"0}")
+        self._steps.write(b"%b%d}\n" % (line, time.time_ns()))
+        self._steps.flush()
+
+    def close(self) -> None:
+        self._steps.close()
+        self.last_step.close()
+
+
+_JOIN_PATIENCE_S = 2.0
+"""seconds that a rank may be behind if nothing synchronised it"""
+_OFFER_S = 30.0
+"""seconds that the rank that leads may take to open the run directory"""
+
+
+@dataclass(frozen=True)
+class AgreedRecording:
+    out: str | None
+    """run directory; ``None`` if nothing can be recorded"""
+    run_id: str
+    everyone: bool
+    """True if every rank of the process group records"""
+    problem: str | None
+    leader: int
+    """the rank that leads"""
+
+
+class Agreement:
+    def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
+        """Create this rank's part.
+
+        `store`: the part of the job's own store that belongs to this agreement. `group`: the ranks that average
+        gradients together, including this one.
+        """
+        self.store = store
+        self._world_size, self.group = world_size, group
+        self._verdict = f"verdict/{crc32(repr(tuple(group)).encode()):x}"
+
+    def is_possible(self) -> bool:
+        """Return whether the store keeps anything; that of the MPI backend does not."""
+        try:
+            self.store.add("possible", 0)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, NotImplementedError) or "virtual" in str(error):
+                return False
+            raise
+        return True
+
+    def lead(self, rank: int) -> bool:
+        """Try to lead. Return False if another rank does."""
+        return bool(self.store.compare_set("leader", "", str(rank)).decode() == str(rank))
+
+    def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
+        """Announce where the run goes, or why it cannot. The rank that leads calls this."""
+        self.store.set("offer", json.dumps([out, run_id, problem]))
+
+    def join(self, rank: int) -> None:
+        """Say that this rank records. Every rank calls this before its first synchronising backward pass."""
+        self.store.set(f"joined/{rank}", "1")
+
+    def is_led(self) -> bool:
+        return bool(self.store.check(["leader"]))
+
+    def verdict(self, patience_s: float = _JOIN_PATIENCE_S, offer_s: float = _OFFER_S) -> AgreedRecording | None:
+        """Return the verdict; ``None`` if no rank has led so far.
+
+        Every rank calls this after its first synchronising backward pass.
+
+        `patience_s`: time for other ranks to appear. `offer_s`: time for the rank that leads to open the run directory.
+        """
+        deadline = time.monotonic() + patience_s
+        all_joined = self._by(deadline, lambda: bool(self.store.check([f"joined/{rank}" for rank in self.group])))
+        if not self._by(deadline, self.is_led):
+            return None
+        if not self._by(time.monotonic() + offer_s, lambda: bool(self.store.check(["offer"]))):
+            return None
+        said = self.store.compare_set(self._verdict, "", "all" if all_joined else "some").decode()
+        out, run_id, problem = json.loads(self.store.get("offer"))
+        return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
+
+    def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
+        """Return whether something becomes so in time, or until another rank of the group has decided."""
+        while not is_so():
+            if self.store.check([self._verdict]) or time.monotonic() > deadline:
+                return is_so()  # it may have become so just before
+            time.sleep(0.02)
+        return True
+
+    def come_to_the_end(self) -> None:
+        """Note that this rank still records. Call this before an all-reduce of the last step that ranks share."""
+        self.store.add("at-end", 1)
+
+    def all_came_to_the_end(self) -> bool:
+        """Return whether all ranks still recorded: the same answer on all. Call this after that step's all-reduces."""
+        return self.store.add("at-end", 0) >= self._world_size
+
+    def veto(self) -> None:
+        """Keep all ranks from profiling, since this one cannot."""
+        self.store.set("veto", "1")
+
+    def vetoed(self) -> bool:
+        """Return whether any rank vetoed before the all-reduces whose end this rank has seen."""
+        return bool(self.store.check(["veto"]))
+
 
 _session_numbers = itertools.count()
 _LAST_PATIENCE_S = 0.5
@@ -184,13 +422,9 @@ class JobRank:
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
         captured.files = RankOutput(directory, self.rank)
-        captured._agreement = self.agreement.renewed(directory.name)
+        store = PrefixStore(directory.name, self.agreement.store)
+        captured._agreement = Agreement(store, self.world_size, self.agreement.group)
         return captured
-
-    def neighbours(self) -> Neighbours:
-        """Say to the other ranks where this one is; every rank calls this at the same step. Raises ``OSError``."""
-        assert self.files is not None
-        return Neighbours(self.files.directory, self.agreement.store, self.rank, self.world_size)
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""

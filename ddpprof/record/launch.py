@@ -1,6 +1,9 @@
 """Launch of the user's command with ddpprof injected; signals and the exit code are passed on.
 
 This needs no torch. The job's stdin, stdout and stderr are those of the terminal, except in trials.
+
+`run_netbench` starts the ranks of `ddpprof netbench`. If all of them are on this machine, they meet in a file, and
+gloo listens on the loopback interface, so that nobody else can reach them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,9 +26,17 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ddpprof import rundir
-from ddpprof.child_processes import Process, adopt_orphans, descendants, end_descendants, end_with_parent, start
+from ddpprof.child_processes import (
+    Process,
+    adopt_orphans,
+    descendants,
+    end_descendants,
+    end_with_parent,
+    helper_environment,
+    start,
+)
 from ddpprof.errors import CannotRecord, how_to_install
-from ddpprof.record import attempts
+from ddpprof.record import run_directory
 from ddpprof.record.run_directory import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 from ddpprof.scratch import scratch_folder
@@ -113,7 +125,7 @@ def clear_out(settings: Settings, inside: bool = False) -> Settings:
     Raises ``RunExists`` if an earlier run must be kept.
     """
     directory = Path(settings.out)
-    if inside and attempts.is_restart(directory, settings):
+    if inside and run_directory.is_restart(directory, settings):
         return dataclasses.replace(settings, force=False)
     refuse_earlier_run(directory, settings.force)
     if settings.force and directory.is_dir():
@@ -281,3 +293,55 @@ def _pass_on(job: int, number: int) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)
+
+
+STORE_VARIABLE = "DDPPROF_NETBENCH_STORE"
+"""variable that names the file in which the ranks meet"""
+
+_ON_THIS_MACHINE = ("--nproc-per-node", "--nproc_per_node", "--standalone")
+_OWN_WORDS = re.compile(r"^ddpprof: (.*)$", re.MULTILINE)
+_ENDED_RANKS = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+
+
+def run_netbench(torchrun: Sequence[str], words: Sequence[str]) -> bool:
+    """Run `ddpprof netbench` with the options `words` in every rank that torchrun starts.
+
+    Returns whether it was interrupted. Raises `CannotRecord`.
+    """
+    with scratch_folder() as scratch:
+        options, variables = _on_this_machine(scratch) if _is_on_this_machine(torchrun) else ([], {})
+        given = [word for word in torchrun if not (options and word == "--standalone")]
+        command = torchrun_command([*options, *given, "-m", "ddpprof", "netbench", *words])
+        with (scratch / "errors").open("w+b") as errors:
+            code, interrupted = run_to_its_end(command, {**helper_environment(), **variables}, stderr=errors)
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+    if code and not interrupted:
+        raise CannotRecord(_why_netbench_failed(said, code))
+    return interrupted
+
+
+def _is_on_this_machine(torchrun: Sequence[str]) -> bool:
+    return all(word.startswith(_ON_THIS_MACHINE) for word in torchrun if word.startswith("-"))
+
+
+def _on_this_machine(scratch: Path) -> tuple[list[str], dict[str, str]]:
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={scratch}/rendezvous", "--rdzv-conf=store_type=file"]
+    variables = {
+        STORE_VARIABLE: f"{scratch}/store",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+    }
+    return ["--nnodes=1", "--local-addr=127.0.0.1", *rendezvous], variables
+
+
+def _why_netbench_failed(said: str, code: int) -> str:
+    """Return the first problem in the output of the ranks and torchrun."""
+    for rank, exit_code in _ENDED_RANKS.findall(said):
+        if int(exit_code) < 0 and -int(exit_code) != signal.SIGTERM:  # torchrun ends the others with SIGTERM
+            return f"rank {rank} was ended by {signal.Signals(-int(exit_code)).name}."
+    own = _OWN_WORDS.search(said)
+    if own is not None:
+        return own.group(1)
+    last = [line.strip() for line in said.splitlines() if "rror" in line]
+    return f"torchrun ended with exit code {code}: {last[-1] if last else 'it gives no reason'}"

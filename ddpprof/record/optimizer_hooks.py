@@ -7,7 +7,8 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddpprof.record import patches
+from ddpprof.record.events import EVENTS
+from ddpprof.record.patches import with_told_closure
 
 
 def hook_optimizers() -> list[Any]:
@@ -16,16 +17,15 @@ def hook_optimizers() -> list[Any]:
     To the compiler the hooks are empty.
     """
 
-    def before(_optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return None
-        events = patches.step_events
-        return None if events is None else events.optimizer_begins(args, kwargs)
+        EVENTS.optimizer_begins(optimizer)
+        return with_told_closure(args, kwargs) if "closure_begins" in EVENTS.heard else None
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_dynamo_compiling():
-            events = patches.step_events
-            if events is not None:
-                events.optimizer_ends(optimizer)
+            EVENTS.num_optimizer_steps += 1
+            EVENTS.optimizer_ends(optimizer)
 
     return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

@@ -1,18 +1,143 @@
-"""Tells what only this process knows of a step that takes far too long: see `OverdueFacts`."""
+"""What only this process knows of a step that takes far too long, or of how the rank has failed: see `OverdueFacts`.
+
+Torch's flight recorder has noted every collective without being asked to: which bucket was launched last, and what the
+last step called that others did not. It is asked when a step is overdue, or when the rank has failed; a dump of its
+2,000 entries takes some 50 ms.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import pickle
 import sys
 import threading
 import traceback
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, crc_of
-from ddpprof.model.stack import frames_of, place_of_user
+from ddpprof.model.stack import Frame, frames_of, place_of_user
 from ddpprof.monitor.kernel_waits import wait_of
-from ddpprof.record.flight_recorder import NumberedCollective, numbered_collectives
+
+_OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
+"""functions of torch that dump it"""
+_WITHOUT_WAITING = ("broadcast", "scatter", "send")
+"""collectives whose sender goes on although nobody else takes part"""
+_ALL_REDUCE = ("all_reduce", "allreduce")
+_LEAST_STEPS = 5
+"""number of earlier steps by which a collective is known to be unusual"""
+
+
+class Collective(NamedTuple):
+    created_ns: int
+    """time since 1970"""
+    name: str
+    numel: int
+    group: str = ""
+    sequence: int = 0
+    """its place among those of its process group"""
+    is_p2p: bool = False
+
+
+def collectives(*, of_nccl: bool = True) -> tuple[Collective, ...]:
+    """Return the collectives that this process has launched, in order; none if torch does not tell."""
+    for name in (_OF_NCCL, _OF_GLOO) if of_nccl else (_OF_GLOO,):
+        dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+        if dump is not None:
+            with suppress(RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+                entries = json.loads(dump(True, False)).get("entries", [])
+                found = tuple(sorted(_collective(entry) for entry in entries if "time_created_ns" in entry))
+                if found:
+                    return found
+    return ()
+
+
+def _collective(entry: dict[str, Any]) -> Collective:
+    return Collective(
+        int(entry["time_created_ns"]),
+        str(entry.get("profiling_name", "")).rpartition(":")[2],
+        math.prod((entry.get("input_sizes") or [[0]])[0]),
+        str((entry.get("process_group") or ("",))[0]),
+        int(entry.get("collective_seq_id", 0)),
+        bool(entry.get("is_p2p")),
+    )
+
+
+def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
+    """Return the all-reduces that this process has launched since then, in order."""
+    return tuple(one for one in collectives() if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
+
+
+def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
+    """Return the first collective that the last step had more often than any step before it.
+
+    Only collectives count with which a rank goes on although no other takes part. `step_starts_ns`: when the last
+    steps began, in order; at least five of them had collectives.
+    """
+    steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
+    most: Counter[tuple[str, int]] = Counter()
+    unusual = None
+    for one in noted:
+        index = bisect_right(step_starts_ns, one.created_ns) - 1
+        if index < 0:
+            continue
+        kind = (one.name, one.numel)
+        steps[index][kind] += 1
+        if index < len(steps) - 1:
+            most[kind] = max(most[kind], steps[index][kind])
+        elif unusual is None and one.name in _WITHOUT_WAITING and steps[index][kind] > most[kind]:
+            unusual = one
+    return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
+
+
+def place_of(collective: Collective) -> str | None:
+    """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
+
+    Torch looks up all stacks for it, which takes a second. With NCCL that might never end, so it is for gloo only.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+    if dump is None:
+        return None
+    entries = pickle.loads(dump(True, True, False))["entries"]  # noqa: S301 (torch made it just now)
+    stacks = (one["frames"] for one in entries if one["time_created_ns"] == collective.created_ns)
+    stack = [Frame(one["filename"], one["line"], one["name"]) for one in next(stacks, [])]
+    place = place_of_user(stack[::-1])
+    return None if place is None else str(place)
+
+
+class LastBucket(NamedTuple):
+    """The bucket that was launched last in a backward pass."""
+
+    module: int
+    bucket: int
+    """index of the bucket within its module"""
+    bucket_ns: int
+    """when it was launched, ns since 1970"""
+
+
+def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
+    """Return the last bucket among the all-reduces of a backward pass.
+
+    Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.
+    """
+    following = [0] * len(bucket_numels)
+    found = None
+    for one in launched:
+        for module, numels in enumerate(bucket_numels):
+            index = following[module]
+            if index < len(numels) and numels[index] == one.numel:
+                following[module] = index + 1
+                found = LastBucket(module, index, one.created_ns)
+                break
+    return found
+
 
 _MOST_CALLS = 150
 _MOST_KINDS = 60
@@ -26,12 +151,12 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
 
     `since_ns`: beginning of the steps whose collectives are counted.
     """
-    collectives = numbered_collectives()
+    launched = [one for one in collectives() if not one.is_p2p]
     error, place = _error_of(training_thread)
     return OverdueFacts(
         stack_crc=crc_of(stack),
-        calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in collectives[-_MOST_CALLS:]),
-        kinds=_kinds([one for one in collectives[:-1] if one.created_ns >= since_ns]),
+        calls=tuple(Call(one.group, one.sequence, one.name, one.numel) for one in launched[-_MOST_CALLS:]),
+        kinds=_kinds([one for one in launched[:-1] if one.created_ns >= since_ns]),
         error=error,
         error_place=place,
         wait=_wait_of(training_thread),
@@ -40,9 +165,9 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
     )
 
 
-def _kinds(collectives: Sequence[NumberedCollective]) -> tuple[KindOfCall, ...]:
+def _kinds(launched: Sequence[Collective]) -> tuple[KindOfCall, ...]:
     numbers: dict[tuple[str, str, int], list[int]] = {}
-    for one in collectives:
+    for one in launched:
         numbers.setdefault((one.group, one.name, one.numel), []).append(one.sequence)
     most_frequent = sorted(numbers.items(), key=lambda kind: -len(kind[1]))[:_MOST_KINDS]
     return tuple(KindOfCall(*kind, len(known), tuple(known[-2:])) for kind, known in most_frequent)

@@ -1,52 +1,32 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
 The one exception is saving (and deleting checkpoints) in steps whose result is discarded: ``--baseline-steps``, trials.
-Rare events reach the active session, and those of every step `step_events`. Without an active session a wrapper costs
-one comparison. `remove` restores the originals.
+Wrappers tell `EVENTS` what happens. If nobody listens, a wrapper of what happens in every step costs one comparison.
+`remove` restores the originals.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
+from time import time_ns
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.reducer import noting_parameters
-from ddpprof.record.same_model import ModelComparison, comparing
+from ddpprof.record.ddp_construction import ModelComparison, comparing, noting_parameters
+from ddpprof.record.events import EVENTS
 
-if TYPE_CHECKING:
-    from ddpprof.record.session import Session
-    from ddpprof.record.watching import WatchedSteps
-
-
-_active: Session | None = None
-step_events: Session | WatchedSteps | None = None
-"""who is told of what happens in every step: the active session, or less code after the recorded steps"""
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """a function from the original to what replaces it"""
-
-
-def activate(session: Session | None) -> None:
-    """Send all events to `session` from now on, or to nobody."""
-    global _active, step_events
-    _active = step_events = session
-
-
-def send_step_events_to(events: WatchedSteps | None) -> None:
-    """Send the events of every step to `events` from now on; ``None``: to the active session."""
-    global step_events
-    step_events = _active if events is None else events
-
-
-def active() -> Session | None:
-    return _active
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
@@ -67,7 +47,7 @@ def install(distributed: ModuleType) -> None:
         "forward": _forward,
         "_pre_forward": _pre_forward,
         "_post_forward": _post_forward,
-        "_sync_buffers": _sync_buffers,
+        "_sync_buffers": _waits_for_ranks,
         "register_comm_hook": _register_comm_hook,
     }
     absent = [name for name in wrappers if not hasattr(ddp, name)]
@@ -81,15 +61,14 @@ def install(distributed: ModuleType) -> None:
             wrap(owner, name, wrapper)
     single_process = sys.modules.get("torch.nn.parallel.data_parallel")
     if single_process is not None:
-        tell_forward = _telling(lambda session, model: session.data_parallel_forward_begins(model))
         wrap(single_process.DataParallel, "__init__", _beginning_first)
-        wrap(single_process.DataParallel, "forward", tell_forward)
+        wrap(single_process.DataParallel, "forward", _telling(lambda: EVENTS.data_parallel_forward_begins))
 
 
 @functools.cache
 def _forget_in_forked_children() -> None:
-    """Deactivate the session in forked children, such as DataLoader workers: the recording belongs to the parent."""
-    os.register_at_fork(after_in_child=lambda: activate(None))
+    """Tell nobody in forked children, such as DataLoader workers: the recording belongs to the parent."""
+    os.register_at_fork(after_in_child=EVENTS.unbind)
 
 
 def install_around_training() -> None:
@@ -102,27 +81,24 @@ def install_around_training() -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
     from torch.utils.data.distributed import DistributedSampler
 
-    from ddpprof.record.rpc import wrap_invoke
-
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
-    wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
+    wrap(DataLoader, "__iter__", _telling(lambda: EVENTS.loader_begins))
     wrap(_BaseDataLoaderIter, "__next__", _next)
-    wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
+    wrap(DistributedSampler, "set_epoch", _telling(lambda: EVENTS.epoch_is_set))
     wrap(GradScaler, "step", _scaler_step)
-    # The session makes room when the user starts a profiler of their own.
-    wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
+    wrap(profile, "_prepare_trace", _telling(lambda: EVENTS.profiler_starts))
     if dist.is_available():
-        wrap(dist.Work, "wait", _work_wait)  # most collectives of a script end in it
+        wrap(dist.Work, "wait", _waits_for_ranks)  # most collectives of a script end in it
     wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
-    wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
+    wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda: EVENTS.graph_capture_begins))
     wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
-    wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda session, _graph: session.graph_replays()))
+    wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda: EVENTS.graph_replays))
     wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if hasattr(rpc, "_invoke_rpc"):
-        wrap(rpc, "_invoke_rpc", wrap_invoke)
+        wrap(rpc, "_invoke_rpc", _invoke_rpc)
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
 
 
@@ -143,14 +119,12 @@ def wrap(owner: Any, name: str, make: Wrapper) -> None:
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _telling(tell: Callable[[Session, Any], None]) -> Wrapper:
-    """Wrap a method: before each call, `tell` the active session about the object."""
+def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
+    """Wrap a method: each call begins with an event about its object. `event` returns that, as it is bound now."""
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            session = _active
-            if session is not None:
-                tell(session, self)
+            event()(self)
             return original(self, *args, **kwargs)
 
         return told
@@ -160,14 +134,13 @@ def _telling(tell: Callable[[Session, Any], None]) -> Wrapper:
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        events = step_events
-        if events is None:
+        if not EVENTS.heard:
             return original(self, *inputs, **kwargs)
-        events.ddp_forward_begins(self)
+        EVENTS.forward_begins(self)  # before the profiler marks it, so that a step that begins here contains all of it
         try:
             return original(self, *inputs, **kwargs)
-        except Exception as error:
-            events.ddp_forward_fails(self, error)
+        except BaseException as error:
+            EVENTS.forward_fails(self, error)
             raise
 
     return forward
@@ -175,44 +148,63 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        session = _active if step_events is _active else None
-        if session is None:
+        if "pre_forward_begins" not in EVENTS.heard:
             return original(self, *inputs, **kwargs)
-        return session.ddp_pre_forward(original, self, *inputs, **kwargs)
+        began_ns, had_rebuilt = time_ns(), getattr(self, "_has_rebuilt_buckets", True)
+        EVENTS.pre_forward_begins(self, inputs, kwargs)
+        result = original(self, *inputs, **kwargs)
+        EVENTS.pre_forward_ends(self, began_ns, had_rebuilt)
+        return result
 
     return pre_forward
 
 
 def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_forward(self: Any, output: Any) -> Any:
-        events = step_events
-        return original(self, output) if events is None else events.ddp_post_forward(original, self, output)
+        inner_end_ns = time_ns()
+        result = original(self, output)
+        EVENTS.forward_ends(self, inner_end_ns)
+        return result
 
     return post_forward
 
 
-def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
-    def sync_buffers(self: Any) -> Any:
-        events = step_events
-        return original(self) if events is None else events.ddp_sync_buffers(original, self)
+def _waits_for_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what waits for other ranks, such as DDP's broadcast of buffers. Other threads wait unseen."""
 
-    return sync_buffers
-
-
-def _work_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        events = step_events
-        if events is None:
+    def waits(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if "waited" not in EVENTS.heard or EVENTS.is_waiting or get_ident() != EVENTS.training_thread:
             return original(self, *args, **kwargs)
-        return events.work_waits(original, self, *args, **kwargs)
+        EVENTS.is_waiting, began_ns = True, time_ns()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            EVENTS.is_waiting = False
+            EVENTS.waited(self, began_ns)
 
-    return wait
+    return waits
 
 
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_batch(self: Any) -> Any:
-        events = step_events
-        return original(self) if events is None else events.loader_fetches(original, self)
+        if not EVENTS.heard:
+            return original(self)
+        training_waits, batch = get_ident() == EVENTS.training_thread, None
+        if training_waits:
+            EVENTS.fetch_begins()
+        is_told = "batch_comes" in EVENTS.heard
+        began_ns = time_ns() if is_told else 0
+        try:
+            batch = original(self)
+            return batch
+        except StopIteration:
+            EVENTS.loader_runs_out(self)
+            raise
+        finally:
+            if is_told:
+                EVENTS.batch_comes(self, batch, time_ns() - began_ns if training_waits else 0)
+            if training_waits:
+                EVENTS.fetch_ends()
 
     return next_batch
 
@@ -232,62 +224,96 @@ def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
-        session = _active
-        if session is None:
+        # On an accelerator a future says nothing about its kernel.
+        if not EVENTS.heard or not inspect.isroutine(hook) or self.device_type != "cpu":
             original(self, state, hook)
             return
-        original(self, state, session.wrap_comm_hook(self, hook))
+        original(self, state, _telling_of_buckets(hook, weakref.ref(self)))
         if getattr(self, "_comm_hooks", None):
             self._comm_hooks[-1] = (hook, state)
 
     return register_comm_hook
 
 
+def _telling_of_buckets(hook: Callable[..., Any], module: Callable[[], Any]) -> Callable[..., Any]:
+    """Wrap the user's comm hook. The reducer keeps it, so it must not keep the module."""
+
+    @functools.wraps(hook)
+    def told(state: Any, bucket: Any) -> Any:
+        if "bucket_sent" not in EVENTS.heard:
+            return hook(state, bucket)
+        began_ns = time_ns()
+        future = hook(state, bucket)
+        EVENTS.bucket_sent(module(), bucket.index(), began_ns, future)
+        return future
+
+    return told
+
+
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(obj, f, *args, **kwargs)
+        EVENTS.save_begins(f)
         try:
-            return original(obj, f, *args, **kwargs) if session.saves(f) else None
+            return None if EVENTS.discards_file(f) else original(obj, f, *args, **kwargs)
         finally:
-            session.save_ends()
+            EVENTS.save_ends()
 
     return save
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``backward``. A pass inside another, and in other threads, is part of what the training thread does."""
     from torch import Tensor
+    from torch._C import _current_graph_task_id
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        events = step_events
-        if events is None:
+        if not EVENTS.heard or _current_graph_task_id() != -1 or EVENTS.training_thread not in (None, get_ident()):
             return original(tensors, *args, **kwargs)
         if type(tensors) is not Tensor and isinstance(tensors, Iterator):
             tensors = tuple(tensors)  # both need to see them
-        tells = events.backward_begins(tensors)
+        EVENTS.backward_begins(tensors)
         result = original(tensors, *args, **kwargs)
-        if tells:
-            events.backward_is_over()
+        EVENTS.backward_ends()
         return result
 
     return backward
 
 
 def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Count a step that the scaler skips because gradients overflowed: it is still a step of the training."""
+    """Tell of a step that the scaler skips because gradients overflowed: it is still a step of the training."""
+    from torch.optim import Optimizer
 
     def step(self: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(self, optimizer, *args, **kwargs)
-        before = session.finder.num_optimizer_steps
+        before = EVENTS.num_optimizer_steps
         result = original(self, optimizer, *args, **kwargs)
-        if session.finder.num_optimizer_steps == before:
-            session.scaler_skipped(optimizer)
+        if EVENTS.num_optimizer_steps == before:
+            while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+                optimizer = inner
+            EVENTS.optimizer_skipped(optimizer)
         return result
 
     return step
+
+
+def with_told_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Return arguments of ``Optimizer.step`` whose closure tells when it runs; ``None`` if they have no closure."""
+    if len(args) > 1 and callable(args[1]):  # the first is the optimizer
+        return (args[0], _told(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _told(kwargs["closure"])}
+    return None
+
+
+def _told(closure: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(closure)
+    def told() -> Any:
+        EVENTS.closure_begins()
+        try:
+            return closure()
+        finally:
+            EVENTS.closure_ends()
+
+    return told
 
 
 def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -295,8 +321,77 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **kwargs)
         finally:
-            session = _active
-            if session is not None:
-                session.graphs.capture_ends()
+            EVENTS.graph_capture_ends()
 
     return capture_end
+
+
+def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``torch.distributed.rpc.api._invoke_rpc``, through which ``rpc_sync`` and ``rpc_async`` go."""
+
+    def invoke_rpc(
+        to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        began_ns = time_ns()
+        future = original(to, func, rpc_type, args, kwargs, *rest, **named)
+        EVENTS.rpc_sent(began_ns, future, to, func, rpc_type, args, kwargs)
+        return future
+
+    return invoke_rpc
+
+
+_OF_TRAINER = "Trainer", ("_save_checkpoint", "save_model")
+_OF_ACCELERATOR = "Accelerator", ("save_state", "save_model")
+_OF_STRATEGY = "Strategy", ("save_checkpoint", "remove_checkpoint")
+_OF_MODEL_CHECKPOINT = "ModelCheckpoint", ("_save_last_checkpoint",)  # which may be a link to another one
+_SAVING_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "transformers.trainer": _OF_TRAINER,
+    "transformers.modeling_utils": ("PreTrainedModel", ("save_pretrained",)),
+    "peft.peft_model": ("PeftModel", ("save_pretrained",)),
+    "accelerate.accelerator": _OF_ACCELERATOR,
+    "lightning.pytorch.strategies.strategy": _OF_STRATEGY,
+    "lightning.pytorch.callbacks.model_checkpoint": _OF_MODEL_CHECKPOINT,
+    "pytorch_lightning.strategies.strategy": _OF_STRATEGY,
+    "pytorch_lightning.callbacks.model_checkpoint": _OF_MODEL_CHECKPOINT,
+    "lightning.fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
+    "lightning_fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
+}
+"""module → class, and its methods"""
+
+
+def wrap_framework_saves() -> None:
+    """Wrap the methods of the frameworks that have been imported."""
+    for owner, name in saving_methods():
+        wrap(owner, name, _framework_save)
+    for owner, name in lists_of_old_checkpoints():
+        wrap(owner, name, _old_checkpoints)
+
+
+def saving_methods() -> Iterator[tuple[type, str]]:
+    """Yield the class and the name of each of them, in frameworks that have been imported."""
+    for module, (kind, names) in _SAVING_METHODS.items():
+        owner = getattr(sys.modules.get(module), kind, None)
+        if owner is not None:
+            yield from ((owner, name) for name in names if hasattr(owner, name))
+
+
+def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
+    """Yield the owner and the name of each function that lists the checkpoints which the Trainer deletes at its end."""
+    trainer = sys.modules.get("transformers.trainer")
+    for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
+        if hasattr(owner, name):
+            yield owner, name
+
+
+def _framework_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if EVENTS.discards_checkpoint(type(self).__name__) else original(self, *args, **kwargs)
+
+    return save
+
+
+def _old_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
+    def old_checkpoints(*args: Any, **kwargs: Any) -> Any:
+        return [] if EVENTS.discards_checkpoints() else original(*args, **kwargs)
+
+    return old_checkpoints

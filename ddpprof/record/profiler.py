@@ -1,16 +1,26 @@
 """torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's own step number.
 
-The time for which training pauses for the profiler is measured, and is not part of any step.
+The time for which training pauses for the profiler is measured, and is not part of any step. What the profiler collects
+is bounded while no step ends, such as in a validation or while a CUDA graph is replayed: a step that was cut short does
+not count as profiled; the next one does.
+
+A trace may have hundreds of megabytes, and the run may be in a network folder into which all ranks write at once. So a
+thread writes it: if the run is elsewhere, first to a disk of this node, and from there, compressed, into the run. On
+the same disk the file only gets its final name then, and is compressed when training is over.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gzip
 import os
+import shutil
+import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,11 +30,214 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from ddpprof import own_files, rundir
 from ddpprof.model.backends import ACTIVITIES
-from ddpprof.record.device import PATIENCE_S, TrainingDevice
-from ddpprof.record.hang_signals import GRACE_S, signals_end_a_hang
+from ddpprof.record.machine import GRACE_S, PATIENCE_S, STANDBY, TrainingDevice, resident_bytes, signals_end_a_hang
 from ddpprof.record.settings import Settings
-from ddpprof.record.standby import STANDBY
+from ddpprof.scratch import choose_temporary_directory, scratch_folder
+
+_LOOKS_EVERY_S = 0.01
+_TRIES_AGAIN_S = 0.05
+_USUAL_FACTOR = 5
+"""factor by which a step must exceed the longest earlier one to be unusual, and then may not take much memory"""
+_MEMORY_OF_UNUSUAL_BYTES = 8 << 20
+"""bytes; the profiler needs several times as much when it stops"""
+_LONG_S = 10.0
+"""seconds that an unusual step may last in any case"""
+
+
+class Bounds:
+    """Bounds on all profiled steps together, and on a step that does not end."""
+
+    def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
+        """Set the bounds. `leave_out` is called in the main thread, and returns False to be tried again."""
+        self._leave_out = leave_out
+        self._most_s = most_seconds
+        self._most_bytes = most_bytes
+        self._longest_s = {True: 0.0, False: 0.0}
+        """longest steps, by whether they are usual"""
+        self._step_began = 0.0
+        self._bytes_at_step = 0
+        self._began: float | None = None
+        self._bytes_at_begin = 0
+        self._over = threading.Event()
+        self._in_step = False
+
+    @property
+    def longest_s(self) -> float:
+        """Length of the longest step so far; initial steps, which take longer, count only if there is no other."""
+        return self._longest_s[True] or self._longest_s[False]
+
+    def step_ends(self, usual: bool) -> None:
+        """End a step, profiled or not. `usual`: it is not one of the initial skipped ones."""
+        self._in_step = False
+        if self._step_began:
+            self._longest_s[usual] = max(self._longest_s[usual], time.monotonic() - self._step_began)
+
+    def step_begins(self, profiled: bool) -> None:
+        self._step_began = time.monotonic()
+        if not profiled:
+            return
+        self._bytes_at_step = resident_bytes() or 0
+        if self._began is None:
+            self._began, self._bytes_at_begin = self._step_began, self._bytes_at_step
+            threading.Thread(target=self._watch, name="ddpprof-bounds", daemon=True).start()
+        self._in_step = True
+
+    def end(self) -> None:
+        """End the profiled steps."""
+        self._in_step = False
+        self._over.set()
+
+    def exceeded(self) -> str | None:
+        """Return in words which bound on all profiled steps was reached."""
+        if self._began is None:
+            return None
+        if time.monotonic() - self._began > self._most_s:
+            return f"they took more than {self._most_s:g} s (--most-seconds)"
+        if (resident_bytes() or 0) - self._bytes_at_begin > self._most_bytes:
+            return f"the process grew by more than {self._most_bytes >> 20} MiB in them (--most-memory)"
+        return None
+
+    def _step_is_unusual(self) -> bool:
+        took_s = time.monotonic() - self._step_began
+        grew = (resident_bytes() or 0) - self._bytes_at_step
+        return took_s > _USUAL_FACTOR * self.longest_s and (grew > _MEMORY_OF_UNUSUAL_BYTES or took_s > _LONG_S)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOKS_EVERY_S):
+            step = self._step_began
+            if self._in_step and (self._step_is_unusual() or self.exceeded() is not None):
+                while self._in_step and step == self._step_began and not self._over.is_set():
+                    if self._left_out_in_main_thread():
+                        self._in_step = False
+                    self._over.wait(_TRIES_AGAIN_S)
+
+    def _left_out_in_main_thread(self) -> bool:
+        answer: Future[bool] = Future()
+        _asked.append((self._leave_out, answer))
+        ctypes.pythonapi.Py_AddPendingCall(_RUN_ASKED, None)
+        try:
+            return answer.result(1.0)
+        except TimeoutError:
+            return False
+
+
+_asked: list[tuple[Callable[[], bool], Future[bool]]] = []
+"""functions to be called in the main thread, and where their answers go"""
+
+
+def _run_asked(_nothing: object) -> int:
+    while _asked:
+        function, answer = _asked.pop()
+        answer.set_result(function())
+    return 0
+
+
+_RUN_ASKED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_asked)
+"""kept alive as long as the interpreter, which may call it late"""
+
+
+_gzip_open: Any
+try:
+    from isal.igzip import open as _gzip_open
+except ImportError:
+    _gzip_open = gzip.open
+
+_ASKS_EVERY_S = 0.1
+_LOCAL_DISK_BYTES = 4 << 30
+"""least free bytes on this node's disk; with less, the trace goes directly to the run"""
+
+
+class TraceFile:
+    """``rank-N.trace.json.gz`` and its intermediate files."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._plain = directory / rundir.plain_trace_file(rank)
+        self._compressed = directory / rundir.trace_file(rank)
+        self._writing: Future[None] | None = None
+
+    def write(self, recorded: profile) -> None:
+        """Begin to write; `finish` reports whether it succeeded."""
+        self._begin(lambda: self._export(recorded))
+
+    def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
+        """Wait at the end of training until all is written, but only `patience_s` once there is a reason to hurry.
+
+        `asked_to_end`: list that grows when a signal arrives. Raises ``OSError``.
+        """
+        self.wait(patience_s, asked_to_end)
+        if self._writing is None and self._plain.exists():
+            self._begin(lambda: self._compress(self._plain))
+            self.wait(patience_s, asked_to_end)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        try:
+            self._writing = STANDBY.run(work)
+        except RuntimeError:  # the process ends: nobody trains meanwhile
+            work()
+
+    def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
+        """Wait for what is being written, as `finish` does."""
+        deadline = None
+        while self._writing is not None:
+            if wait([self._writing], _ASKS_EVERY_S).done:
+                written, self._writing = self._writing, None
+                written.result()
+            elif deadline is None and asked_to_end:
+                deadline = time.monotonic() + patience_s
+            elif deadline is not None and time.monotonic() > deadline:
+                return
+
+    def _export(self, recorded: profile) -> None:
+        with ExitStack() as used:
+            folder = self._plain.parent
+            if _lies_elsewhere(folder):
+                with suppress(OSError):
+                    folder = used.enter_context(scratch_folder())
+            self._export_into(folder, recorded)
+
+    def _export_into(self, folder: Path, recorded: profile) -> None:
+        part = folder / own_files.part_name(self._plain.name)
+        try:
+            recorded.export_chrome_trace(_relative(part))
+            if not part.exists() or part.stat().st_size == 0:
+                raise OSError(f"the profiler could not write {part}")
+            own_files.narrow(part)  # Kineto creates it
+            if folder == self._plain.parent:
+                part.replace(self._plain)
+            else:
+                self._compress(part)
+        finally:
+            for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto's own, if it did not finish
+                own_files.remove_file(left)
+
+    def _compress(self, plain: Path) -> None:
+        with (
+            own_files.whole_file(self._compressed) as part,
+            plain.open("rb") as source,
+            _gzip_open(part, "wb", compresslevel=1) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
+        own_files.remove_file(plain)
+
+
+def _lies_elsewhere(directory: Path) -> bool:
+    """Return whether `directory` is not on this node's disk for temporary files, and that disk has room for a trace."""
+    try:
+        local = choose_temporary_directory()
+        return local.stat().st_dev != directory.stat().st_dev and shutil.disk_usage(local).free >= _LOCAL_DISK_BYTES
+    except OSError:
+        return False
+
+
+def _relative(path: Path) -> str:
+    """Return a relative path: Kineto writes the given path into the trace, which may be shown to others."""
+    try:
+        return os.path.relpath(path)
+    except OSError:  # the working folder no longer exists
+        return str(path)
+
 
 _TOGGLES_S = 0.5
 """seconds to wait for the device before its collection is switched; later it is tried again"""

@@ -2,33 +2,211 @@
 
 What happens now is written into mapped memory, and what has happened goes into a list: no system call, and nothing that
 could block or raise. Torch is asked for the value of a loss, if that is on CPU. Code that runs once in a step is never
-in the processor's caches, so keep it short, with few calls; `PulseRows` makes the rows of steps elsewhere.
-The memory is ``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody truncated it.
-`PulseKeeper` does all else in a thread of its own.
+in the processor's caches, so keep it short, with few calls; `PulseRows` makes the rows of steps in another thread, many
+at once. The memory is ``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody
+truncated it. `PulseKeeper` does all else in a thread of its own.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, get_ident
 from time import time_ns
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
-from torch._C import _current_graph_task_id
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Activity, Ended, PulseIdentity, StepFlag
+from ddpprof.model.pulse import Activity, Ended, PulseIdentity, PulseSteps, PulseSummaries, StepFlag, joined, summary_of
 from ddpprof.model.pulse_layout import state_word, write_state
-from ddpprof.record.output import LastStep
-from ddpprof.record.pulse_rows import GRADIENTS, NOTED_FLAGS, STEP_ENDED, WAITED, PulseRows
+from ddpprof.record.events import Listener
+
+_NUM_ACTIVITIES = len(Activity)
+_NUM_STEPS = state_word("num_steps")
+_OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
+
+
+# A note has a kind, which tells what its value means. If the kind is an `Activity` instead of one of these four, the
+# value is the time at which that begins.
+WAITED = 8
+"""ns of waiting for other ranks outside backward passes, within the current activity"""
+GRADIENTS = 9
+"""When gradients came in the backward pass that has just ended, for each module: ns from torch's own origin (empty
+if unknown), and two times that the origin lies between."""
+NOTED_FLAGS = 10
+"""`StepFlag` of the current step"""
+STEP_ENDED = 11
+"""number of the step that ended when the current activity began"""
+
+_Gradients = Sequence[tuple[Sequence[int], int, int]]
+_GRADIENTS_PER_LOOK = 400
+"""number of gradients whose times a step may look at, which takes some 10 µs"""
+_BETWEEN_LOOKS_NS = 2_000_000
+"""time that a step takes at least if each one looks"""
+_STEPS_OF_MEAN = 16
+"""number of steps whose mean length counts, at least"""
+
+
+class PulseRows:
+    """The rows and summaries in the memory of one pulse."""
+
+    def __init__(self, memory: mmap.mmap, words: memoryview[int], first_step: int, begin_ns: int) -> None:
+        """The first step begins at `begin_ns`."""
+        self._memory, self._words = memory, words
+        self.notes: deque[tuple[int, Any]] = deque()
+        """kinds and values of notes, to which any thread may append"""
+        self.problem: str | None = None
+        """why no more rows are made"""
+        self._making = Lock()
+        self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
+        self._summarised_until = first_step
+        self.memory_bytes = UNKNOWN
+        """resident memory at the last sample"""
+        self.looks_every = 1
+        """number of steps of which one looks at when its gradients came"""
+        self._looks_by_length = 1
+        """least `looks_every` for steps of this length"""
+        self._chosen_at_step, self._chosen_at_ns = first_step, begin_ns
+        """step at which it was last chosen, and when that began"""
+        self._num_gradients = 0
+        """most gradients that a module has had in a backward pass"""
+        self._activity = _OTHER
+        self._before_ns = self._since_ns = self._step_start_ns = begin_ns
+        self._begin_step()
+        words[_NUM_STEPS] = first_step
+        self.made_ns = time_ns()
+        """when notes were last read"""
+
+    def _begin_step(self) -> None:
+        self._spent_ns = [0] * _NUM_ACTIVITIES
+        self._wait_ns = self._first_gradient_ns = UNKNOWN
+        self._waited_ns = self._flags = 0
+
+    def make(self) -> None:
+        """Make the rows of steps that have ended. Any thread may call this, and it does not raise."""
+        with self._making:
+            if self.problem is None:
+                try:
+                    self._read_notes()
+                    self._choose_looks()
+                except Exception as error:  # the training goes on
+                    self.end_for(error)
+            if self.problem is not None:
+                self.notes.clear()
+            self.made_ns = time_ns()
+
+    def end_for(self, error: Exception) -> None:
+        """Make no more rows. Of `error` only the words are kept: it may hold a model and its results."""
+        if self.problem is None:
+            self.problem = type(error).__name__
+            with suppress(Exception):  # an error may be unable to say anything
+                self.problem = str(error) or self.problem
+
+    def since(self, first: int) -> PulseSteps:
+        """Return the finished steps from number `first` on that are still kept. Any thread may call this."""
+        self.make()
+        with self._making:  # the training thread may wait for this
+            rows = self._rows(first, self._words[_NUM_STEPS])
+        return layout.decode_rows(PulseSteps, rows)
+
+    def _rows(self, first: int, until: int) -> bytes:
+        return b"".join(self._memory[begin:end] for begin, end in layout.STEPS.spans(first, until))
+
+    def _read_notes(self) -> None:
+        notes = self.notes
+        spent_ns, activity, since_ns = self._spent_ns, self._activity, self._since_ns
+        while notes:
+            kind, value = notes.popleft()
+            if kind < _NUM_ACTIVITIES:
+                spent_ns[activity] += value - since_ns
+                self._before_ns, since_ns, activity = since_ns, value, kind
+                self._activity, self._since_ns = activity, since_ns
+            elif kind == STEP_ENDED:
+                self._end_step(value, since_ns)
+                spent_ns = self._spent_ns
+            elif kind == GRADIENTS:
+                self._note_gradients(value, self._before_ns, since_ns)
+            elif kind == NOTED_FLAGS:
+                self._flags = value
+            elif kind == WAITED:
+                spent_ns[activity] -= value
+                spent_ns[_BACKWARD] += value
+                self._waited_ns += value
+
+    def _choose_looks(self) -> None:
+        """Choose how many steps look at when their gradients came.
+
+        Torch makes a list of all these times. With very many gradients, or in very short steps, it would take too much
+        of the training's time if each step looked.
+        """
+        num_steps = self._words[_NUM_STEPS] - self._chosen_at_step
+        if num_steps >= _STEPS_OF_MEAN:
+            length_ns = self._step_start_ns - self._chosen_at_ns
+            if length_ns > 0:  # nobody has set the clock back
+                self._looks_by_length = math.ceil(num_steps * _BETWEEN_LOOKS_NS / length_ns)
+            self._chosen_at_step += num_steps
+            self._chosen_at_ns = self._step_start_ns
+        self.looks_every = max(1, self._num_gradients // _GRADIENTS_PER_LOOK, self._looks_by_length)
+
+    def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
+        """Note how long a backward pass waited after its last gradient, unless torch tells of another pass."""
+        self._num_gradients = max(self._num_gradients, *(len(came_ns) for came_ns, _, _ in gradients))
+        if not all(came_ns for came_ns, _, _ in gradients):
+            return
+        first_ns = min(earliest_ns + min(came_ns) for came_ns, earliest_ns, _ in gradients)
+        last_ns = max(earliest_ns + max(came_ns) for came_ns, earliest_ns, _ in gradients)
+        if begin_ns <= max(latest_ns + max(came_ns) for came_ns, _, latest_ns in gradients) and last_ns <= end_ns:
+            self._wait_ns = end_ns - max(begin_ns, last_ns) + max(self._wait_ns, 0)
+            self._first_gradient_ns = max(0, first_ns - begin_ns)
+
+    def _end_step(self, number: int, end_ns: int) -> None:
+        layout.STEPS.row.pack_into(
+            self._memory,
+            layout.STEPS.place(number),
+            number,
+            self._step_start_ns,
+            end_ns - self._step_start_ns,
+            *self._spent_ns[_OTHER + 1 :],  # data, forward, backward, optimizer, save and evaluation
+            self._wait_ns if self._wait_ns == UNKNOWN else self._wait_ns + self._waited_ns,
+            self._first_gradient_ns,
+            self._flags,
+        )
+        self._words[_NUM_STEPS] = number + 1
+        self._step_start_ns = end_ns
+        self._begin_step()
+        if number + 1 - self._summarised_until >= self._steps_per_summary:
+            self._summarise(number + 1)
+
+    def _summarise(self, num_steps: int) -> None:
+        """Add a summary of the steps since the last one. A pair of summaries becomes one each time they are full."""
+        first, self._summarised_until = self._summarised_until, num_steps
+        steps = layout.decode_rows(PulseSteps, self._rows(first, num_steps))
+        if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
+            self._halve_summaries()
+        at = layout.SUMMARIES_AT + self._num_summaries * layout.SUMMARY.size
+        layout.SUMMARY.pack_into(self._memory, at, *summary_of(steps, self.memory_bytes))
+        self._num_summaries += 1
+        write_state(self._words, "num_summaries", self._num_summaries)
+
+    def _halve_summaries(self) -> None:
+        content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES.at]
+        halved = layout.encode_rows(joined(layout.decode_rows(PulseSummaries, content)))
+        self._num_summaries //= 2
+        self._steps_per_summary = min(2 * self._steps_per_summary, layout.NUM_STEPS_KEPT)
+        write_state(self._words, "num_summaries", self._num_summaries)
+        write_state(self._words, "steps_per_summary", self._steps_per_summary)
+        self._memory[layout.SUMMARIES_AT : layout.SUMMARIES_AT + len(halved)] = halved
+
 
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
@@ -36,9 +214,7 @@ _NUM_PASSES, _FLAGS = state_word("num_passes"), state_word("flags")
 _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
 _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unpaired")
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
-_BACKWARD, _OPTIMIZER = int(Activity.BACKWARD), int(Activity.OPTIMIZER)
-_NO_TASK = -1
-"""number of the current backward pass where there is none"""
+_BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _GOLDEN = 0x9E3779B1
 """the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
 _PATIENCE_NS = 1_000_000_000
@@ -47,8 +223,10 @@ _MOST_NOTES = 10_000
 """number of notes from which on it does so within a step, as in a long evaluation"""
 
 
-class PulseWriter:
+class PulseWriter(Listener):
     """The pulse of one rank, written by its training thread. `close` comes last."""
+
+    may_raise = False
 
     __slots__ = (
         "_file",
@@ -63,9 +241,9 @@ class PulseWriter:
         "_passes_before",
         "_reduces",
         "_usual_unpaired",
-        "_waited_ns",
         "identity",
         "memory",
+        "reads_losses",
         "rows",
         "training_thread",
         "words",
@@ -87,8 +265,6 @@ class PulseWriter:
         self.rows = PulseRows(self.memory, self.words, identity.first_step, now)
         self._note = self.rows.notes.append
         self._flags = 0
-        self._waited_ns = 0
-        """time for which the training thread has waited for other ranks outside backward passes"""
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
         """number of synchronising forwards in the step, and of synchronising backward passes before it"""
@@ -103,103 +279,85 @@ class PulseWriter:
         moment between these two"""
         self._looks = True
         """whether this step looks at when gradients came"""
+        self.reads_losses = True
+        """False while the profiler runs, in whose trace it would look like the script's own work"""
         self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
 
-    def begins(self, activity: int) -> int:
-        """Note that the training thread begins another activity, which ends the one before. Returns the time."""
+    def begins(self, activity: int) -> None:
         now = time_ns()
         self._note((activity, now))
         words = self.words
         words[_ACTIVITY] = activity
         words[_SINCE] = now
-        return now
 
-    def ends(self, activity: int) -> None:
-        """Note that an activity is over, unless another has begun in the meantime."""
-        if self.words[_ACTIVITY] == activity:
-            self.begins(_OTHER)
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        """Call what waits for other ranks, such as DDP's broadcast of buffers, and note for how long it does.
+    def waited(self, what: object, began_ns: int) -> None:
+        """Note for how long the training thread has waited for other ranks.
 
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
-        there the times of gradients tell. Other threads wait unseen.
+        there the times of gradients tell.
         """
-        if get_ident() != self.training_thread:
-            return original(*work, **kwargs)
-        began_ns, before_ns = time_ns(), self._waited_ns
-        try:
-            return original(*work, **kwargs)
-        finally:
-            if self.words[_ACTIVITY] != _BACKWARD:
-                within_ns = self._waited_ns - before_ns
-                waited_ns = time_ns() - began_ns - within_ns
-                self._note((WAITED, waited_ns))
-                self._waited_ns += waited_ns
+        if self.words[_ACTIVITY] != _BACKWARD:
+            self._note((WAITED, time_ns() - began_ns))
 
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        """Fetch a batch, and note how long that takes. Other threads fetch unseen."""
-        if get_ident() != self.training_thread:
-            return original(iterator)
+    def fetch_begins(self) -> None:
         self.begins(_DATA)
-        try:
-            return original(iterator)
-        except StopIteration:
-            self.flag(StepFlag.RAN_OUT)
-            raise
-        finally:
+
+    def fetch_ends(self) -> None:
+        self.begins(_OTHER)
+
+    def loader_runs_out(self, iterator: Any) -> None:
+        if get_ident() == self.training_thread:
+            self.flagged(StepFlag.RAN_OUT)
+
+    def save_begins(self, target: Any) -> None:
+        if get_ident() == self.training_thread:
+            self.flagged(StepFlag.SAVED)
+            self.begins(_SAVE)
+
+    def save_ends(self) -> None:
+        """Note the end of saving, unless another activity has begun in the meantime."""
+        if get_ident() == self.training_thread and self.words[_ACTIVITY] == _SAVE:
             self.begins(_OTHER)
 
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: DistributedDataParallel, output: Any) -> Any:
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """End a forward of a DDP module.
 
         If the gradients are to be reduced, their times count from the end of the module's own forward; on an
         accelerator, for which the host does not wait, they say nothing.
         """
-        inner_end_ns = time_ns()
-        result = original(ddp, output)
-        now = self.begins(_OTHER)
+        self.begins(_OTHER)
         try:
             if ddp.require_backward_grad_sync and is_grad_enabled():
                 self._reduces = True
                 self._num_forwards += 1
                 if self._looks:
                     reducer = ddp.reducer if ddp.device_type == "cpu" else None
-                    self._forwards.append((reducer, inner_end_ns, now))
+                    self._forwards.append((reducer, inner_end_ns, self.words[_SINCE]))
         except Exception as error:  # the training goes on
             self.rows.end_for(error)
-        return result
 
-    def forward_fails(self, ddp: DistributedDataParallel) -> None:
-        """Note that a forward of a DDP module has raised an error, which the script may catch."""
+    def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
         if ddp.require_backward_grad_sync and is_grad_enabled():
             self._num_forwards += 1
 
-    def backward_begins(self, loss: Any) -> bool:
-        """Note the beginning of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at.
-
-        Returns False for a pass inside another, as in reentrant checkpointing, and for other threads: they are part of
-        what the training thread does.
-        """
-        if _current_graph_task_id() != _NO_TASK or get_ident() != self.training_thread:
-            return False
+    def backward_begins(self, loss: Any) -> None:
+        """Note the beginning of a backward pass, and whether its loss is NaN or infinite."""
         self.begins(_BACKWARD)
         if self._reduces:
             self._reduces = False
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
         try:  # the training must not wait for the value
-            if type(loss) is Tensor and loss.is_cpu:
+            if self.reads_losses and type(loss) is Tensor and loss.is_cpu:
                 value = loss.item()
                 if value - value == 0:  # it is neither NaN nor infinite
                     self._finite_step = self.words[_STEP]
                 else:
                     self._note_nonfinite(self.words[_STEP])
         except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
-            return True
-        return True
+            return
 
     def _note_nonfinite(self, step: int) -> None:
         if self._last_nonfinite == step:  # in another backward pass
@@ -210,7 +368,7 @@ class PulseWriter:
             write_state(self.words, "finite_step", self._finite_step)
         self.words[_NUM_NONFINITE] += 1
 
-    def backward_is_over(self) -> None:
+    def backward_ends(self) -> None:
         """Note the end of a backward pass: after its last gradient it only waited for the reduction."""
         self.begins(_OTHER)
         if self._forwards:
@@ -224,19 +382,19 @@ class PulseWriter:
                 self.rows.end_for(error)
             self._note((GRADIENTS, gradients))
 
-    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
+    def optimizer_begins(self, optimizer: Any) -> None:
         self.begins(_OPTIMIZER)
 
-    def flag(self, flag: int) -> None:
-        """Note what makes the current step a special one."""
+    def flagged(self, flag: int) -> None:
         self._flags |= flag
         self.words[_FLAGS] = self._flags
         if len(self.rows.notes) > _MOST_NOTES:
             self.rows.make()
 
     def step_ends(self, num_steps: int) -> None:
-        """Note that a step has ended, and that `num_steps` are over."""
-        now, words = self.begins(_OTHER), self.words
+        self.begins(_OTHER)
+        words = self.words
+        now = words[_SINCE]
         if self._flags:
             self._note((NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0
@@ -284,48 +442,3 @@ class PulseWriter:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)
-
-
-class NoPulse:
-    """A stand-in for `PulseWriter` where there is none. Only how many steps are finished is noted, in a file.
-
-    A method that is given an original calls it.
-    """
-
-    def __init__(self, last_step: LastStep | None = None) -> None:
-        self._last_step = last_step
-
-    def begins(self, _activity: int) -> None:
-        return
-
-    def ends(self, _activity: int) -> None:
-        return
-
-    def flag(self, _flag: int) -> None:
-        return
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        return original(*work, **kwargs)
-
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        return original(iterator)
-
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
-        return original(ddp, output)
-
-    def forward_fails(self, _ddp: DistributedDataParallel) -> None:
-        return
-
-    def backward_begins(self, _loss: Any) -> bool:
-        return False
-
-    def backward_is_over(self) -> None:
-        return
-
-    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
-        return
-
-    def step_ends(self, num_steps: int) -> None:
-        """Note that `num_steps` are over. Raises ``OSError``."""
-        if self._last_step is not None:
-            self._last_step.is_over(num_steps, time_ns())

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -17,16 +18,20 @@ from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.overdue import encode_facts
-from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, overdue_after_s, usual_ns
+from ddpprof.model.pulse import OVERDUE_S, Activity, Ended, PulseState, PulseSteps, overdue_after_s, usual_ns
 from ddpprof.model.pulse_layout import write_state
 from ddpprof.model.stack import frames_of
 from ddpprof.model.tables import rows_of
+from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import machine
-from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
-from ddpprof.record.memory import resident_bytes
-from ddpprof.record.output import LastStep
-from ddpprof.record.overdue_facts import overdue_facts
+from ddpprof.record.captures import Captures
+from ddpprof.record.job import JobRank, LastStep
+from ddpprof.record.machine import resident_bytes
+from ddpprof.record.overdue_facts import all_reduces_since, last_bucket, overdue_facts
 from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.settings import Settings
+from ddpprof.record.step_notes import StepNotes
+from ddpprof.words import CONSTRUCT_AGAIN, not_averaged, trained_apart
 
 _ROUND_S = 0.25
 _ROUNDS_PER_COPY = 4
@@ -284,4 +289,71 @@ class PulseKeeper:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples
         self._copied_summaries, self._copied_span = state.num_summaries, state.steps_per_summary
-        self._last_step.is_over(state.step, state.step_since_ns)
+        self._last_step.step_ends(state.step, state.step_since_ns)
+
+
+_ROUNDS_PER_LOOK = 8
+"""number of rounds from one look at parameters to the next"""
+
+
+class RunningPulse:
+    """A pulse from beginning to end."""
+
+    def __init__(
+        self,
+        job: JobRank,
+        settings: Settings,
+        notes: StepNotes,
+        first_step: int,
+        training_thread: int,
+    ) -> None:
+        """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
+        assert job.files is not None
+        self._job, self._notes = job, notes
+        self._unfrozen: tuple[str, ...] = ()
+        self._looks_for_unfrozen = job.leads and job.group_size > 1
+        self._num_rounds = 0
+        self._tells_rate = True
+        """whether the learning rate is to be told once a loss is NaN"""
+        gather_left()
+        with ExitStack() as undo:
+            self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
+            undo.callback(self.writer.close)
+            self._keeper = PulseKeeper(
+                self.writer, job.files.last_step, notes.bucket_numels(), notes.is_evaluating, job.warn
+            )
+            undo.callback(self._keeper.close)
+            self.captures = Captures(job, settings)
+            undo.pop_all()
+        self._keeper.each_round, self._keeper.learning_rate = self._round, notes.learning_rate
+
+    def _round(self) -> None:
+        """Do what is to be done several times a second."""
+        self._num_rounds += 1
+        if self._tells_rate and self.writer.num_nonfinite:
+            self._tells_rate = False
+            self._keeper.write_facts()
+        if self._looks_for_unfrozen and self._num_rounds % _ROUNDS_PER_LOOK == 0:
+            try:
+                self._look_for_unfrozen()
+            except Exception:  # the training thread was just constructing or releasing a module
+                self._unfrozen = ()
+        self.captures.round()
+
+    def _look_for_unfrozen(self) -> None:
+        """Say once that the script trains parameters which DDP does not average, once it stops unfreezing them."""
+        before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
+        if self._unfrozen and self._unfrozen == before:
+            self._looks_for_unfrozen = False
+            self._job.warn(f"{not_averaged(before)}; {trained_apart(before)}. {CONSTRUCT_AGAIN}")
+
+    def end(self, ended: Ended, process_exits: bool = False) -> None:
+        """Note how the training ended, and copy the pulse a last time. In a forked child all this is the parent's."""
+        if not self._job.in_this_process():
+            return
+        self.captures.close()
+        if ended is Ended.FAILED:  # perhaps of a collective that met another one
+            self._keeper.write_facts()
+        self.writer.ends_as(ended, process_exits)
+        if self._keeper.close(process_exits):  # otherwise the next job copies it
+            self.writer.close()

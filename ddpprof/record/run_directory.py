@@ -3,6 +3,9 @@
 The rank that leads writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its
 ``run_id`` from the job's store. If hosts share no file system, a rank that does not see that file writes one for the
 files of its own host's ranks, and says how to join the parts.
+
+torchrun restarts all ranks when one fails, or when nodes come and go. The first attempt that reaches a DDP forward
+records into the run directory, and later ones into subfolders.
 """
 
 from __future__ import annotations
@@ -19,12 +22,74 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from ddpprof import __version__, own_files, profiled_ranks, rundir
+from ddpprof import own_files, profiled_ranks, rundir
 from ddpprof.errors import RunExists
-from ddpprof.model.run_file import RunFile
-from ddpprof.record import attempts
+from ddpprof.linux_files import stat_of
+from ddpprof.model.run_file import RunFile, TorchrunJob
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import words_without_secrets
+from ddpprof.version import __version__
+
+_RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+_NO_ID = ("", "none")
+"""run ids that torchrun gives by default to every job"""
+
+
+def agent_of_this_process() -> str | None:
+    """Return torchrun's process that started this one, if any; it lives through all attempts of its node."""
+    run_id = os.environ.get(_RUN_ID)
+    return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
+
+
+def torchrun_job(settings: Settings) -> TorchrunJob | None:
+    """Return the job's identity for ``run.json``, by which a later attempt recognises it; ``None`` without torchrun."""
+    run_id, restarts = os.environ.get(_RUN_ID), os.environ.get(_RESTARTS, "")
+    if run_id is None:
+        return None
+    return TorchrunJob(
+        agent=settings.agent or agent_of_this_process(),
+        run_id=None if run_id in _NO_ID else run_id,
+        restarts=int(restarts) if restarts.isdecimal() else None,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+
+
+def next_attempt(directory: Path, settings: Settings) -> int:
+    """Return the number of this attempt; 0 if `directory` holds no attempt of its job."""
+    if not rundir.is_run(directory):
+        return 0
+    last = list(rundir.attempts_in(directory))[-1]
+    path = directory / rundir.attempt_directory(last)
+    return last + 1 if _is_of_this_job(path, torchrun_job(settings), settings) else 0
+
+
+def is_restart(directory: Path, settings: Settings) -> bool:
+    """Return whether torchrun has started the job before; refusing to record would end what an earlier one began."""
+    return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
+
+
+def _is_of_this_job(directory: Path, mine: TorchrunJob | None, settings: Settings) -> bool:
+    about = rundir.read_json(directory / rundir.RUN_FILE, RunFile)
+    if mine is None or about is None or about.elastic is None:
+        return False
+    found = about.elastic
+    if found.host == mine.host and found.pid in _this_and_ancestors():
+        return False  # another recording of the same process, or of one of its ancestors
+    if found.agent == mine.agent:
+        return True
+    # Rank 0 has moved to another node. An id chosen by the user may also belong to an earlier job.
+    created, began = about.created_unix_s, settings.launched_unix_s
+    is_later = created is not None and began is not None and created >= began
+    return is_later and mine.run_id is not None and found.run_id == mine.run_id
+
+
+def _this_and_ancestors() -> list[int]:
+    found = [os.getpid(), os.getppid()]
+    while found[-1] > 1 and (stat := stat_of(Path(f"/proc/{found[-1]}"))) is not None:
+        found.append(stat.parent)
+    return found
+
 
 _NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
 _PATIENCE_S = 1.0
@@ -38,7 +103,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
     """
     directory = Path(settings.out).absolute()
     own_files.make_named_folder(directory)
-    attempt = attempts.next_attempt(directory, settings)
+    attempt = next_attempt(directory, settings)
     if attempt:
         directory /= rundir.attempt_directory(attempt)
         own_files.make_folder(directory)
@@ -47,7 +112,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         refuse_earlier_run(directory, settings.force)
         rundir.remove_run(directory)
     about = _about_whole_run(settings, run_id, world_size)
-    _write(directory, structs.replace(about, attempt=attempt, elastic=attempts.describe(settings)))
+    _write(directory, structs.replace(about, attempt=attempt, elastic=torchrun_job(settings)))
     return directory
 
 
@@ -72,7 +137,8 @@ def keep_part(
         if time.monotonic() > deadline:
             own_files.make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
-                _begin_part(directory, settings, run_id, world_size)
+                about = _about_run(settings, run_id, world_size)
+                _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
                 warn(_how_to_join(directory, leader))
                 return True
         time.sleep(0.05)
@@ -85,11 +151,6 @@ def _run_in(directory: Path) -> str | None:
         if rundir.RUN_FILE in os.listdir(directory):
             return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))
     return None
-
-
-def _begin_part(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
-    about = _about_run(settings, run_id, world_size)
-    _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
 
 
 def _how_to_join(directory: Path, leader: int) -> str:

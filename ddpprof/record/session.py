@@ -1,19 +1,20 @@
-"""The events of torch that a recording is made of, from its first DDP forward to its end.
+"""The recording of one training process: who listens to it in which steps, its files and its end.
 
-They come from `patches`. A method that receives an original calls it once, whatever happens.
+Any problem in here is reported once on stderr, and training goes on.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
+import gc
 import os
 import pkgutil
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,258 +22,274 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpprof.record
+from ddpprof import rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.model import StepMode
-from ddpprof.model.pulse import Activity, StepFlag
-from ddpprof.record import framework_saves, patches
-from ddpprof.record.buckets import ReducerTimer, timed_hook
+from ddpprof.model import StepMode, UnusualCollective
+from ddpprof.model.capture import CaptureRequest
+from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.record import patches
+from ddpprof.record.captures import Captures
+from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
+from ddpprof.record.events import EVENTS, Listener
+from ddpprof.record.job import CrashFile, JobRank, how_it_ends, where_it_ends
+from ddpprof.record.launch import is_first_rank
+from ddpprof.record.machine import PATIENCE_S, STANDBY
 from ddpprof.record.optimizer_hooks import hook_optimizers
-from ddpprof.record.recording import Recording, harmless
-from ddpprof.record.reducer import ddp_modules, known_to_ddp
-from ddpprof.record.standby import STANDBY
+from ddpprof.record.overdue_facts import collectives, place_of, unusual_collective
+from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse_keeper import RunningPulse
+from ddpprof.record.settings import Settings
+from ddpprof.record.step_notes import LossNotes, StepNotes
+from ddpprof.record.steps import StepDetector
+from ddpprof.record.window import Baseline, Graphs, Window
+from ddpprof.step_options import options_for
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
-_MOST_TO_ALLOCATE = 3
-"""number of steps on a DDP module's inner module that a script may take to allocate memory, before it calls DDP"""
 _COMPILED = "optimizer_hooks"
 """module of ours that torch.compile may compile"""
+_ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
+"""events that `Feeding` needs in steps that are recorded, or may come to be"""
+_MOST_TO_ALLOCATE = 3
+"""number of steps on a DDP module's inner module that a script may take to allocate memory, before it calls DDP"""
+_COMPARED_STEPS = 50
+_OPEN_S = 3.0
+"""most seconds by which a rank that has failed exits later, to write how it failed"""
+_NEVER_CALLED = (
+    "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
+    "Compute the loss from model(…), not from model.module(…)."
+)
+_ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
-class Session(Recording):
-    """A recording that the wrappers of `patches` tell what happens."""
+class Session(Listener):
+    """One recording, from its first DDP module to its end. As a listener it handles what is rare."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.finder = StepDetector(_any_optimizer_alive)
+        self.notes = StepNotes()
+        self.baseline = Baseline()
+        self.graphs = Graphs(self.notes.device)
+        self.job = JobRank(settings)
+        self.window = Window(settings, self.job, self.notes)
+        self._losses = LossNotes() if settings.losses else None
+        self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
+        self._listens = False
+        self._bound_to: tuple[object, ...] = ()
+        """what the choice of listeners was last made for"""
+        self._handles: list[Any] = []
+        self._pulse: RunningPulse | None = None
+        self._main_window: Window | None = None
+        """window of the first recorded steps, while a capture has its own"""
+        self._crash = CrashFile()
+        self._closed = False
+        self.process_exits = False
+        """whether the process exits, so that the end of the recording is that of the process"""
+        self._not_saving: set[str] = set()
+        """classes of frameworks that were already reported as not saving"""
 
     def begin(self) -> None:
         """Start listening."""
         keep_out_of_compiled_graphs()
         STANDBY.prepare()
-        self._notes.environment.look_who_calls()
+        self.notes.environment.look_who_calls()
         patches.install_around_training()
         if self._settings.trial or self._settings.baseline_steps:
-            framework_saves.install()
+            patches.wrap_framework_saves()
         self._handles = hook_optimizers()
-        patches.activate(self)
+        EVENTS.training_thread = None
+        self._listens = True
+        self._bind()
 
-    @harmless
-    def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
-        """Handle a forward before the profiler marks it, so that a step that begins here contains all of it."""
-        if self._window.stopping:
+    def _bind(self) -> None:
+        """Choose who listens to the steps from now on."""
+        if not self._listens:
+            return
+        window, notes, files = self.window, self.notes, self.job.files
+        is_watched = self.is_over and not window.stopping
+        bound_to = (window.mode, is_watched, self._pulse, files, window.profiler.running)
+        if bound_to == self._bound_to:
+            return
+        self._bound_to = bound_to
+        progress: Listener | None = files.last_step if files is not None else None
+        if self._pulse is not None:
+            progress = self._pulse.writer
+            self._pulse.writer.reads_losses = not window.profiler.running
+        always = (notes.feeding, notes.environment, self.graphs, self)
+        if is_watched:
+            listeners = (self._watched, progress, *always)
+            EVENTS.bind([one for one in listeners if one is not None], self.give_up, without=_ONLY_RECORDED)
+            return
+        is_baseline = window.mode in (StepMode.BASELINE, StepMode.ALONE)
+        detailed = (notes, notes.rpc) if notes.recording else ()
+        losses = None if self.baseline.has_begun or is_baseline else self._losses
+        last = self.baseline if is_baseline else None
+        # A step ends after the notes of its optimizer, before the next activity begins.
+        listeners = (notes.unaveraged, *detailed, self._recorded, progress, losses, *always, last)
+        EVENTS.bind([one for one in listeners if one is not None], self.give_up)
+
+    def _stop_listening(self) -> None:
+        if self._listens:
+            self._listens = False
+            EVENTS.unbind()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that happens from now on counts."""
+        return self.window.mode is StepMode.DONE
+
+    def attach(self, ddp: DistributedDataParallel) -> None:
+        """Begin with a DDP module."""
+        self.notes.environment.describe(ddp)
+        self.notes.module(ddp)
+        self._begin_training(functools.partial(self.job.attach, ddp.process_group))
+
+    def attach_alone(self) -> None:
+        """Begin with `nn.DataParallel`, whose whole job is one process."""
+        if self._settings.baseline_steps or self._settings.alone_steps:
+            raise DdpprofError("--baseline-steps needs DistributedDataParallel, but this is DataParallel.")
+        self._begin_training(self.job.attach_alone)
+
+    def _begin_training(self, attach: Callable[[], None]) -> None:
+        EVENTS.training_thread = get_ident()
+        attach()
+        self.window.begin()
+
+    @property
+    def trains_in_main_thread(self) -> bool:
+        return EVENTS.training_thread == threading.main_thread().ident
+
+    def end_step(self) -> None:
+        """End a step, and begin the next one."""
+        if self.graphs.captured:
+            self._recorded.step_is_over = True
+            return
+        self.graphs.end_step()
+        self.window.end_step()
+        if self.window.is_to_open:
+            self._open_files()
+        self.window.begin_step()
+        self._look_for_capture()
+        self._bind()
+        if self.window.stopping and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
-        if not torch.is_grad_enabled():
-            self.pulse.flag(StepFlag.EVALUATED)
-            self.pulse.begins(Activity.EVALUATION)
+
+    def count_step(self) -> None:
+        """Count a step after the recorded ones, when only the progress of the training counts."""
+        self.window.count_step()
+        if self._pulse is not None and self._pulse.captures.request is not None:
+            self._look_for_capture()
+
+    def _open_files(self) -> None:
+        """Open the files after the last skipped step: the ranks agree, or nothing is recorded."""
+        is_pulse_to_begin = self.job.files is None
+        if not self.job.open_files(self.notes.device):
+            self._retire()
             return
-        if not self._job.attached:
-            self._attach(ddp)
-        if self._job.alone:
-            raise DdpprofError("the script trained with DataParallel before DistributedDataParallel.")
-        self._notes.module(ddp)
-        self._notes.unaveraged.is_called(ddp)
-        self._baseline.forward_is_over(ddp)
-        self._end_step_that_is_over()
-        if self.finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
-            self._end_step()
-        self.pulse.begins(Activity.FORWARD)
+        if is_pulse_to_begin and self.job.files is not None:
+            self._crash.open(self.job.files.directory / rundir.crash_file(self.job.rank))
+        if self._settings.profiler and not self.job.everyone_records:
+            self.window.do_without_profiler(
+                "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
+            )
+        self.window.write_facts(None)
+        if is_pulse_to_begin and self._settings.pulse and not self._settings.trial:
+            self._begin_pulse()
 
-    @harmless
-    def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
-        """Handle `nn.DataParallel`, whose whole job is one process. With a process group, DDP counts instead."""
-        if self._window.stopping:
-            raise SystemExit(0)
-        if not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
-            return
-        if self._is_over:
-            if self.finder.forward_begins(id(model), synchronises=True):
-                self.count_step()
-            return
-        if not self._job.attached:
-            if self._settings.baseline_steps or self._settings.alone_steps:
-                raise DdpprofError("--baseline-steps needs DistributedDataParallel, but this is DataParallel.")
-            self._begin_training(self._job.attach_alone)
-        self._notes.data_parallel_module(model)
-        self._end_step_that_is_over()
-        if self.finder.forward_begins(id(model), synchronises=True):
-            self._end_step()
-        self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
-
-    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
-        start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
-        if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
-            self._note(self._baseline.forward_begins, ddp)
-        fed = [*inputs, *kwargs.values()]
-        self._note(self._notes.feeding.forward_begins, fed, torch.is_grad_enabled(), self._notes.recording)
-        result = original(ddp, *inputs, **kwargs)
-        if self._notes.recording:
-            self._note(self._notes.pre_forward_is_over, ddp, start, had_rebuilt)
-        return result
-
-    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
-        inner_end = time.time_ns()
-        result = self.pulse.ddp_post_forward(original, ddp, output)
-        self._note(self._notes.forward_is_over, ddp, inner_end)
-        self._note(self._baseline.forward_is_over, ddp)
-        return result
-
-    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:
-        began = time.time_ns()
-        result = self.work_waits(original, ddp)
-        if self._notes.recording:
-            self._note(self._notes.buffers_synchronised, ddp, time.time_ns() - began)
-        return result
-
-    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        return self.pulse.work_waits(original, *work, **kwargs)
-
-    def wrap_comm_hook(self, ddp: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook that also times its buckets. On an accelerator a future says nothing about its kernel."""
-        if not inspect.isroutine(hook) or getattr(ddp, "device_type", None) != "cpu":
-            return hook
-        watched = weakref.ref(ddp)  # the reducer keeps the hook, so the hook must not keep the module
-
-        def times_now() -> ReducerTimer | None:
-            module = self._notes.find(watched())
-            return module.times if module is not None else None
-
-        return timed_hook(hook, times_now)
-
-    def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Return arguments for the step whose closure reports when it runs; ``None`` if they stay unchanged."""
-        self.pulse.optimizer_begins(args, kwargs)
-        if self._job.attached and args:
-            self._note(self._notes.unaveraged.optimizer_begins, args[0], self._window.step)
-        if not self._notes.recording:
-            return None
-        notes = self._notes
-        self._note(notes.optimizer_begins)
-        ends, begins = (partial(self._note, note) for note in (notes.optimizer_ends, notes.optimizer_begins))
-        return _with_noted_closure(args, kwargs, ends, begins)
-
-    @harmless
-    def optimizer_ends(self, optimizer: Any) -> None:
-        self.pulse.begins(Activity.OTHER)
-        if self._notes.recording:
-            self._notes.optimizer_ends()
-        self._optimizer_is_done(optimizer)
-
-    @harmless
-    def scaler_skipped(self, optimizer: Any) -> None:
-        """Note that a `GradScaler` skipped the optimizer's step because gradients overflowed; a training step ends."""
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            optimizer = inner
-        if not self._is_over:
-            self._optimizer_is_done(optimizer)
-        elif self.finder.optimizer_stepped(id(optimizer)):
-            self.count_step()
-
-    def _optimizer_is_done(self, optimizer: Any) -> None:
-        if not self._job.attached:
-            self._trains_without_forward(optimizer)
-        self._notes.optimizer = weakref.ref(optimizer)
-        self._notes.unaveraged.optimizer_steps(optimizer)
-        if self._job.attached and self.finder.optimizer_stepped(id(optimizer)):
-            if self._between_backward_passes():
-                self._end_step()
-            else:
-                self._step_is_over = True
-
-    def _trains_without_forward(self, optimizer: Any) -> None:
-        """Begin with several steps of a DDP module's optimizer after backward passes, but without a forward of DDP.
-
-        Fewer steps may only allocate memory before the training.
-        """
-        modules = ddp_modules()
-        if not self._had_backward or self._not_of_ddp.get(optimizer) == len(modules):
-            return
-        optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        ddp = next((ddp for ddp in modules if not optimized.isdisjoint(known_to_ddp([ddp]))), None)
-        if ddp is None:
-            self._not_of_ddp[optimizer] = len(modules)
-            return
-        self._steps_without_forward += 1
-        if self._steps_without_forward > max(_MOST_TO_ALLOCATE, self._window.num_skipped):
-            self._attach(ddp)
-            self._window.without_common_steps()
-            self.finder.steps_without_forward()
-
-    def backward_begins(self, tensors: Any) -> bool:
-        """Handle a backward pass. Returns False if it is inside another, as in reentrant checkpointing."""
-        self._had_backward = True
-        if not self._between_backward_passes():
-            return False
-        self._note(self._backward_begins, tensors)
-        return True
-
-    def _backward_begins(self, tensors: Any) -> None:
-        # A trace would show the look at the loss as the script's own.
-        self.pulse.backward_begins(None if self._window.profiler.running else tensors)
-        if self._losses is not None:
-            self._losses.backward_begins(tensors)
-        if self._notes.recording:
-            self._notes.backward_begins()
-
-    @harmless
-    def backward_is_over(self) -> None:
-        """Handle the end of a backward pass of which `backward_begins` returned True."""
-        self.pulse.backward_is_over()
-        if self._notes.recording:
-            self._notes.backward_is_over()
-
-    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        training_waits = threading.get_ident() == self._training_thread
-        if training_waits:
-            self._end_step_that_is_over()
-        return self.pulse.loader_fetches(partial(self._fetches_noted, original, training_waits), iterator)
-
-    def _fetches_noted(self, original: Callable[..., Any], training_waits: bool, iterator: Any) -> Any:
-        """Fetch a batch, and note which one it is and how long training waited for it."""
-        began, batch = time.time_ns(), None
+    def _begin_pulse(self) -> None:
+        """Begin to note what happens in every step, unless that is not possible."""
+        thread = EVENTS.training_thread or get_ident()
         try:
-            batch = original(iterator)
-            return batch
-        finally:
-            waited_ns = time.time_ns() - began if training_waits else 0
-            self._note(self._notes.feeding.fetches, iterator, batch, waited_ns, self._notes.recording)
+            self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.job.warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
 
-    @harmless
+    def _end_pulse(self, ended: Ended) -> None:
+        running, self._pulse = self._pulse, None
+        if running is not None:
+            self._bind()
+            running.end(ended, self.process_exits)
+
+    def _look_for_capture(self) -> None:
+        """Between two steps: begin a capture that all ranks have agreed on, or end one."""
+        captures, window = None if self._pulse is None else self._pulse.captures, self.window
+        if captures is None or captures.request is None or window.mode is not StepMode.DONE or window.stopping:
+            return
+        if self._main_window is not None:
+            self._leave_capture(self._main_window)
+            captures.is_over(window)
+            return
+        self.notes.device.comes_to_rest(PATIENCE_S)
+        if captures.begins_with(window.step):
+            self._begin_capture(captures, captures.request)
+
+    def _begin_capture(self, captures: Captures, request: CaptureRequest) -> None:
+        settings = self._settings.to_capture(request, captures.folder, self.window.step)
+        window = Window(settings, self.job.for_capture(captures.folder), self.notes)
+        window.step = self.window.step
+        self.notes.reopen()
+        window.begin()
+        self._main_window, self.window = self.window, window
+        window.begin_step()
+        self._bind()
+
+    def _leave_capture(self, main_window: Window) -> None:
+        main_window.step = self.window.step
+        self.window, self._main_window = main_window, None
+
+    def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
+        """Note which parameters had no gradient, if torch complains of that."""
+        complaint = str(error)
+        if "Expected to have finished reduction" in complaint:
+            if self.is_over:
+                self.notes.reopen()
+            self.notes.module(ddp).note_unreduced(complaint)
+            self._open_files()
+            self._bind()
+
     def loader_begins(self, loader: Any) -> None:
-        if threading.get_ident() != self._training_thread:
-            self._notes.feeding.loader_begins(loader)
-        else:
-            evaluates = self._notes.loader_begins(loader)
-            self.pulse.flag(StepFlag.BEGAN_EPOCH | (StepFlag.EVALUATED if evaluates else 0))
+        if get_ident() == EVENTS.training_thread:
+            EVENTS.flagged(StepFlag.BEGAN_EPOCH | (StepFlag.EVALUATED if self.notes.pass_begins() else 0))
 
-    def sets_epoch(self, sampler: Any) -> None:
-        self._note(self._notes.feeding.sets_epoch, sampler)
+    def profiler_starts(self, inner: Any) -> None:
+        """Make room if the script starts a profiler of its own."""
+        profiler = self.window.profiler
+        if profiler.owns(inner):
+            return
+        profiler.another_prepares(inner)
+        if not self._settings.trial:
+            self.window.cut_short("the script starts a profiler of its own")
+        if profiler.running:  # in steps that are worthless without ddpprof's
+            profiler.stop()
+            raise DdpprofError("the script started its own profiler in the profiled steps")
 
-    def saves(self, target: Any) -> bool:
-        """Return whether to save: not if a trial, or the ranks' diverged parameters, would overwrite a file.
+    def graph_replays(self, graph: Any) -> None:
+        if self.graphs.hide_steps and not self.graphs.captured and get_ident() == EVENTS.training_thread:
+            self.window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
 
-        Writing to a buffer or an open file is left to the script: suppressing it would leave an empty file.
-        """
-        if threading.get_ident() == self._training_thread:
-            self.pulse.flag(StepFlag.SAVED)
-            self.pulse.begins(Activity.SAVE)
-        self._note(self._notes.environment.saves, target)
+    def discards_file(self, target: Any) -> bool:
+        """Writing to a buffer or an open file is left to the script: suppressing it would leave an empty file."""
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
-            return True
-        self._say_not_saved(f"{target}: {why}", self._job.warn)
-        return False
+            return False
+        self._say_not_saved(f"{target}: {why}", self.job.warn)
+        return True
 
-    def keeps_checkpoints(self, owner: str) -> bool:
-        """Return whether objects of the class named `owner` may write and delete checkpoints; say once if not."""
+    def discards_checkpoint(self, owner: str) -> bool:
         why = self._why_nothing_is_saved()
         if why is not None and owner not in self._not_saving:
             self._not_saving.add(owner)
-            self._say_not_saved(f"checkpoints of {owner}: {why}", self._job.warn_for_all)
-        return why is None
+            self._say_not_saved(f"checkpoints of {owner}: {why}", self.job.warn_for_all)
+        return why is not None
 
-    def may_delete_checkpoints(self) -> bool:
-        return self._why_nothing_is_saved() is None
+    def discards_checkpoints(self) -> bool:
+        return self._why_nothing_is_saved() is not None
 
     def _why_nothing_is_saved(self) -> str | None:
-        if self._settings.trial and (self._window.step or self._closed):
+        if self._settings.trial and (self.window.step or self._closed):
             return "this is a trial"
-        if self._baseline.has_begun:
+        if self.baseline.has_begun:
             return "the steps since the profiled ones were without gradient communication"
         return None
 
@@ -280,68 +297,292 @@ class Session(Recording):
         if not (self._settings.trial and self._closed):  # otherwise it has said why it ends
             warn(f"not saved: {what}.")
 
-    def save_ends(self) -> None:
-        if threading.get_ident() == self._training_thread:
-            self.pulse.ends(Activity.SAVE)
+    @property
+    def run_to_tell_of(self) -> Path | None:
+        """The run directory, if there is one and this rank is the one to tell the user."""
+        files = self.job.files
+        return files.directory if files is not None and self.job.leads else None
 
-    def rpc_invoked(self, *call: Any) -> None:
-        if self._notes.recording:
-            self._note(self._notes.rpc.invoked, *call)
-
-    @harmless
-    def another_profiler_starts(self, inner: Any) -> None:
-        profiler = self._window.profiler
-        if profiler.owns(inner):
+    def close(self, error: BaseException | None) -> None:
+        """Write what there is. `error`: what ends the training, if anything does."""
+        if not self.job.in_this_process():
             return
-        profiler.another_prepares(inner)
-        if not self._settings.trial:
-            self._window.cut_short("the script starts a profiler of its own")
-        if profiler.running:  # in steps that are worthless without ddpprof's
-            profiler.stop()
-            raise DdpprofError("the script started its own profiler in the profiled steps")
-
-    @harmless
-    def graph_replays(self) -> None:
-        self.graphs.replays()
-        if self.graphs.hide_steps and not self.graphs.captured and threading.get_ident() == self._training_thread:
-            self._window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
-
-    @harmless
-    def explicit_step(self) -> None:
-        """Handle a step that the user marks as ended."""
-        self._end_step_that_is_over()
-        if self.finder.step_marked():
-            self.count_step() if self._is_over else self._end_step()
-
-    @harmless
-    def _note(self, note: Callable[..., None], *what: Any) -> None:
-        note(*what)
-
-
-def _with_noted_closure(
-    args: tuple[Any, ...], kwargs: dict[str, Any], begins: Callable[[], None], ends: Callable[[], None]
-) -> tuple[Any, Any] | None:
-    """Return arguments of ``Optimizer.step`` whose closure reports when it runs; ``None`` if they have no closure.
-
-    A closure computes loss and gradients, which is not the optimizer's own work.
-    """
-    if len(args) > 1 and callable(args[1]):  # the first is the optimizer
-        return (args[0], _noted(args[1], begins, ends), *args[2:]), kwargs
-    if callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": _noted(kwargs["closure"], begins, ends)}
-    return None
-
-
-def _noted(closure: Callable[[], Any], begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], Any]:
-    @functools.wraps(closure)
-    def noted() -> Any:
-        begins()
         try:
-            return closure()
-        finally:
-            ends()
+            self._close(error)
+        except Exception as problem:
+            self.give_up(problem)
 
-    return noted
+    def _close(self, error: BaseException | None) -> None:
+        ended, pulse = how_it_ends(error), self._pulse
+        for window in (self.window, self._main_window):
+            if window is not None:
+                window.end_place = where_it_ends(error)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._end_pulse(_ENDS.get(ended, Ended.FAILED))
+        if between_backward_passes():  # code after a `with` block trains as if there had been none
+            self.notes.begin_step(StepMode.DONE)
+        if self._closed:
+            self._crash.close()
+            return
+        self._closed = True
+        self._stop_listening()
+        if ended.startswith("failed"):
+            self._open_after_failure()
+        if self._main_window is not None:  # the training ended within a capture
+            self.window.close(ended)
+            self._leave_capture(self._main_window)
+        self.window.close(ended)
+        self._crash.close()
+        if ended == "finished" and self.job.files is None and not self._settings.trial:
+            self._say_why_nothing_is_recorded()
+        if self._losses is not None and self.job.files is not None and self.notes.device.comes_to_rest(PATIENCE_S):
+            rundir.write_json(self.job.files.directory / rundir.losses_file(self.job.rank), self._losses.values())
+        if pulse is not None and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
+            self._add_unusual_collective(ended, pulse.writer)
+
+    def _open_after_failure(self) -> None:
+        """Open the files of a rank that failed before any step was recorded, to write how it failed."""
+        if self.job.files is None and not self._settings.trial:
+            with suppress(Exception):  # the others may be gone already, and a store may not answer for minutes
+                STANDBY.run(self._attach_and_open).result(_OPEN_S)
+
+    def _attach_and_open(self) -> None:
+        if not self.job.attached:
+            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+            if group is None:
+                return
+            self.notes.environment.describe_group(group)
+            self.job.attach(group)
+        self.job.open_files(None)
+
+    def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
+        """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
+        found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
+        if found is not None:
+            self.window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
+            self.window.write_facts(ended, at_ns=self.window.ended_ns)
+
+    def _say_why_nothing_is_recorded(self) -> None:
+        if self.job.attached:
+            self.job.warn_for_all(self._too_short())
+        elif self._recorded.had_backward and is_first_rank() and ddp_modules():
+            self.job.warn(_NEVER_CALLED)
+
+    def _too_short(self) -> str:
+        num_steps, num_skipped, num_replays = self.window.step, self.window.num_skipped, self.graphs.num_replays
+        took = f"the training took {num_steps} step{'s' if num_steps != 1 else ''}"
+        if num_replays > num_steps:
+            return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
+        options = options_for(num_steps, self.notes.device.is_accelerator)
+        instead = "let it take more steps" if options is None else f"ddpprof trace {options} records what they show"
+        return f"{took}, and the first {num_skipped} are not recorded: {instead}."
+
+    def give_up(self, error: Exception) -> None:
+        """End the recording here but not the training, unless it is a trial."""
+        what = "Recording" if self._pulse is None else "Recording and watching"
+        self.job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training goes on'}.")
+        self._retire()
+        ended = f"stopped recording: {_one_line(error)}"
+        with suppress(Exception):  # the error was already reported, and training must go on
+            self.window.give_up()
+        is_capture = self._main_window is not None
+        self._write_last_facts(ended, without_modules=not is_capture)
+        if self._main_window is not None:
+            self._leave_capture(self._main_window)
+            self._write_last_facts(ended, without_modules=False)
+        if self._settings.trial:  # whatever it trains from here on is useless
+            raise SystemExit(1)
+
+    def _write_last_facts(self, ended: str, without_modules: bool) -> None:
+        """Write how the recording ended, if need be and permitted without what is known of the modules."""
+        try:
+            self.window.write_facts(ended)
+        except Exception:
+            if not without_modules:
+                return
+            self.notes.forget_modules()
+            with suppress(Exception):  # the error was already reported
+                self.window.write_facts(ended)
+
+    def _retire(self) -> None:
+        self._closed = True
+        self._end_pulse(Ended.UNWATCHED)
+        self.window.mode = StepMode.DONE
+        if not (self._settings.trial or self.baseline.has_begun):  # otherwise nothing may be saved until the end
+            self._stop_listening()
+        self._bind()
+        if between_backward_passes():
+            self.notes.begin_step(StepMode.DONE)
+
+
+class RecordedSteps(Listener):
+    """Finds where steps end as long as they are recorded, or are to be."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.step_is_over = False
+        """whether a step is over that could not be ended at once, within a backward pass or the capture of a graph"""
+        self.had_backward = False
+        self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """optimizers that were seen to have no parameters of the DDP modules → number of these modules"""
+        self._steps_without_forward = 0
+        """number of steps of DDP modules' optimizers before the first forward of DDP"""
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        session = self._session
+        if session.window.stopping:
+            raise SystemExit(0)
+        if not torch.is_grad_enabled():
+            EVENTS.flagged(StepFlag.EVALUATED)
+            EVENTS.begins(Activity.EVALUATION)
+            return
+        if not session.job.attached:
+            session.attach(ddp)
+        if session.job.alone:
+            raise DdpprofError("the script trained with DataParallel before DistributedDataParallel.")
+        session.notes.module(ddp)
+        self._end_step_that_is_over()
+        if session.finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
+            session.end_step()
+        EVENTS.begins(Activity.FORWARD)
+
+    def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
+        session = self._session
+        if session.window.stopping:
+            raise SystemExit(0)
+        if not _is_whole_job():
+            return
+        if not session.job.attached:
+            session.attach_alone()
+        session.notes.data_parallel_module(model)
+        self._end_step_that_is_over()
+        if session.finder.forward_begins(id(model), synchronises=True):
+            session.end_step()
+        session.notes.feeding.pre_forward_begins(model, (), {})
+
+    def backward_begins(self, loss: Any) -> None:
+        self.had_backward = True
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        EVENTS.begins(Activity.OTHER)
+        self.optimizer_skipped(optimizer)
+
+    def optimizer_skipped(self, optimizer: Any) -> None:
+        session = self._session
+        if not session.job.attached:
+            self._trains_without_forward(optimizer)
+        session.notes.optimizer = weakref.ref(optimizer)
+        if session.job.attached and session.finder.optimizer_stepped(id(optimizer)):
+            if between_backward_passes():
+                session.end_step()
+            else:
+                self.step_is_over = True
+
+    def _trains_without_forward(self, optimizer: Any) -> None:
+        """Begin with several steps of a DDP module's optimizer after backward passes, but without a forward of DDP.
+
+        Fewer steps may only allocate memory before the training.
+        """
+        modules, session = ddp_modules(), self._session
+        if not self.had_backward or self._not_of_ddp.get(optimizer) == len(modules):
+            return
+        optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        ddp = next((ddp for ddp in modules if not optimized.isdisjoint(known_to_ddp([ddp]))), None)
+        if ddp is None:
+            self._not_of_ddp[optimizer] = len(modules)
+            return
+        self._steps_without_forward += 1
+        if self._steps_without_forward > max(_MOST_TO_ALLOCATE, session.window.num_skipped):
+            session.attach(ddp)
+            session.window.without_common_steps()
+            session.finder.steps_without_forward()
+
+    def fetch_begins(self) -> None:
+        self._end_step_that_is_over()
+
+    def step_marked(self) -> None:
+        self._end_step_that_is_over()
+        if self._session.finder.step_marked():
+            self._session.end_step()
+
+    def _end_step_that_is_over(self) -> None:
+        if self.step_is_over and get_ident() == EVENTS.training_thread:
+            self.step_is_over = False
+            self._session.end_step()
+
+
+class WatchedSteps(Listener):
+    """Counts steps that are not recorded.
+
+    Code that runs once in a step is never in the processor's caches, so every call in here counts, a guard included.
+    """
+
+    may_raise = False
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._finder = session, session.finder
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        try:
+            if not torch.is_grad_enabled():
+                EVENTS.flagged(StepFlag.EVALUATED)
+                EVENTS.begins(_EVALUATION)
+                return
+            if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
+                self._session.count_step()
+            EVENTS.begins(_FORWARD)
+        except Exception as error:
+            self._session.give_up(error)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        try:
+            if self._finder.optimizer_stepped(id(optimizer)):
+                self._session.count_step()
+            else:
+                EVENTS.begins(_OTHER)
+        except Exception as error:
+            self._session.give_up(error)
+
+    optimizer_skipped = optimizer_ends
+
+    def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
+        try:
+            if _is_whole_job() and self._finder.forward_begins(id(model), synchronises=True):
+                self._session.count_step()
+        except Exception as error:
+            self._session.give_up(error)
+
+    def step_marked(self) -> None:
+        try:
+            if self._finder.step_marked():
+                self._session.count_step()
+        except Exception as error:
+            self._session.give_up(error)
+
+
+_OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(Activity.EVALUATION)
+
+
+def between_backward_passes() -> bool:
+    """Return whether the reducer may be touched: in a backward pass it holds its lock and awaits other threads."""
+    return get_ident() == EVENTS.training_thread and torch._C._current_graph_task_id() == -1
+
+
+def _is_whole_job() -> bool:
+    """Return whether `nn.DataParallel` trains, and not DDP, which counts if there is a process group."""
+    return torch.is_grad_enabled() and not (dist.is_available() and dist.is_initialized())
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith(".") else f"{text}."
+
+
+def _any_optimizer_alive() -> bool:
+    """Return whether there is an optimizer. `isinstance` would ask for ``__class__``, to which some objects warn."""
+    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
 @functools.cache

@@ -1,41 +1,132 @@
-"""torchrun's options, by torchrun's own names, so that `ddpprof trace` can pass them on without importing torch.
+"""What ddpprof knows of torchrun, without importing torch: its options, its variables, and how it sees ranks end.
 
-A test compares the table with the parser of the installed torch.
+A test compares the table of options with the parser of the installed torch.
+
+torchrun knows the exit code, or the signal, of a rank that failed. Its process also runs with ddpprof injected. It
+creates a ``ProcessFailure`` for each rank that ended by itself, before it ends the others with SIGTERM.
 """
 
 from __future__ import annotations
 
-OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = (
-    (("--nnodes",), True),
-    (("--nproc-per-node", "--nproc_per_node"), True),
-    (("--rdzv-backend", "--rdzv_backend"), True),
-    (("--rdzv-endpoint", "--rdzv_endpoint"), True),
-    (("--rdzv-id", "--rdzv_id"), True),
-    (("--rdzv-conf", "--rdzv_conf"), True),
-    (("--standalone",), False),
-    (("--max-restarts", "--max_restarts"), True),
-    (("--monitor-interval", "--monitor_interval"), True),
-    (("--start-method", "--start_method"), True),
-    (("--event-log-handler", "--event_log_handler"), True),
-    (("--role",), True),
-    (("--no-python", "--no_python"), False),
-    (("--run-path", "--run_path"), False),
-    (("--log-dir", "--log_dir"), True),
-    (("-r", "--redirects"), True),
-    (("-t", "--tee"), True),
-    (("--local-ranks-filter", "--local_ranks_filter"), True),
-    (("--duplicate-stdout-filters", "--duplicate_stdout_filters"), True),
-    (("--duplicate-stderr-filters", "--duplicate_stderr_filters"), True),
-    (("--node-rank", "--node_rank"), True),
-    (("--master-addr", "--master_addr"), True),
-    (("--master-port", "--master_port"), True),
-    (("--local-addr", "--local_addr"), True),
-    (("--logs-specs", "--logs_specs"), True),
-    (("--numa-binding", "--numa_binding"), True),
-    (("--signals-to-handle", "--signals_to_handle"), True),
-    (("--shutdown-timeout", "--shutdown_timeout"), True),
-    (("--virtual-local-rank", "--virtual_local_rank"), False),
-    (("--log-line-prefix-template", "--log_line_prefix_template"), True),
-    (("--print-completion", "--print_completion"), True),
+import functools
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ddpprof import own_files, rundir
+from ddpprof.linux_files import OF_MACHINE, number_in, own_groups
+from ddpprof.record.inject._ddpprof_ends import place
+from ddpprof.record.settings import settings_from_environment
+
+_OPTIONS = (
+    "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "max-restarts",
+    "monitor-interval", "start-method", "event-log-handler", "role", "no-python", "run-path", "log-dir", "redirects",
+    "tee", "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "node-rank", "master-addr",
+    "master-port", "local-addr", "logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout",
+    "virtual-local-rank", "log-line-prefix-template", "print-completion",
+)  # fmt: skip
+_FLAGS = {"standalone", "no-python", "run-path", "virtual-local-rank"}
+_SHORT = {"redirects": "-r", "tee": "-t"}
+OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = tuple(
+    (tuple(dict.fromkeys((_SHORT.get(it, f"--{it}"), f"--{it}", f"--{it.replace('-', '_')}"))), it not in _FLAGS)
+    for it in _OPTIONS
 )
 """names of each option, and whether it takes a value; ``-m/--module`` is also an option of `ddpprof trace`"""
+
+
+_ONE_RANK = "DDPPROF_ONE_RANK"
+_MASTER_PORT = "MASTER_PORT"
+_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+def launcher_variables() -> dict[str, str]:
+    """Return the variables with which torchrun would start the only rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {_ONE_RANK: "1", _MASTER_PORT: str(port), **_ONLY_RANK}
+
+
+def give_back_rank(environments: ModuleType) -> None:
+    """Take the variables back when Lightning looks who starts its ranks; its own ranks inherit none of them.
+
+    `environments`: ``plugins.environments.lightning`` of Lightning's Fabric.
+    """
+    if _ONE_RANK not in os.environ:
+        return
+    original = environments.LightningEnvironment.__init__
+
+    @functools.wraps(original)
+    def begins(self: Any) -> None:
+        if os.environ.pop(_ONE_RANK, None) is not None:
+            for name in (_MASTER_PORT, *_ONLY_RANK):
+                os.environ.pop(name, None)
+        original(self)
+
+    environments.LightningEnvironment.__init__ = begins
+
+
+AGENT = "DDPPROF_AGENT"
+"""variable that names torchrun's process, with which ranks end (``inject/_ddpprof_ends.py``)"""
+_OF_RANKS = "TORCHELASTIC_RUN_ID"
+"""variable that torchrun sets only for ranks"""
+
+
+class OomKills:
+    """Counts the processes that the kernel kills because the memory of a control group, or of the machine, is full."""
+
+    def __init__(self) -> None:
+        self._before = _num_kills()
+
+    def since_last_time(self) -> int | None:
+        """Return how many there were since the last call, or since the begin; ``None`` if that is not known."""
+        before, self._before = self._before, _num_kills()
+        return None if before is None or self._before is None else max(0, self._before - before)
+
+
+def _num_kills() -> int | None:
+    of_groups = [group / "memory.events" for group in own_groups("memory")]  # only groups of version 2 have this file
+    counts = (number_in(path, "oom_kill") for path in (*of_groups, OF_MACHINE))
+    return next((count for count in counts if count is not None), None)
+
+
+def listen_to_torchrun(errors: ModuleType) -> None:
+    """Listen to torchrun, if this is its process. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
+    settings = settings_from_environment()
+    failure = getattr(errors, "ProcessFailure", None)
+    if settings is None or failure is None:
+        return
+    if _OF_RANKS not in os.environ:  # a rank also imports that module if its script uses `record`
+        with suppress(OSError):
+            os.environ[AGENT] = f"{os.getpid()} {place()}"
+    original, out, oom_kills = failure.__post_init__, Path(settings.out), OomKills()
+
+    @functools.wraps(original)
+    def post_init(self: Any) -> None:
+        original(self)
+        with suppress(Exception):  # torchrun must go on, whatever happens to ddpprof
+            how = {"exit_code": int(self.exitcode), "num_oom_kills": oom_kills.since_last_time()}
+            append_exit(out, {"pid": int(self.pid), **how})
+
+    failure.__post_init__ = post_init
+
+
+def note_child(pid: int, exit_code: int) -> None:
+    """Note the end of a process that a process of the job has started. It may be a rank. Raises ``OSError``."""
+    settings = settings_from_environment()
+    if settings is not None and AGENT not in os.environ:  # torchrun's process notes its ranks by itself: see `install`
+        append_exit(Path(settings.out), {"pid": pid, "exit_code": exit_code})
+
+
+def append_exit(out: Path, seen: dict[str, Any]) -> None:
+    """Append a line to the run's file, if there is a run. Raises ``OSError``."""
+    if not rundir.is_run(out):
+        return
+    line = json.dumps({"host": socket.gethostname(), "unix_ns": time.time_ns(), **seen})
+    with os.fdopen(own_files.append_to(out / rundir.EXITS_FILE), "wb") as file:
+        file.write(f"{line}\n".encode())

@@ -8,23 +8,89 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import profiled_ranks
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
-from ddpprof.record import ddp_variants
-from ddpprof.record.bounds import Bounds
-from ddpprof.record.device import PATIENCE_S
-from ddpprof.record.end_words import EndPlace
-from ddpprof.record.hang_signals import GRACE_S
+from ddpprof.record.ddp_construction import switch_ddp
+from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.job import JobRank
-from ddpprof.record.notes import StepNotes
-from ddpprof.record.profiler import StepProfiler
-from ddpprof.record.pulse import NoPulse, PulseWriter
-from ddpprof.record.schedule import Schedule
+from ddpprof.record.machine import GRACE_S, PATIENCE_S, TrainingDevice
+from ddpprof.record.profiler import Bounds, StepProfiler
 from ddpprof.record.settings import Settings
+from ddpprof.record.step_notes import StepNotes
+from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
+
+_HIDES_STEPS = 3
+"""number of replays without the end of a step, from which a graph must hold whole steps"""
+
+
+class Graphs(Listener):
+    """CUDA graphs: no step may end during a capture, and a graph of whole steps hides them when it is replayed."""
+
+    def __init__(self, device: TrainingDevice) -> None:
+        self._device = device
+        self.num_replays = 0
+        self._since_step = 0
+        self._most_in_step = 0
+
+    @property
+    def captured(self) -> bool:
+        return self._device.is_captured
+
+    def graph_capture_begins(self, graph: Any) -> None:
+        self._device.is_captured = True
+
+    def graph_capture_ends(self) -> None:
+        self._device.is_captured = False
+
+    def graph_replays(self, graph: Any) -> None:
+        self.num_replays += 1
+        self._since_step += 1
+
+    def end_step(self) -> None:
+        self._most_in_step = max(self._most_in_step, self._since_step)
+        self._since_step = 0
+
+    @property
+    def hide_steps(self) -> bool:
+        """Whether replays continue where steps, with at most as many replays, used to end."""
+        return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
+
+
+class Baseline(Listener):
+    """Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``.
+
+    The ranks' parameters diverge in them, so nothing afterwards may count: the job ends with them, and no checkpoints
+    are written. The user's own ``no_sync()`` keeps its meaning. It only listens to these steps.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
+        """modules inside a forward, with their flag to restore afterwards"""
+        self.has_begun = False
+
+    def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.has_begun = True
+        self._held.setdefault(id(ddp), (ddp, bool(ddp.require_backward_grad_sync)))
+        ddp.require_backward_grad_sync = False
+
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+        self._restore(ddp)
+
+    def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
+        self._restore(ddp)
+
+    def _restore(self, ddp: DistributedDataParallel) -> None:
+        held = self._held.pop(id(ddp), None)
+        if held is not None:
+            ddp.require_backward_grad_sync = held[1]
+
 
 _UNRECORDED = (StepMode.DONE, StepMode.SKIP, StepMode.OFF)
 _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
@@ -56,8 +122,7 @@ class Window:
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
-        self.pulse: PulseWriter | NoPulse = NoPulse()
-        self.end_place = EndPlace()
+        self.end_place: dict[str, str | None] = {}
         """where an error ended the training"""
         self.ended_ns: int | None = None
         """when it ended, as it was last written"""
@@ -94,8 +159,8 @@ class Window:
             self.profiler.clear_away()
         self.step = num_steps = self.step + 1
         if self.mode not in _UNRECORDED:
-            self.pulse.flag(StepFlag.RECORDED)
-        self.pulse.step_ends(num_steps)
+            EVENTS.flagged(StepFlag.RECORDED)
+        EVENTS.step_ends(num_steps)
 
     @property
     def num_skipped(self) -> int:
@@ -116,12 +181,12 @@ class Window:
             self._notes.recording_begins(self.step)
         before, self.mode = self.mode, self._mode_now()
         if before is not self.mode:
-            self.pulse.flag(StepFlag.RECORDED)
+            EVENTS.flagged(StepFlag.RECORDED)
         if self.mode in _PROFILED and not self.profiler.running:
             self._start_profiler()
         self._agree()
         for module in self._notes.modules if self._settings.ddp_blocks else ():
-            ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self.step))
+            switch_ddp(module.ddp, on=not self._schedule.is_without_ddp(self.step))
         if self.mode is StepMode.DONE and before is not StepMode.DONE:
             self._finish()
         elif before in _UNDER_THE_PROFILER and self.mode not in _UNDER_THE_PROFILER:
@@ -292,6 +357,5 @@ class Window:
         if ended is not None:
             self.ended_ns = at_ns or time.time_ns()
             end = {"ended_unix_ns": self.ended_ns, "num_steps": self.step}
-            end |= {"ended_place": self.end_place.line, "ended_in": self.end_place.collective}
-            end |= {"unusual_collective": self.unusual_collective}
+            end |= {**self.end_place, "unusual_collective": self.unusual_collective}
         self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

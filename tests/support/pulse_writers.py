@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Pulse, PulseIdentity
 from ddpprof.monitor import pulse_files
-from ddpprof.record.output import LastStep
+from ddpprof.record.job import LastStep
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.rundir import last_step_file
@@ -70,17 +70,15 @@ def forward_ends(
 ) -> None:
     """End a forward of a DDP module, on an accelerator if there is no `reducer`; DDP's own end takes `after_ns`."""
 
-    def original(_ddp: object, output: object) -> object:
-        clock.now_ns += after_ns
-        return output
-
+    inner_end_ns = clock.now_ns
+    clock.now_ns += after_ns
     device = "cpu" if reducer else "cuda"
     module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronises)
-    assert pulse.ddp_post_forward(original, module, "output") == "output"  # type: ignore[arg-type]
+    pulse.forward_ends(module, inner_end_ns)  # type: ignore[arg-type]
 
 
 def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
     forward_ends(pulse, clock, reducer, synchronises)
     pulse.backward_begins(())
     clock.now_ns += ns
-    pulse.backward_is_over()
+    pulse.backward_ends()

@@ -20,12 +20,12 @@ ALLOWED = {
     "pipeline/cluster.py": "likewise",
     "cli/timeline.py": "likewise",
     "load/plugin_trace.py": "likewise",
-    "record/trace_file.py": "likewise",
+    "record/profiler.py": "likewise",
     "user_key.py": "likewise",
     "cli/log_directory.py": "moves folders that the helper has made to where links are not followed",
     "cli/tensorboard.py": "in a scratch folder",
-    "record/netbench_job.py": "in a scratch folder",
-    "record/inject/_ddpprof_needs_rank.py": "in a scratch folder, in a process that imports nothing of ddpprof",
+    "record/launch.py": "in a scratch folder",
+    "record/inject/_ddpprof_ends.py": "in a scratch folder, in a process that imports nothing of ddpprof",
 }
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
+from ddpprof.record.steps import Schedule
 from ddpprof.step_options import default_steps, options_for
 
 

@@ -7,22 +7,23 @@ import importlib.util
 import os
 import sys
 
+_GIVE_BACK_RANK = "ddpprof.record.torchrun", "give_back_rank"
 _TARGETS = {
-    "torch.nn.parallel.distributed": "injected",
-    "torch.distributed.elastic.multiprocessing.errors": "exits",
-    "lightning.fabric.plugins.environments.lightning": "one_rank",
-    "lightning_fabric.plugins.environments.lightning": "one_rank",
+    "torch.nn.parallel.distributed": ("ddpprof.record.api", "install"),
+    "torch.distributed.elastic.multiprocessing.errors": ("ddpprof.record.torchrun", "listen_to_torchrun"),
+    "lightning.fabric.plugins.environments.lightning": _GIVE_BACK_RANK,
+    "lightning_fabric.plugins.environments.lightning": _GIVE_BACK_RANK,
+    "multiprocessing.popen_fork": ("_ddpprof_ends", "install_multiprocessing"),
+    "subprocess": ("_ddpprof_ends", "install_subprocess"),
 }
-"""modules of torch and Lightning, and the modules of ddpprof.record that handle their import"""
-_CHILDREN = {"multiprocessing.popen_fork": "install_multiprocessing", "subprocess": "install_subprocess"}
-"""modules that start processes, and the functions of _ddpprof_notes_ends that handle their import"""
+"""modules of torch, Lightning and Python, and the functions that handle their import"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    """Finder of one module that uses the other finders, and calls `handle` when the module has run."""
+    """Finder of one module that uses the other finders, and calls a function when the module has run."""
 
-    def __init__(self, target, handle):
-        self._target, self._handle = target, handle
+    def __init__(self, target, module, function):
+        self._target, self._module, self._function = target, module, function
 
     def find_spec(self, name, path=None, target=None):
         if name != self._target:
@@ -32,6 +33,9 @@ class _PatchOnImport(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             _run_afterwards(spec.loader, self._handle)
         return spec
+
+    def _handle(self, imported):
+        getattr(importlib.import_module(self._module), self._function)(imported)
 
 
 def _run_afterwards(loader, handle):
@@ -46,10 +50,6 @@ def _run_afterwards(loader, handle):
                 sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.\n")
 
     loader.exec_module = exec_then_patch
-
-
-def _install(patches):
-    return lambda module: importlib.import_module(f"ddpprof.record.{patches}").install(module)
 
 
 def _chain_to_next_sitecustomize():
@@ -70,24 +70,18 @@ def _say_that_it_is_here(note):
 if "DDPPROF_SETTINGS" in os.environ:
     if "DDPPROF_REACHED" in os.environ:
         _say_that_it_is_here(os.environ["DDPPROF_REACHED"])
-    for target, patches in _TARGETS.items():
-        sys.meta_path.insert(0, _PatchOnImport(target, _install(patches)))
-    for target, install in _CHILDREN.items():
-        if target not in sys.modules:
-            import _ddpprof_notes_ends
+    import _ddpprof_ends
 
-            sys.meta_path.insert(0, _PatchOnImport(target, getattr(_ddpprof_notes_ends, install)))
+    for target, handler in _TARGETS.items():
+        if target not in sys.modules:
+            sys.meta_path.insert(0, _PatchOnImport(target, *handler))
     note = os.environ.pop("DDPPROF_EXPLAIN_RANK", None)
     if note:
-        import _ddpprof_needs_rank
-
-        _ddpprof_needs_rank.install(note)
+        _ddpprof_ends.explain_missing_rank(note)
     agent = os.environ.pop("DDPPROF_AGENT", None)
     if agent and "TORCHELASTIC_RUN_ID" in os.environ:
         try:
-            import _ddpprof_ends_with_agent
-
-            _ddpprof_ends_with_agent.install(agent)
+            _ddpprof_ends.end_with_agent(agent)
         except (ImportError, ValueError, OSError) as error:
             sys.stderr.write(f"ddpprof: a rank would outlive its torchrun: {error}. Training goes on.\n")
 _chain_to_next_sitecustomize()

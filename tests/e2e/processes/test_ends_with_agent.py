@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from processes import children, is_gone, wait_until
 
-from ddpprof.record import exits, launch
-from ddpprof.record.inject._ddpprof_ends_with_agent import place
+from ddpprof.record import launch, torchrun
+from ddpprof.record.inject._ddpprof_ends import place
 from ddpprof.record.settings import Settings
 
 PARENT = """
@@ -67,9 +67,9 @@ def test_only_torchrun_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pass
 
     Errors.ProcessFailure = ProcessFailure  # type: ignore[attr-defined]
-    monkeypatch.setenv(exits.AGENT, "")
+    monkeypatch.setenv(torchrun.AGENT, "")
     monkeypatch.setenv("DDPPROF_SETTINGS", Settings(str(tmp_path)).to_environment()["DDPPROF_SETTINGS"])
     if is_rank:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    exits.install(Errors)  # type: ignore[arg-type]
-    assert os.environ[exits.AGENT] == ("" if is_rank else f"{os.getpid()} {place()}")
+    torchrun.listen_to_torchrun(Errors)  # type: ignore[arg-type]
+    assert os.environ[torchrun.AGENT] == ("" if is_rank else f"{os.getpid()} {place()}")

@@ -14,7 +14,7 @@ HANGS = """
 import signal, sys
 sys.path.append(sys.argv[1])
 from accelerator import block_for_ever
-from ddpprof.record.hang_signals import signals_end_a_hang
+from ddpprof.record.machine import signals_end_a_hang
 if sys.argv[2] != "default":
     signal.signal(signal.SIGTERM, lambda *_: print("saved", flush=True))
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ import pytest
 def test_a_process_that_ends_with_a_profiler_let_go_of_does_not_crash(what: str) -> None:
     script = f"""
 import torch
-from ddpprof.record.device import TrainingDevice
+from ddpprof.record.machine import TrainingDevice
 from ddpprof.record.profiler import StepProfiler
 from ddpprof.record.settings import Settings
 one = StepProfiler(Settings("run"), TrainingDevice())

@@ -10,7 +10,7 @@ import pytest
 from ddpprof.cli import main
 from ddpprof.cli.arguments import sizes_bytes
 from ddpprof.cli.commands import parsers
-from ddpprof.record.netbench_job import _is_on_this_machine, _why
+from ddpprof.record.launch import _is_on_this_machine, _why_netbench_failed
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ Root Cause (first observed failure):
     ],
 )
 def test_why_the_ranks_ended(said: str, why: str) -> None:
-    assert _why(said, 1) == why
+    assert _why_netbench_failed(said, 1) == why

@@ -14,7 +14,7 @@ from ddpprof.load.attempts import load_exits
 from ddpprof.load.run import load_run
 from ddpprof.model import ProcessExit
 from ddpprof.model.process_exit import oom_kills_seen
-from ddpprof.record import exits
+from ddpprof.record import torchrun
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.build import build_report
@@ -94,8 +94,8 @@ def test_damage_in_another_attempt_is_named(tmp_path: Path) -> None:
 
 def test_lines_come_back(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    exits.append(tmp_path, {"pid": 7, "exit_code": -signal.SIGKILL})
-    exits.append(tmp_path, {"is_job": True, "exit_code": 1, "interrupted": False})
+    torchrun.append_exit(tmp_path, {"pid": 7, "exit_code": -signal.SIGKILL})
+    torchrun.append_exit(tmp_path, {"is_job": True, "exit_code": 1, "interrupted": False})
     with (tmp_path / "exits.jsonl").open("a") as file:
         file.write('[]\n{"exit_code": "no"}\nno JSON\n{"exit_co')
     one, job = load_exits(tmp_path)
@@ -108,7 +108,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_run_nothing_is_written(tmp_path: Path) -> None:
-    exits.append(tmp_path, {"pid": 7, "exit_code": 1})
+    torchrun.append_exit(tmp_path, {"pid": 7, "exit_code": 1})
     assert list(tmp_path.iterdir()) == []
     assert load_exits(tmp_path) == ()
 
@@ -123,9 +123,9 @@ def test_torchrun_notes_each_rank_that_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(errors.ProcessFailure, "__post_init__", errors.ProcessFailure.__post_init__)
     counters = tmp_path / "vmstat"
     counters.write_text("nr_free_pages 9\noom_kill 3\n")
-    monkeypatch.setattr(exits, "own_groups", lambda _controller: ())
-    monkeypatch.setattr(exits, "OF_MACHINE", counters)
-    exits.install(errors)
+    monkeypatch.setattr(torchrun, "own_groups", lambda _controller: ())
+    monkeypatch.setattr(torchrun, "OF_MACHINE", counters)
+    torchrun.listen_to_torchrun(errors)
     counters.write_text("nr_free_pages 7\noom_kill 5\n")
     failure = errors.ProcessFailure(local_rank=1, pid=42, exitcode=-9, error_file="none")
     assert failure.signal_name() == "SIGKILL"

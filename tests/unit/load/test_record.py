@@ -27,7 +27,7 @@ from ddpprof.model import (
     RpcCall,
     StepMode,
 )
-from ddpprof.record.losses import LossNotes
+from ddpprof.record.step_notes import LossNotes
 from ddpprof.rundir import FORMAT, facts_file, write_json
 
 MODULE = {
@@ -216,8 +216,8 @@ def test_scalars_are_kept_and_read_back(tmp_path: Path) -> None:
     notes.backward_begins(loss)
     loss.add_(1)
     notes.backward_begins([torch.zeros(3), torch.tensor([float("nan")]), torch.tensor(3)])
-    notes.end_step()
-    notes.end_step()
+    notes.step_ends(1)
+    notes.step_ends(1)
     (tmp_path / "rank-2.losses.json").write_text(json.dumps(notes.values()))
     losses = load_losses(tmp_path, 2)
     assert losses is not None

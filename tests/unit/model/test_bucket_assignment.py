@@ -129,8 +129,8 @@ def alone() -> Iterator[None]:
     ],
 )
 def test_buckets_of_a_reducer_that_trains(arguments: dict, dtypes: int) -> None:
-    from ddpprof.record.ddp_facts import bucket_layout
-    from ddpprof.record.reducer import reducer_parameters
+    from ddpprof.record.ddp_construction import reducer_parameters
+    from ddpprof.record.ddp_module import bucket_layout
 
     searches = arguments.get("find_unused_parameters", False)
     static_graph = arguments.get("static_graph", False)

@@ -20,10 +20,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.monitor.requests import ask
 from ddpprof.own_files import short_path
-from ddpprof.record import boards, captures
-from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
-from ddpprof.record.captures import Captures, is_slower
-from ddpprof.record.control import Control
+from ddpprof.record import captures
+from ddpprof.record.captures import Board, Captures, Control, FolderBoard, Neighbours, StoreBoard, is_slower
 from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 from ddpprof.rundir import CONTROL_SOCKET
@@ -75,13 +73,19 @@ def ranks(board: Callable[[Path, int], Board], tmp_path: Path) -> Iterator[list[
         one.close()
 
 
+@pytest.fixture(autouse=True)
+def known_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ranks find the board that stands where their store would be."""
+    monkeypatch.setattr(captures, "Neighbours", lambda _, store, *__: SimpleNamespace(board=lambda: store))
+
+
 def job_of(directory: Path, rank: int, board: Board) -> JobRank:
     """Return one of two ranks, which have found their board."""
     job = JobRank(Settings(str(directory)))
     job.rank, job.world_size, job.leads = rank, 2, rank == 0
     fakes: Any = job
     fakes.files = SimpleNamespace(directory=directory)
-    fakes.neighbours = lambda: SimpleNamespace(board=lambda: board)
+    fakes._agreement = SimpleNamespace(store=board)
     fakes.prepare_capture = lambda *_: None
     return job
 
@@ -188,7 +192,7 @@ def test_neighbours_see_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     zero = Neighbours(tmp_path, store, 0, 2)
     assert zero.board() is None
     apart = Neighbours(other, store, 1, 2)
-    monkeypatch.setattr(boards.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(captures.time, "monotonic", lambda: 1e12)
     assert [type(one.board()) for one in (zero, apart)] == [StoreBoard, StoreBoard]
     store = dist.HashStore()
     together = [Neighbours(tmp_path, store, rank, 2) for rank in range(2)]
@@ -236,7 +240,7 @@ def test_only_the_user_of_the_job_may_ask(
 ) -> None:
     path = folder_of(tmp_path) / CONTROL_SOCKET
     assert path.stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr("ddpprof.record.control.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("ddpprof.record.captures.os.geteuid", lambda: 12345)
     with pytest.raises(DdpprofError, match="the job belongs to another user"):
         list(ask(folder_of(tmp_path), REQUEST))
     assert control == []
@@ -259,7 +263,7 @@ def test_what_is_no_request_is_refused_and_the_next_one_answered(
 def test_a_client_that_says_nothing_does_not_keep_others_from_asking(
     control: list[CaptureRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpprof.record.control._PATIENCE_S", 600.0)
+    monkeypatch.setattr("ddpprof.record.captures._REQUEST_S", 600.0)
     with socket.socket(socket.AF_UNIX) as silent, short_path(folder_of(tmp_path) / CONTROL_SOCKET) as path:
         silent.connect(path)
         assert len(list(ask(folder_of(tmp_path), REQUEST))) == 2

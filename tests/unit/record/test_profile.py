@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ddpprof
-from ddpprof.record.recording import Recording
+from ddpprof.record.session import Session
 
 
 def ended(block: Any, run: Path | None, capsys: pytest.CaptureFixture[str]) -> str:
@@ -35,8 +35,8 @@ def test_the_first_rank_says_where_the_run_is_and_what_comes_next(
 )
 def test_only_the_rank_that_leads_tells_of_a_run_that_exists(leads: bool, has_files: bool, tells: bool) -> None:
     files = SimpleNamespace(directory=Path("runs/a")) if has_files else None
-    recording: Any = SimpleNamespace(_job=SimpleNamespace(files=files, leads=leads))
-    found = Recording.run_to_tell_of.fget(recording)  # type: ignore[attr-defined]
+    session: Any = SimpleNamespace(job=SimpleNamespace(files=files, leads=leads))
+    found = Session.run_to_tell_of.fget(session)  # type: ignore[attr-defined]
     assert found == (Path("runs/a") if tells else None)
 
 

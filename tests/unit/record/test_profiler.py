@@ -1,11 +1,13 @@
-"""The profiler over the steps: what it does where the device is stuck, and what it leaves out."""
+"""The profiler over steps, its bounds, and the file that it writes."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from accelerator import emulate
 from processes import wait_until
 from torch.profiler import ProfilerActivity
 
-from ddpprof.record.device import TrainingDevice
-from ddpprof.record.profiler import StepProfiler, _activities
+from ddpprof import own_files
+from ddpprof.record import profiler as profilers
+from ddpprof.record.machine import TrainingDevice
+from ddpprof.record.profiler import Bounds, StepProfiler, TraceFile, _activities
 from ddpprof.record.settings import Settings
 
 
@@ -189,3 +193,142 @@ def test_only_the_device_that_is_trained_on_is_profiled(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [activity.name for activity in _activities(device)] == expected
+
+
+def bounds(most_seconds: float = 100.0, most_bytes: int = 1 << 40) -> tuple[Bounds, list[float]]:
+    asked: list[float] = []
+
+    def leave_out() -> bool:
+        asked.append(time.monotonic())
+        return len(asked) > 1  # at the first time it was within a backward pass
+
+    return Bounds(leave_out, most_seconds, most_bytes), asked
+
+
+def work_for(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(100))
+
+
+def work_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds() and time.monotonic() < end:
+        sum(range(100))
+
+
+def test_a_step_that_does_not_end_is_left_out_once() -> None:
+    one, asked = bounds(most_seconds=0.1)
+    one.step_begins(profiled=False)
+    one.step_ends(usual=True)
+    one.step_begins(profiled=True)
+    work_until(lambda: len(asked) == 2)
+    work_for(0.2)
+    one.end()
+    assert len(asked) == 2
+
+
+def test_a_usual_step_is_profiled_to_its_end() -> None:
+    one, asked = bounds()
+    one.step_begins(profiled=False)
+    work_for(1.0)
+    one.step_ends(usual=True)
+    one.step_begins(profiled=True)
+    held = bytearray(32 << 20)
+    held[:: 1 << 12] = b"x" * (len(held) >> 12)
+    work_for(0.1)
+    one.step_ends(usual=True)
+    work_for(0.3)
+    one.end()
+    assert asked == []
+    assert one.exceeded() is None
+
+
+def test_what_all_profiled_steps_may_take_is_bounded() -> None:
+    one, _ = bounds(most_bytes=16 << 20)
+    assert one.exceeded() is None
+    one.step_begins(profiled=True)
+    one.step_ends(usual=True)
+    held = bytearray(64 << 20)
+    held[:: 1 << 12] = b"x" * (len(held) >> 12)
+    assert "--most-memory" in (one.exceeded() or "")
+    one.end()
+    late, _ = bounds(most_seconds=0.01)
+    late.step_begins(profiled=True)
+    late.step_ends(usual=True)
+    time.sleep(0.05)
+    assert "--most-seconds" in (late.exceeded() or "")
+    late.end()
+
+
+OTHER_DISK = Path("/dev/shm")
+
+
+class Recorded:
+    """Stands for what the profiler recorded."""
+
+    def __init__(self, before: Callable[[], object] = lambda: None, fails: bool = False) -> None:
+        self.before = before
+        self.fails = fails
+        self.path = Path()
+
+    def export_chrome_trace(self, path: str) -> None:
+        self.path = Path(path).resolve()
+        self.before()
+        if not self.fails:
+            self.path.write_text(json.dumps({"traceEvents": []}))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_trace_is_written_while_training_goes_on(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+    trace = TraceFile(tmp_path, 3)
+    trace.write(Recorded(lambda: goes_on.wait(10)))  # type: ignore[arg-type]
+    assert files(tmp_path) == []
+    goes_on.set()
+    trace.finish(1.0, [])
+    assert files(tmp_path) == ["rank-3.trace.json.gz"]
+    assert json.loads(gzip.decompress((tmp_path / "rank-3.trace.json.gz").read_bytes())) == {"traceEvents": []}
+
+
+@pytest.mark.skipif(not OTHER_DISK.is_dir(), reason="there is no second file system")
+def test_where_the_run_lies_elsewhere_this_nodes_disk_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if OTHER_DISK.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    monkeypatch.setattr(profilers, "_LOCAL_DISK_BYTES", 1 << 20)
+    with tempfile.TemporaryDirectory(dir=OTHER_DISK) as local:
+        monkeypatch.setattr(tempfile, "tempdir", local)
+        Path(local, own_files.part_name("ddpprof")).mkdir()  # as a process that was killed leaves it
+        recorded, trace = Recorded(), TraceFile(tmp_path, 0)
+        trace.write(recorded)  # type: ignore[arg-type]
+        trace.finish(1.0, [])
+        assert recorded.path.is_relative_to(local)
+        assert files(Path(local)) == []
+    assert files(tmp_path) == ["rank-0.trace.json.gz"]
+
+
+def test_a_job_that_is_asked_to_end_does_not_wait_for_long(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+    trace = TraceFile(tmp_path, 0)
+    trace.write(Recorded(lambda: goes_on.wait(20)))  # type: ignore[arg-type]
+    began = time.monotonic()
+    trace.finish(0.2, [15])
+    assert time.monotonic() - began < 5
+    goes_on.set()
+
+
+@pytest.mark.parametrize("fails", ["writes-nothing", "raises"])
+def test_what_goes_wrong_is_raised_at_the_end_and_leaves_nothing(fails: str, tmp_path: Path) -> None:
+    def full() -> Any:
+        raise OSError(28, "No space left on device")
+
+    trace = TraceFile(tmp_path, 0)
+    trace.write(Recorded(full if fails == "raises" else lambda: None, fails=True))  # type: ignore[arg-type]
+    with pytest.raises(OSError, match=r"No space left|could not write"):
+        trace.finish(1.0, [])
+    assert files(tmp_path) == []

@@ -1,4 +1,4 @@
-"""A rank's pulse: what the training thread notes."""
+"""The pulse of one rank: what the training thread notes, and the rows made of it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from pulse_writers import Clock, Reducer, backward, decoded, forward_ends, identity
+from pulse_writers import Clock, Reducer, backward, decoded, forward_ends, identity, keep
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.model.pulse_layout import state_word
 from ddpprof.monitor.pulse_files import read_head, read_pulse
 from ddpprof.record.pulse import PulseWriter
 
@@ -41,10 +42,10 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     clock.now_ns += 5
     pulse.backward_begins(())
     clock.now_ns += 480
-    pulse.backward_is_over()
+    pulse.backward_ends()
     do(pulse, clock, Activity.OPTIMIZER, 60)
     clock.now_ns += 7
-    pulse.flag(StepFlag.BEGAN_EPOCH)
+    pulse.flagged(StepFlag.BEGAN_EPOCH)
     pulse.step_ends(1)
     steps = decoded(pulse).steps
     pulse.close()
@@ -54,53 +55,12 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     assert [column.tolist() for column in columns] == [[400], [50], [452], [int(StepFlag.BEGAN_EPOCH)]]
 
 
-def test_other_threads_wait_unseen(pulse: PulseWriter, clock: Clock) -> None:
-    def takes() -> None:
-        clock.now_ns += 70
-
-    thread = threading.Thread(target=pulse.work_waits, args=(takes,))
-    thread.start()
-    thread.join()
-    backward(pulse, clock, Reducer(5), 20)
-    pulse.step_ends(1)
-    assert decoded(pulse).steps.wait_ns.tolist() == [15]
-    assert decoded(pulse).steps.backward_ns.tolist() == [20]
-
-
 def test_two_backward_passes_wait_twice(pulse: PulseWriter, clock: Clock) -> None:
     backward(pulse, clock, Reducer(3, 10), 30)
     backward(pulse, clock, Reducer(5, 10), 20)
     pulse.step_ends(1)
     assert decoded(pulse).steps.wait_ns.tolist() == [30]
     assert decoded(pulse).state.num_passes == 2
-
-
-def test_waiting_outside_backward_passes_is_waiting_too(pulse: PulseWriter, clock: Clock) -> None:
-    """In a broadcast of buffers within a forward of 100 ns, and in an all-reduce of the script."""
-
-    def takes(ns: int) -> str:
-        clock.now_ns += ns
-        return "done"
-
-    pulse.begins(Activity.FORWARD)
-    assert pulse.work_waits(lambda: pulse.work_waits(takes, 70)) == "done"  # as within `join()`
-    clock.now_ns += 30
-    backward(pulse, clock, Reducer(5), 20)
-    pulse.begins(Activity.BACKWARD)
-    pulse.work_waits(takes, 4)  # of a comm hook: the times of gradients contain it
-    pulse.begins(Activity.OTHER)
-    pulse.work_waits(takes, 200)
-    clock.now_ns += 1
-    with pytest.raises(ZeroDivisionError):
-        pulse.work_waits(lambda: 1 // 0)
-    pulse.step_ends(1)
-    backward(pulse, clock, Reducer(5), 20)
-    pulse.step_ends(2)
-    steps = decoded(pulse).steps
-    assert steps.forward_ns.tolist() == [30, 0]
-    assert steps.wait_ns.tolist() == [285, 15]
-    assert steps.backward_ns.tolist() == [294, 20]
-    assert steps.own_ns.tolist()[1] == 5
 
 
 def test_a_backward_pass_through_two_modules_waits_after_the_last_gradient_of_both(
@@ -139,7 +99,7 @@ def test_times_count_from_a_moment_before_the_backward_pass(pulse: PulseWriter, 
     forward_ends(pulse, clock, Reducer(3, 5), after_ns=20)
     pulse.backward_begins(())
     clock.now_ns += 10
-    pulse.backward_is_over()
+    pulse.backward_ends()
     pulse.step_ends(1)
     assert decoded(pulse).steps.wait_ns.tolist() == [10]
 
@@ -163,8 +123,8 @@ def test_a_loss_that_is_not_finite_is_noted(
 ) -> None:
     for number, loss in enumerate(losses, 1):
         for _ in range(2):  # as in gradient accumulation
-            assert pulse.backward_begins(loss)
-            pulse.backward_is_over()
+            pulse.backward_begins(loss)
+            pulse.backward_ends()
         pulse.step_ends(number)
     state = decoded(pulse).state
     assert (state.nonfinite_step, state.num_nonfinite, state.finite_step) == noted
@@ -180,7 +140,7 @@ def test_the_training_does_not_wait_for_a_loss_on_another_device(
         return 1.0
 
     monkeypatch.setattr(torch.Tensor, "item", item)
-    assert pulse.backward_begins(torch.empty((), device="meta"))
+    pulse.backward_begins(torch.empty((), device="meta"))
     assert read == []
 
 
@@ -196,7 +156,7 @@ def test_the_training_thread_makes_rows_if_nobody_else_does(pulse: PulseWriter, 
 def test_a_long_evaluation_takes_no_more_memory(pulse: PulseWriter, clock: Clock) -> None:
     clock.now_ns = 10
     for _ in range(30_000):
-        pulse.flag(StepFlag.EVALUATED)
+        pulse.flagged(StepFlag.EVALUATED)
         do(pulse, clock, Activity.EVALUATION, 7)
     assert len(pulse.rows.notes) <= 10_002
     pulse.step_ends(1)
@@ -213,48 +173,8 @@ def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> N
     assert (state.module, state.bucket, state.num_passes) == (UNKNOWN, UNKNOWN, 1)
 
 
-def test_a_loader_gives_its_batches_and_its_end(pulse: PulseWriter, clock: Clock) -> None:
-    def fetch(batches: Iterator[int]) -> int:
-        clock.now_ns += 40
-        return next(batches)
-
-    batches = iter([7, 8])
-    fetched: list[int] = []
-    thread = threading.Thread(target=lambda: fetched.append(pulse.loader_fetches(fetch, batches)))
-    thread.start()
-    thread.join()
-    assert fetched == [7]  # other threads fetch unseen
-    assert pulse.loader_fetches(fetch, batches) == 8
-    with pytest.raises(StopIteration):
-        pulse.loader_fetches(fetch, batches)
-    pulse.step_ends(1)
-    steps = decoded(pulse).steps
-    assert (steps.data_ns.tolist(), steps.flags.tolist()) == ([80], [int(StepFlag.RAN_OUT)])
-
-
-def test_passes_inside_others_and_in_other_threads_are_part_of_them(pulse: PulseWriter) -> None:
-    began: list[bool] = []
-
-    class Reentrant(torch.autograd.Function):
-        @staticmethod
-        def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
-            began.append(pulse.backward_begins(None))
-            return gradient
-
-    Reentrant.apply(torch.ones((), requires_grad=True)).backward()
-    thread = threading.Thread(target=lambda: began.append(pulse.backward_begins(None)))
-    thread.start()
-    thread.join()
-    assert began == [False, False]
-    assert decoded(pulse).state.activity == Activity.OTHER
-
-
 def test_an_unknown_ddp_ends_only_the_rows(pulse: PulseWriter) -> None:
-    assert pulse.ddp_post_forward(lambda _ddp, output: output, object(), 3) == 3  # type: ignore[arg-type]
+    pulse.forward_ends(object(), 3)  # type: ignore[arg-type]
     pulse.step_ends(1)
     assert "require_backward_grad_sync" in (pulse.rows.problem or "")
     assert (decoded(pulse).state.step, decoded(pulse).state.num_steps) == (1, 0)
@@ -263,7 +183,7 @@ def test_an_unknown_ddp_ends_only_the_rows(pulse: PulseWriter) -> None:
 def test_an_unknown_reducer_ends_only_the_rows(pulse: PulseWriter, clock: Clock) -> None:
     forward_ends(pulse, clock, object())  # type: ignore[arg-type]
     pulse.backward_begins(None)
-    pulse.backward_is_over()
+    pulse.backward_ends()
     pulse.step_ends(1)
     assert "get_backward_stats" in (pulse.rows.problem or "")
     assert (decoded(pulse).state.step, decoded(pulse).state.num_steps) == (1, 0)
@@ -275,7 +195,7 @@ def test_a_problem_keeps_no_model_alive(pulse: PulseWriter) -> None:
 
     model = Model()
     seen = weakref.ref(model)
-    pulse.ddp_post_forward(lambda _ddp, output: output, model, 3)  # type: ignore[arg-type]
+    pulse.forward_ends(model, 3)  # type: ignore[arg-type]
     del model
     gc.collect()
     assert pulse.rows.problem is not None
@@ -317,12 +237,12 @@ def a_step(pulse: PulseWriter, number: int, calls: str) -> None:
     for call in calls:
         ddp = SimpleNamespace(require_backward_grad_sync=call != "f", device_type="cuda", reducer=None)
         if call == "x":
-            pulse.forward_fails(ddp)  # type: ignore[arg-type]
+            pulse.forward_fails(ddp, ValueError())  # type: ignore[arg-type]
         elif call == "B":
             pulse.backward_begins(None)
-            pulse.backward_is_over()
+            pulse.backward_ends()
         else:
-            pulse.ddp_post_forward(lambda _ddp, output: output, ddp, None)  # type: ignore[arg-type]
+            pulse.forward_ends(ddp, 0)  # type: ignore[arg-type]
     pulse.step_ends(number + 1)
 
 
@@ -352,3 +272,136 @@ def test_whether_the_process_exits_when_the_training_ends(exits: bool, pulse: Pu
     pulse.ends_as(Ended.FINISHED, exits)
     state = decoded(pulse).state
     assert (state.ended, state.exits) == (Ended.FINISHED, exits)
+
+
+def test_the_ring_keeps_the_last_steps(pulse: PulseWriter, clock: Clock) -> None:
+    num_steps = layout.NUM_STEPS_KEPT + 5
+    for number in range(1, num_steps + 1):
+        clock.now_ns += number
+        pulse.step_ends(number)
+    steps = decoded(pulse).steps
+    assert steps.number.tolist() == list(range(5, num_steps))
+    assert steps.length_ns[-1] == num_steps
+
+
+def test_summaries_cover_all_steps(pulse: PulseWriter, clock: Clock) -> None:
+    for number in range(1, 301):
+        clock.now_ns += 10 if number <= 150 else 20
+        pulse.step_ends(number)
+    summaries = decoded(pulse).summaries
+    assert summaries.first_step.tolist() == [0, 100, 200]
+    assert summaries.num_steps.tolist() == [100, 100, 100]
+    assert summaries.median_ns.tolist() == [10, 15, 20]
+    assert summaries.longest_ns.tolist() == [10, 20, 20]
+
+
+def test_full_summaries_become_half_as_many(monkeypatch: pytest.MonkeyPatch, pulse: PulseWriter, clock: Clock) -> None:
+    monkeypatch.setattr(layout, "NUM_SUMMARIES_KEPT", 4)
+    samples = layout.SAMPLES._replace(at=layout.SUMMARIES_AT + 4 * layout.SUMMARY.size)
+    monkeypatch.setattr(layout, "SAMPLES", samples)
+    monkeypatch.setattr(layout, "NUM_BYTES", samples.end)
+    for number in range(1, 701):
+        clock.now_ns += 10
+        pulse.step_ends(number)
+    summaries = decoded(pulse).summaries
+    assert summaries.first_step.tolist() == [0, 200, 400, 500]
+    assert summaries.num_steps.tolist() == [200, 200, 100, 200]
+    assert decoded(pulse).state.steps_per_summary == 200
+
+
+def test_flagged_steps_are_no_part_of_the_median(pulse: PulseWriter, clock: Clock) -> None:
+    for number in range(1, 101):
+        is_flagged = number % 2 == 0
+        clock.now_ns += 1000 if is_flagged else 10
+        if is_flagged:
+            pulse.flagged(StepFlag.SAVED)
+        pulse.step_ends(number)
+    summaries = decoded(pulse).summaries
+    assert (summaries.median_ns.tolist(), summaries.num_flagged.tolist()) == ([10], [50])
+
+
+def test_rows_are_made_by_two_threads_at_once(pulse: PulseWriter) -> None:
+    done = threading.Event()
+
+    def make() -> None:
+        while not done.is_set():
+            pulse.rows.make()
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 1501):
+        pulse.begins(Activity.FORWARD)
+        pulse.step_ends(number)
+    done.set()
+    for thread in threads:
+        thread.join()
+    steps = decoded(pulse).steps
+    assert steps.number.tolist() == list(range(1500))
+    assert (steps.length_ns >= 0).all()
+
+
+def test_an_error_ends_the_rows_and_nothing_else(pulse: PulseWriter, clock: Clock, tmp_path: Path) -> None:
+    said: list[str] = []
+    keeper = keep(pulse, said)
+    pulse.step_ends(1)
+    pulse.rows.make()
+    pulse.rows.notes.append((int(Activity.FORWARD), "no time"))
+    pulse.rows.make()  # in the training thread, which says nothing
+    for number in (2, 3):
+        pulse.step_ends(number)
+        keeper._keep()
+    assert len(said) == 1
+    assert "no longer notes how long steps take" in said[0]
+    keeper.close()
+    kept = read_pulse(tmp_path, 0)
+    assert (kept.state.step, kept.steps.number.tolist(), len(pulse.rows.notes)) == (3, [0], 0)
+
+
+def test_a_problem_without_words_has_the_name_of_its_error(pulse: PulseWriter) -> None:
+    pulse.rows.end_for(MemoryError())
+    assert pulse.rows.problem == "MemoryError"
+
+
+def test_a_clock_that_stands_still_is_no_problem(clock: Clock, pulse: PulseWriter) -> None:
+    for number in range(1, 61):
+        clock.now_ns += 5_000_000 if number <= 20 else 0
+        pulse.step_ends(number)
+        if number == 20:
+            pulse.rows.make()
+    assert decoded(pulse).steps.length_ns.tolist() == [5_000_000] * 20 + [0] * 40
+    assert (pulse.rows.problem, pulse.rows.looks_every) == (None, 1)
+
+
+@pytest.mark.parametrize(("num_gradients", "every"), [(400, 1), (800, 2), (1200, 3)])
+def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pulse: PulseWriter, clock: Clock) -> None:
+    """They are in no rhythm that the steps of a training could have."""
+    for number in range(1, 601):
+        for _ in range(2):  # all passes of a step are looked at, or none
+            backward(pulse, clock, Reducer(*[5] * num_gradients), 30)
+        clock.now_ns += 2_000_000
+        pulse.step_ends(number)
+        pulse.rows.make()
+    waits = decoded(pulse).steps.wait_ns
+    assert set(waits[waits != UNKNOWN].tolist()) == {50}
+    looked = np.flatnonzero(waits != UNKNOWN)
+    assert len(looked) == pytest.approx(600 / every, rel=0.03)
+    assert np.diff(looked).max() <= 2 * every
+    for rhythm in (2, 3, 4, 5, 10):
+        counts = np.bincount(looked % rhythm, minlength=rhythm)
+        assert counts.min() >= 0.7 * counts.mean()
+    assert decoded(pulse).state.num_passes == 1200
+
+
+def test_few_of_very_short_steps_look(pulse: PulseWriter, clock: Clock) -> None:
+    """The steps that look are 2 ms apart or more, on average."""
+    looked = []
+    for length_ns in (500_000, 2_000_000, 40_000_000):
+        for number in range(pulse.words[state_word("step")] + 1, pulse.words[state_word("step")] + 601):
+            backward(pulse, clock, Reducer(5, 5), 30)
+            clock.now_ns += length_ns
+            pulse.step_ends(number)
+            if number % 10 == 0:
+                pulse.rows.make()
+        looked.append(int((decoded(pulse).steps.wait_ns[-500:] != UNKNOWN).sum()))
+    assert looked == [pytest.approx(500 / 4, rel=0.03), 500, 500]

@@ -1,4 +1,4 @@
-"""A rank's pulse: its copy in the run directory, what outlives the rank, and where an overdue step stands."""
+"""What keeps a pulse while the training goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import errno
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,9 +21,9 @@ from ddpprof.model.pulse import Ended
 from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
-from ddpprof.record.flight_recorder import GlooCollective
+from ddpprof.record.overdue_facts import Collective
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.pulse_keeper import PulseKeeper
+from ddpprof.record.pulse_keeper import _ROUNDS_PER_LOOK, PulseKeeper, RunningPulse
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 
@@ -123,7 +124,7 @@ def test_an_overdue_backward_pass_has_a_bucket(
     pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
-    launched = [GlooCollective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
+    launched = [Collective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
     monkeypatch.setattr("ddpprof.record.pulse_keeper.all_reduces_since", lambda _since_ns: launched)
     keeper = keep(pulse)
     pulse.backward_begins(())
@@ -271,3 +272,36 @@ def test_its_end_is_known_though_its_thread_failed(pulse: PulseWriter, monkeypat
     keeper._thread.join(20)
     assert keeper.close(), "no disk holds it"
     assert len(failures) == 1
+
+
+def running(unfrozen: list[tuple[str, ...]], said: list[str]) -> RunningPulse:
+    """A pulse whose notes find these parameters, round by round."""
+    pulse = cast("Any", RunningPulse.__new__(RunningPulse))
+    pulse.captures = SimpleNamespace(round=lambda: None)
+    pulse._notes = SimpleNamespace(unfrozen=iter(unfrozen).__next__)
+    pulse._job, pulse._unfrozen, pulse._looks_for_unfrozen = SimpleNamespace(warn=said.append), (), True
+    pulse._num_rounds, pulse._tells_rate = 0, False
+    return cast("RunningPulse", pulse)
+
+
+@pytest.mark.parametrize(
+    ("found", "num_said"),
+    [
+        pytest.param([(), (), ()], 0, id="none"),
+        pytest.param([(), ("a",), ("a", "b"), ("a", "b")], 1, id="said-once-no-more-are-unfrozen"),
+        pytest.param([("a",)], 0, id="perhaps-more-will-be"),
+    ],
+)
+def test_parameters_that_ddp_does_not_average_are_named_while_the_job_trains(
+    found: list[tuple[str, ...]], num_said: int
+) -> None:
+    said: list[str] = []
+    pulse = running(found, said)
+    for _ in range(len(found) * _ROUNDS_PER_LOOK):
+        pulse._round()
+    assert len(said) == num_said
+    if said:
+        assert said[0].startswith("DDP does not average the gradients of 2 parameters")
+        for _ in range(_ROUNDS_PER_LOOK):
+            pulse._round()  # which looks no more
+    assert len(said) == num_said

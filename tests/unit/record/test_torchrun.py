@@ -1,12 +1,18 @@
-"""`ddpprof trace` knows the options of the torchrun that is installed."""
+"""torchrun's options, the variables of its ranks, and what is seen of ranks that end."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from ddpprof.record.torchrun import OPTIONS
+from ddpprof.linux_files import own_groups
+from ddpprof.record import torchrun
+from ddpprof.record.torchrun import OPTIONS, OomKills, give_back_rank, launcher_variables
 
 
 def installed() -> dict[tuple[str, ...], bool]:
@@ -41,3 +47,78 @@ def test_no_option_takes_several_values() -> None:
 def test_no_option_of_torchrun_is_one_of_ddpprofs() -> None:
     names = [name for option, _ in OPTIONS for name in option]
     assert len(names) == len(set(names))
+
+
+@pytest.fixture
+def lightning() -> ModuleType:
+    class LightningEnvironment:
+        def __init__(self) -> None:
+            self.creates_processes_externally = "LOCAL_RANK" in os.environ
+
+    module = ModuleType("lightning")
+    module.LightningEnvironment = LightningEnvironment
+    return module
+
+
+def test_lightning_does_not_see_a_trials_variables(lightning: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in launcher_variables().items():
+        monkeypatch.setenv(name, value)
+    give_back_rank(lightning)
+    assert os.environ["LOCAL_RANK"] == "0", "a script that does not use Lightning's launcher needs it"
+    assert not lightning.LightningEnvironment().creates_processes_externally
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & os.environ.keys()
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as Lightning starts its second rank, or a script says it itself
+    assert lightning.LightningEnvironment().creates_processes_externally
+
+
+def test_variables_of_a_launcher_stay(lightning: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    give_back_rank(lightning)
+    assert lightning.LightningEnvironment().creates_processes_externally
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A system whose files a test writes."""
+    monkeypatch.setattr(torchrun, "OF_MACHINE", tmp_path / "vmstat")
+    monkeypatch.setattr(torchrun, "own_groups", partial(own_groups, root=tmp_path))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_own_group_counts_if_it_tells(system: Path) -> None:
+    (system / "vmstat").write_text("oom_kill 100\n")
+    (system / "proc/self/cgroup").write_text("4:memory:/elsewhere\n0::/jobs/mine\n")
+    events = system / "sys/fs/cgroup/jobs/mine/memory.events"
+    events.parent.mkdir(parents=True)
+    events.write_text("oom 2\noom_kill 1\noom_group_kill 0\n")
+    kills = OomKills()
+    (system / "vmstat").write_text("oom_kill 200\n")
+    events.write_text("oom 4\noom_kill 3\noom_group_kill 0\n")
+    assert [kills.since_last_time(), kills.since_last_time()] == [2, 0]
+
+
+def test_else_the_machine_counts(system: Path) -> None:
+    (system / "proc/self/cgroup").write_text("4:memory:/jobs/mine\n")
+    (system / "vmstat").write_text("nr_free_pages 9\noom_kill 3\n")
+    kills = OomKills()
+    (system / "vmstat").write_text("nr_free_pages 8\noom_kill 4\n")
+    assert kills.since_last_time() == 1
+
+
+@pytest.mark.parametrize("content", [None, "nr_free_pages 9\n", "oom_kill\n", "oom_kill many\n"])
+def test_a_system_may_not_tell(content: str | None, system: Path) -> None:
+    if content is not None:
+        (system / "vmstat").write_text(content)
+    kills = OomKills()
+    assert kills.since_last_time() is None
+    (system / "vmstat").write_text("oom_kill 4\n")
+    assert kills.since_last_time() is None
+    assert kills.since_last_time() == 0
+
+
+def test_a_process_that_was_moved_to_another_machine_counts_from_there(system: Path) -> None:
+    (system / "vmstat").write_text("oom_kill 40\n")
+    kills = OomKills()
+    (system / "vmstat").write_text("oom_kill 4\n")
+    assert kills.since_last_time() == 0

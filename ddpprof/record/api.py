@@ -1,0 +1,198 @@
+"""Where a recording begins: in a block `with ddpprof.profile("runs/a") as prof:`, or by injection into the script."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
+
+from ddpprof.record import patches
+from ddpprof.record.ddp_construction import modify_ddp
+from ddpprof.record.events import EVENTS
+from ddpprof.record.settings import Settings, settings_from_environment
+
+if TYPE_CHECKING:  # it needs torch, which is only being imported when `install` is called
+    from ddpprof.record.session import Session
+
+
+class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
+    """Record the DDP training inside the ``with`` block into the run directory `out`.
+
+    Every rank enters the block with the same arguments. Steps are found automatically: they end with the optimizer's
+    step. Only if that does not fit, call `step()` at the end of each training step.
+
+    Args:
+        out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
+        skip_first: initial steps that are not recorded.
+        cost_steps: steps that measure ddpprof's own cost: half of them with recording off.
+        timed_steps: steps with recording off, of which only the length is kept.
+        warmup: steps with the profiler on, whose trace is discarded.
+        steps: profiled steps.
+        alone_steps: final steps without gradient communication and without the profiler, which show how long
+            computation takes alone. The ranks' parameters differ afterwards.
+        profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
+        record_shapes: as in ``torch.profiler.profile``.
+        with_stack: as in ``torch.profiler.profile``.
+        profile_memory: as in ``torch.profiler.profile``.
+        force: replace an earlier run in `out`.
+        pulse: ``False`` does not watch the steps after the recorded ones.
+        keep_command: ``False`` does not store the process's command line in the run.
+
+    At the end of the block, the first rank says on stderr where the run is, and how to see it.
+
+    Recording never raises: a problem is reported once on stderr, and training goes on. In a script under
+    `ddpprof trace`, the block creates no run of its own, but its `step()` counts.
+    """
+
+    def __init__(
+        self,
+        out: str,
+        *,
+        skip_first: int = Settings.skip_first,
+        cost_steps: int = Settings.cost_steps,
+        timed_steps: int = Settings.timed_steps,
+        warmup: int = Settings.warmup,
+        steps: int = Settings.steps,
+        alone_steps: int = Settings.alone_steps,
+        profiler: bool = Settings.profiler,
+        record_shapes: bool = Settings.record_shapes,
+        with_stack: bool = Settings.with_stack,
+        profile_memory: bool = Settings.profile_memory,
+        force: bool = Settings.force,
+        pulse: bool = Settings.pulse,
+        keep_command: bool = True,
+    ) -> None:
+        self._settings = Settings(
+            out=os.path.abspath(out),
+            command=tuple(sys.argv) if keep_command else (),
+            skip_first=skip_first,
+            cost_steps=cost_steps,
+            timed_steps=timed_steps,
+            warmup=warmup,
+            steps=steps,
+            alone_steps=alone_steps,
+            profiler=profiler,
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+            force=force,
+            pulse=pulse,
+        )
+        self._session: Session | None = None
+
+    def __enter__(self) -> profile:
+        if not patches.installed():  # otherwise `ddpprof trace`, or an outer block, is already recording
+            import torch.nn.parallel.distributed as distributed
+
+            self._session = _begun(self._settings, distributed)
+            if self._session is None:
+                patches.remove()
+        return self
+
+    def step(self) -> None:
+        """Mark the end of a training step. After the first call, nothing else ends a step."""
+        EVENTS.step_marked()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            run = self._session.run_to_tell_of
+            self._session.close(error)
+            patches.remove()
+            self._session = None
+            if run is not None:
+                with suppress(Exception):  # stderr may be closed
+                    sys.stderr.write(f"ddpprof: the run is in {run}. See it with: ddpprof report {run}\n")
+
+    def __repr__(self) -> str:
+        state = "recording into" if self._session is not None else "records into"
+        return f"<ddpprof.profile: {state} {self._settings.out}; see it with: ddpprof report {self._settings.out}>"
+
+
+def watch(
+    out: str,
+    *,
+    force: bool = Settings.force,
+    keep_command: bool = True,
+) -> profile:
+    """Watch the DDP training inside a ``with`` block, without recording any of its steps in detail.
+
+    Every rank notes in each step what it does, at a cost of microseconds, into its pulse in the run directory. While
+    the training runs, ``ddpprof top OUT`` shows it; ``ddpprof report OUT`` tells afterwards how the whole run went.
+
+    Args:
+        out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
+        force: replace an earlier run in `out`.
+        keep_command: ``False`` does not store the process's command line in the run.
+
+    Watching never raises: a problem is reported once on stderr, and training goes on.
+    """
+    steps = Settings.to_watch(out)
+    return profile(
+        out,
+        skip_first=steps.skip_first,
+        cost_steps=steps.cost_steps,
+        warmup=steps.warmup,
+        steps=steps.steps,
+        profiler=steps.profiler,
+        force=force,
+        keep_command=keep_command,
+    )
+
+
+def install(distributed: ModuleType) -> None:
+    """Prepare the recording. ``sitecustomize`` calls this while torch is being imported, so torch is not usable yet."""
+    settings = settings_from_environment()
+    if settings is not None:
+        modify_ddp(distributed, settings)
+        patches.install(distributed)
+        patches.wait_for_ddp(lambda: _record_until_exit(settings, distributed))
+
+
+def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
+    """Return a session that has begun; ``None``, with a line on stderr, if there can be none: the training goes on."""
+    try:
+        from ddpprof.record.session import Session
+
+        patches.install(distributed)
+        session = Session(settings)
+        session.begin()
+    except Exception as error:
+        with suppress(Exception):
+            sys.stderr.write(f"ddpprof: cannot record: {error}. Training goes on.\n")
+        return None
+    return session
+
+
+def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
+    session = _begun(settings, distributed)
+    if session is None:
+        return
+
+    def close() -> None:
+        session.process_exits = True
+        with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
+            session.close(sys.exc_info()[1] or getattr(sys, "last_value", None))
+
+    # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
+    multiprocessing.util.Finalize(None, close, exitpriority=100)
+    atexit.register(close)
+    _before_threads_end(lambda: close() if session.trains_in_main_thread else None)
+
+
+def _before_threads_end(function: Callable[[], None]) -> None:
+    """Call `function` at the exit, before Python waits for threads and executors; `atexit` comes after that.
+
+    They may take long, or for ever, though the training is over.
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        with suppress(RuntimeError):  # the interpreter exits already
+            register(function)

@@ -1,0 +1,355 @@
+"""Do all ranks train the same model, and call the same collectives?
+
+DDP makes parameters equal when it wraps a model, and keeps them equal as long as only averaged gradients change them.
+Some values are read between steps, twice per job, and on CPU only, so nothing ever waits for an accelerator.
+
+DDP averages gradients only in a backward pass that follows its own forward. A script may compute its losses from
+``model.module``, so that the forward of the DDP module never runs, or give an optimizer parameters that it forgot to
+wrap. Such parameters are looked at twice, and some of their values are kept for a comparison between ranks. Those that
+no DDP module has are first looked at before their optimizer's first step: ranks that trained would differ already.
+
+Collectives that a script calls on some ranks only, as within ``if rank == 0:``, hang the job. Only the script itself is
+read, once, and only what leaves no doubt counts: it is the one call of that collective in the script, it is of the
+default group, and no other branch of the function is for other ranks.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import TensorWeakRef
+
+from ddpprof.model import CollectiveOfSomeRanks, Replica, UnaveragedParameters
+from ddpprof.model.stack import COLLECTIVES_OF_ALL
+from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
+from ddpprof.record.events import EVENTS, Listener
+from ddpprof.record.machine import PATIENCE_S, TrainingDevice
+
+_MAX_PARAMETERS = 16
+_MAX_VALUES = 8
+"""most values of each parameter"""
+
+
+class ReplicaNotes:
+    """Some values of one rank's copy of the model."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = some_to_read([one for one in parameters if one.device.type == "cpu"])
+        self._before: tuple[int, tuple[float, ...]] | None = None
+        self._after: tuple[int, tuple[float, ...]] | None = None
+
+    def recording_begins(self, step: int) -> None:
+        """Read the values before step number `step`, which is the same on all ranks."""
+        self._before = step, values_of(self._parameters)
+
+    def recording_ends(self, step: int) -> None:
+        self._after = step, values_of(self._parameters)
+
+    def compared(self, module: int, num_unreduced_passes: int) -> Replica | None:
+        """Return the values of the module with that index; ``None`` if there is nothing to compare."""
+        if self._before is None or self._after is None or not self._parameters:
+            return None
+        return replica(module, self._before, self._after, self._parameters, num_unreduced_passes)
+
+
+def replica(
+    module: int,
+    before: tuple[int, tuple[float, ...]],
+    after: tuple[int, tuple[float, ...]],
+    parameters: Sequence[torch.Tensor],
+    num_unreduced_passes: int = 0,
+) -> Replica | None:
+    """Return the values before and after steps, each with the number of its step; ``None`` unless all are finite."""
+    if not all(map(isfinite, before[1] + after[1])):
+        return None
+    resolution = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
+    return Replica(module, (before[0], after[0]), before[1], after[1], resolution, num_unreduced_passes)
+
+
+def some_to_read(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return some of the parameters, evenly chosen from those that are ordinary tensors."""
+    read = [one for one in parameters if _can_be_read(one)]
+    return read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
+
+
+def values_of(parameters: Sequence[torch.Tensor]) -> tuple[float, ...]:
+    """Return some values of each parameter."""
+    flat = (parameter.detach().view(-1) for parameter in parameters)
+    return tuple(value for one in flat for value in one[:: -(-len(one) // _MAX_VALUES) or 1].tolist())
+
+
+def _can_be_read(parameter: torch.Tensor) -> bool:
+    """Return whether it is an ordinary tensor, unlike a sharded one, which only looks like a tensor."""
+    plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
+    is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
+    return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """Parameters of one module, as they were at the first look."""
+
+    module: str
+    names: list[str]
+    parameters: list[TensorWeakRef]
+    versions: list[int]
+    """torch's counts of changes to their values"""
+    ddp: weakref.ref[DistributedDataParallel] | None
+    step: int
+    values: tuple[float, ...]
+
+    def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
+        """Return those whose values have changed, by name, and all; ``None`` if the script has dropped any."""
+        now = [reference() for reference in self.parameters]
+        if any(one is None for one in now):
+            return None
+        named = zip(self.names, now, self.versions, strict=True)
+        return [name for name, one, version in named if one is not None and one._version != version], now
+
+
+class Unaveraged(Listener):
+    """Parameters that the script trains although no DDP module averages their gradients."""
+
+    def __init__(self, device: TrainingDevice) -> None:
+        self._num_steps = 0
+        self._device = device
+        self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """those that have taken a step"""
+        self._candidates: list[_Candidate] = []
+        self._has_looked = False
+        self._found: tuple[UnaveragedParameters, ...] = ()
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        if torch.is_grad_enabled():
+            self._called.add(ddp)
+
+    def step_ends(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note which parameters of an optimizer no DDP module has, once the training has begun."""
+        if EVENTS.training_thread is None or self._has_looked or optimizer in self._optimizers or not ddp_modules():
+            return
+        with suppress(Exception):  # modules of the script may be incomplete
+            known = known_to_ddp(ddp_modules(), with_frozen=True)
+            forgotten = [one for one in _trained_by([optimizer]) if id(one) not in known]
+            for module, named in _named_by_module(forgotten).items():
+                self._may_be_trained(module, named, None, self._num_steps)
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizers.add(optimizer)
+
+    optimizer_skipped = optimizer_ends
+
+    def first_look(self, step: int) -> None:
+        """Note which parameters belong to DDP modules that have not been called. Call this between two steps."""
+        self._has_looked = True
+        with suppress(Exception):  # as above
+            averaged = known_to_ddp(self._called)
+            optimized = {id(one) for one in _trained_by(list(self._optimizers))}
+            for ddp in ddp_modules():
+                if ddp not in self._called:
+                    missed = (known_to_ddp([ddp]) & optimized) - averaged
+                    named = {name: one for name, one in ddp.module.named_parameters() if id(one) in missed}
+                    self._may_be_trained(type(ddp.module).__name__, named, ddp, step)
+
+    def second_look(self, step: int) -> None:
+        """Keep those that have been trained since the first look. Call this between two steps."""
+        if not self._has_looked or all(step <= one.step for one in self._candidates):
+            return
+        candidates, self._candidates = self._candidates, []
+        found: list[UnaveragedParameters] = []
+        for one in candidates:
+            ddp, trained = None if one.ddp is None else one.ddp(), one.trained()
+            if trained is None or not trained[0] or (ddp is not None and ddp in self._called):
+                continue
+            read = some_to_read(trained[1])
+            now = self._values_of(read)
+            values = None if now is None else replica(len(found), (one.step, one.values), (step, now), read)
+            if values is not None:
+                names, shapes = tuple(trained[0]), tuple(tuple(parameter.shape) for parameter in trained[1])
+                found.append(UnaveragedParameters(one.module, names, ddp is not None, values, shapes))
+        self._found = tuple(found)
+
+    def facts(self) -> dict[str, Any]:
+        """Return fields of the `Record`."""
+        return {"unaveraged": self._found}
+
+    def _may_be_trained(
+        self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
+    ) -> None:
+        """Keep what is to be looked at again, if any of the parameters can be read."""
+        parameters = list(named.values())
+        read = some_to_read(parameters)
+        values = self._values_of(read)
+        if values:
+            references, versions = [TensorWeakRef(one) for one in parameters], [one._version for one in parameters]
+            reference = None if ddp is None else weakref.ref(ddp)
+            self._candidates.append(_Candidate(module, list(named), references, versions, reference, step, values))
+
+    def _values_of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, ...] | None:
+        """Return some values of each; ``None`` if an accelerator has them that does not come to rest in time."""
+        kinds = {one.device.type for one in parameters} - {"cpu"}
+        if kinds and not (kinds == {self._device.type} and self._device.comes_to_rest(PATIENCE_S)):
+            return None
+        return values_of(parameters)
+
+
+def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return the parameters of optimizers, each once."""
+    groups = (group["params"] for one in optimizers for group in one.param_groups)
+    return list({id(one): one for group in groups for one in group if one.requires_grad}.values())
+
+
+def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Return parameters by the class of the outermost module that has them, and by their names in it."""
+    wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
+    # `isinstance` would ask for ``__class__``, to which some objects warn.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    having = [(module, own) for module in modules if wanted and (own := _own_parameters(module, wanted))]
+    for module, own in sorted(having, key=lambda one: (-len(one[1]), -len("".join(one[1])))):
+        left = {name: one for name, one in own.items() if wanted.pop(id(one), None) is not None}
+        if left:
+            named.setdefault(type(module).__name__, {}).update(left)
+    if wanted:
+        named[""] = {f"shape {tuple(one.shape)}": one for one in wanted.values()}
+    return named
+
+
+def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return those of the wanted parameters that a module has, by their names; none if it is incomplete."""
+    with suppress(Exception):
+        return {name: one for name, one in module.named_parameters() if id(one) in wanted}
+    return {}
+
+
+_MOST_BYTES = 100_000
+"""scripts that take less than 0.1 s to read"""
+_RANK_NAMES = frozenset({"rank", "global_rank"})
+"""names of a number that every rank has to itself; a local rank may be 0 on all of them"""
+_RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+_ESCAPED = b"\\'\"abfnrtvxuUN01234567\r\n"
+_NAMES = ast.Name | ast.Attribute
+_GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
+"""None stands for ``**kwargs``"""
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+"""statements after which the rest of a function may be for the other ranks only"""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+
+
+@cache
+def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
+    """Return the collectives that the running script calls on some ranks only; none if it cannot be read."""
+    try:
+        path = Path(str(sys.modules["__main__"].__file__))
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return ()
+        content = path.read_bytes()
+        if not any(name.encode() in content for name in COLLECTIVES_OF_ALL):
+            return ()
+        return tuple(collectives_of_some_ranks(ast.parse(without_warnings(content)), path.name))
+    except Exception:  # whatever the script is, its training goes on
+        return ()
+
+
+def without_warnings(source: bytes) -> bytes:
+    """Return the source without escapes that mean nothing, of which Python would warn for a second time.
+
+    Those warnings cannot be switched off for one thread only.
+    """
+    return _ESCAPE.sub(lambda found: found[0] if found[1] in _ESCAPED else b"\\" + found[0], source)
+
+
+def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[CollectiveOfSomeRanks]:
+    """Give the collectives of a script that only some of the ranks call."""
+    names = _names_of_distributed(script)
+    calls = (one for one in ast.walk(script) if isinstance(one, ast.Call))
+    collectives = {call: name for call in calls if (name := _collective(call, names)) is not None}
+    num_calls = Counter(collectives.values())
+    for function in (one for one in ast.walk(script) if isinstance(one, _Function)):
+        branches = [one for one in _own_nodes(function.body) if isinstance(one, ast.If) and _mentions_ranks(one.test)]
+        if len({ast.unparse(one.test) for one in branches}) != 1:
+            continue  # there may be one for the other ranks
+        for branch in branches:
+            nodes = list(_own_nodes(branch.body))
+            if not _compares_rank(branch.test) or branch.orelse or any(isinstance(one, _LEAVES) for one in nodes):
+                continue
+            for call in (one for one in nodes if isinstance(one, ast.Call)):
+                name = collectives.get(call)
+                if name is not None and num_calls[name] == 1 and _is_of_default_group(call, name):
+                    where = "" if isinstance(function, ast.Module) else f" in {function.name}"
+                    yield CollectiveOfSomeRanks(name, f"{file}:{call.lineno}{where}", ast.unparse(branch.test))
+
+
+def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """Give all nodes of a body, without those of functions and classes within it, which run at another time."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield node
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _names_of_distributed(script: ast.Module) -> dict[str, str]:
+    """Return what the script calls ``torch.distributed``, and functions that it imports from there, by their names."""
+    names = {"torch.distributed": ""}
+    for node in ast.walk(script):
+        if isinstance(node, ast.Import):
+            names |= {one.asname: "" for one in node.names if one.name == "torch.distributed" and one.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch":
+            names |= {one.asname or one.name: "" for one in node.names if one.name == "distributed"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch.distributed":
+            names |= {one.asname or one.name: one.name for one in node.names}
+    return names
+
+
+def _collective(call: ast.Call, names: dict[str, str]) -> str | None:
+    """Return the collective that is called; ``None`` if the call is another one."""
+    if isinstance(call.func, ast.Attribute) and names.get(ast.unparse(call.func.value)) == "":
+        name = call.func.attr
+    elif isinstance(call.func, ast.Name):
+        name = names.get(call.func.id, "")
+    else:
+        return None
+    return name if name in COLLECTIVES_OF_ALL else None
+
+
+def _mentions_ranks(test: ast.expr) -> bool:
+    names = (one.id if isinstance(one, ast.Name) else one.attr for one in ast.walk(test) if isinstance(one, _NAMES))
+    return any(_RANK_WORDS.search(name) for name in names)
+
+
+def _compares_rank(test: ast.expr) -> bool:
+    """Return whether it compares the rank with a number, as in ``rank == 0``."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        return False
+    left, right = test.left, test.comparators[0]
+    if not isinstance(right, ast.Constant) or type(right.value) is not int:
+        return False
+    if isinstance(left, ast.Call):
+        return not left.args and not left.keywords and ast.unparse(left.func).rpartition(".")[2] == "get_rank"
+    return isinstance(left, _NAMES) and ast.unparse(left).rpartition(".")[2] in _RANK_NAMES
+
+
+def _is_of_default_group(call: ast.Call, name: str) -> bool:
+    most = 0 if name in ("barrier", "monitored_barrier") else 2
+    by_position = len(call.args) <= most and not any(isinstance(one, ast.Starred) for one in call.args)
+    return by_position and not any(one.arg in _GROUP_ARGUMENTS for one in call.keywords)

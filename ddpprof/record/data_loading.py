@@ -1,0 +1,507 @@
+"""Which DataLoader feeds the training, with which samples and which random numbers?
+
+A batch feeds the training if a DDP forward with gradients follows it before the next batch of its loader. No such
+forward follows the batches of an evaluation: their loader runs out, or forwards without gradients come first. A wrapper
+that fetches one batch ahead only shifts this by one batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import hashlib
+import random
+import re
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec import structs
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from ddpprof.model import Batch, Loader
+from ddpprof.record.events import Listener
+
+_MAX_ROWS = 32
+_MAX_ELEMENTS = 256
+"""most elements of a row, over all tensors, which makes at most 64 KiB per batch"""
+_MAX_TENSORS = 8
+_MAX_DEPTH = 3
+_DIGEST_BYTES = 7
+"""size of a number that fits into 64 bits with a sign"""
+
+
+def tensors_in(batch: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
+    """Yield the batch's tensors and arrays, in order."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        yield batch
+    elif depth and isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value, depth - 1)
+    elif depth and isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        for value in batch[:_MAX_TENSORS]:
+            yield from tensors_in(value, depth - 1)
+
+
+def sizes_of(batch: Any) -> frozenset[int]:
+    """Return the number of elements of each tensor."""
+    tensors = islice(tensors_in(batch), _MAX_TENSORS)
+    return frozenset(one.numel() if isinstance(one, torch.Tensor) else one.size for one in tensors)
+
+
+def digests(batch: Any) -> list[int] | None:
+    """Return a number for each of the first samples; ``None`` if the batch cannot be read.
+
+    A batch whose tensors have different numbers of rows counts as one sample.
+    """
+    arrays = [_array(one) for one in islice(tensors_in(batch), _MAX_TENSORS)]
+    known = [array for array in arrays if array is not None and array.ndim > 0]
+    if not known or len(known) < len(arrays) or any(array.dtype.hasobject for array in known):
+        return None
+    if len({len(array) for array in known}) > 1:
+        known = [array[np.newaxis] for array in known]
+    most = _MAX_ELEMENTS // len(known)
+    sampled = [np.ascontiguousarray(array[_sampled(array.shape, most)]) for array in known]
+    return [digest_of([array[row].tobytes() for array in sampled]) for row in range(len(sampled[0]))]
+
+
+def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
+    """Return the same memory as an array; ``None`` if it is not plain host memory.
+
+    ``Tensor.numpy`` would do, but it runs operators that the profiler of a profiled step sees.
+    """
+    if type(tensor) is not torch.Tensor:
+        return tensor if isinstance(tensor, np.ndarray) else None
+    if tensor.device.type != "cpu" or tensor.requires_grad or tensor.layout != torch.strided:
+        return None
+    shape, strides, size = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+    num_elements = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1 if tensor.numel() else 0
+    memory = (ctypes.c_char * (num_elements * size)).from_address(tensor.data_ptr())
+    return np.ndarray(
+        shape, np.dtype((np.void, size)), memoryview(memory), strides=[stride * size for stride in strides]
+    )
+
+
+@lru_cache(maxsize=64)
+def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
+    """Return which elements to read: at most `most` of each of the first rows, evenly spread."""
+    sizes, every = list(shape[1:]), [1] * (len(shape) - 1)
+    counts = sizes.copy()
+    while np.prod(counts, dtype=np.int64) > most:
+        longest = counts.index(max(counts))
+        every[longest] += 1
+        counts[longest] = -(-sizes[longest] // every[longest])
+    return (slice(_MAX_ROWS), *(slice(None, None, step) for step in every))
+
+
+def digest_of(parts: Sequence[bytes]) -> int:
+    """Return a number that is equal for equal parts, and hardly ever for others."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)
+    return int.from_bytes(digest.digest())
+
+
+def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
+    """Return a digest of torch's generator on CPU, of those on each type of accelerator, of NumPy's and of Python's.
+
+    The names are those that torch has for types of devices, ``"numpy"`` and ``"random"``.
+
+    An accelerator whose generator cannot be read is left out. Nothing is drawn and no operator of torch runs. An
+    accelerator keeps the state on the host, so nothing waits for it.
+    """
+    states = {
+        "cpu": digest_of([_bytes_of(torch.default_generator.get_state())]),
+        "random": digest_of([array("Q", random.getstate()[1]).tobytes()]),
+    }
+    with suppress(Exception):  # the script may have put another generator there
+        numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (it is what datasets draw from)
+        states["numpy"] = digest_of([numpys["state"]["key"].tobytes(), bytes(str(numpys["state"]["pos"]), "ascii")])
+    for kind in dict.fromkeys(device.type for device in accelerators):
+        with suppress(Exception):  # each type has code of its own for this
+            get_state = torch.get_device_module(kind).get_rng_state
+            states[kind] = digest_of([_bytes_of(get_state(one)) for one in accelerators if one.type == kind])
+    return states
+
+
+def _bytes_of(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+_OF_TORCH = (
+    "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli",
+    "multinomial", "poisson",
+)  # fmt: skip
+_NOT_DRAWING = {"seed", "getstate", "setstate", "get_state", "set_state"}
+_IN_PLACE = re.compile(r"(?:uniform|normal|log_normal|bernoulli|random|exponential|cauchy|geometric)_")
+"""names of methods with which a tensor fills itself"""
+_OWN_GENERATOR = re.compile(r"generator|manual_seed|seed|default_rng|RandomState|Random|Generator|fork_rng")
+"""names and keywords of what draws from a generator that a dataset seeds by itself, as by the index of a sample"""
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_DRAWING_CLASS = re.compile(r"^Random|Jitter|Augment|Erasing|MixUp|CutMix")
+"""names of transforms of a library that draw, though its code may be hard to follow"""
+_LIBRARIES = ("torchvision", "torchaudio", "kornia")
+_KEEPS_SEEDS = {
+    "torch", "initial_seed", "utils", "data", "get_worker_info", "seed", "np", "numpy", "random", "manual_seed", "int",
+    "set_num_threads",
+}  # fmt: skip
+"""names in a ``worker_init_fn`` that derives all seeds from those of the loader"""
+_SEEDS_OF_LOADER = {"initial_seed", "get_worker_info"}
+_SEEDING = {"seed", "manual_seed"}
+_SAMPLING_METHODS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
+_MOST_OBJECTS = 200
+_MOST_ITEMS = 16
+_MOST_DEPTH = 4
+
+
+def draws_in_workers(loader: DataLoader[Any]) -> bool:
+    """Return whether the samples depend on the seeds that the loader gives to its workers."""
+    if not loader.num_workers:
+        return False
+    try:
+        if loader.worker_init_fn is not None and not _keeps_seeds(loader.worker_init_fn):
+            return False
+        parts = (*_parts_of(loader.dataset), *_parts_of(loader.collate_fn))
+        return any(_is_random_transform(one) or _draws(one) for one in parts)
+    except Exception:
+        return False
+
+
+def _keeps_seeds(init: Any) -> bool:
+    """Return whether a ``worker_init_fn`` surely uses no other seeds than those that the loader gives."""
+    if not isinstance(init, FunctionType) or init.__closure__ or init.__defaults__ or init.__kwdefaults__:
+        return False
+    names = set(init.__code__.co_names)
+    return names <= _KEEPS_SEEDS and not (names & _SEEDING and names.isdisjoint(_SEEDS_OF_LOADER))
+
+
+def _parts_of(root: Any) -> Iterator[Any]:
+    """Yield an object, and those in its attributes that may transform samples."""
+    waiting, seen = [(root, _MOST_DEPTH)], set[int]()
+    while waiting and len(seen) < _MOST_OBJECTS:
+        part, depth = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, list | tuple):
+            waiting += [(one, depth) for one in part[:_MOST_ITEMS]]
+            continue
+        yield part
+        attributes = getattr(part, "__dict__", None)
+        if depth and isinstance(attributes, dict) and not isinstance(part, type):
+            waiting += [(one, depth - 1) for one in attributes.values() if _may_transform(one)]
+
+
+def _may_transform(value: Any) -> bool:
+    return callable(value) or isinstance(value, list | tuple) or hasattr(type(value), "__getitem__")
+
+
+def _is_random_transform(part: Any) -> bool:
+    kind = type(part)
+    is_of_library = kind.__module__.partition(".")[0] in _LIBRARIES
+    return (
+        is_of_library
+        and callable(part)
+        and not isinstance(part, Dataset)
+        and bool(_DRAWING_CLASS.search(kind.__name__))
+    )
+
+
+def _draws(part: Any) -> bool:
+    """Return whether the methods of a part, or a function, draw from the generators of torch, NumPy and Python."""
+    attributes = getattr(part, "__dict__", None)
+    if isinstance(attributes, dict) and any(isinstance(one, _GENERATORS) for one in attributes.values()):
+        return False
+    code = list(_code_of(part))
+    if any(_OWN_GENERATOR.fullmatch(word) for one in code for word in one.words):
+        return False
+    drawing = _drawing_functions()
+    return any(id(one) in drawing for each in code for one in each.reached) or any(
+        _IN_PLACE.fullmatch(name) for one in code for name in one.words
+    )
+
+
+def _drawing_functions() -> set[int]:
+    """Return the identities of the functions that draw from the generators that a loader seeds in its workers."""
+    of_modules = [
+        one
+        for module, owner in ((random, random.Random), (np.random, np.random.RandomState))
+        for name, one in vars(module).items()
+        if isinstance(getattr(one, "__self__", None), owner) and name not in _NOT_DRAWING
+    ]
+    return {id(one) for one in (*of_modules, *(getattr(torch, name) for name in _OF_TORCH))}
+
+
+@dataclass(slots=True)
+class _Code:
+    """What the code of a function mentions."""
+
+    words: set[str]
+    """names of globals and attributes, and names of arguments in calls"""
+    reached: list[Any]
+    """objects that it reaches from its globals, or from the class of ``self``"""
+
+
+def _code_of(part: Any) -> Iterator[_Code]:
+    """Yield the code of a function, or of the methods by which an object makes samples, and of what that calls."""
+    function = getattr(part, "func", part)  # of `functools.partial`
+    plain, seen = getattr(function, "__func__", function), set[CodeType]()
+    if isinstance(plain, FunctionType):
+        yield from _with_called(plain, None, seen)
+        return
+    for name in _SAMPLING_METHODS:
+        method = getattr(type(function), name, None)
+        if isinstance(method, FunctionType):
+            yield from _with_called(method, type(function), seen)
+
+
+def _with_called(function: FunctionType, owner: type | None, seen: set[CodeType]) -> Iterator[_Code]:
+    """Yield the code of a function, and that of functions of its own module or class that it calls."""
+    waiting = [function.__code__]
+    while waiting and len(seen) < _MOST_OBJECTS:
+        code = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        keywords = {word for one in code.co_consts if isinstance(one, tuple) for word in one if isinstance(word, str)}
+        reached = list(_reached(code, function.__globals__, owner))
+        yield _Code({*code.co_names, *keywords}, reached)
+        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+        waiting += [
+            one.__code__ for one in reached if isinstance(one, FunctionType) and one.__module__ == function.__module__
+        ]
+
+
+def _reached(code: CodeType, names: dict[str, Any], owner: type | None) -> Iterator[Any]:
+    """Yield the objects that code reaches by names with dots, such as ``np.random.rand`` or ``self.noise``."""
+    value: Any = None
+    for instruction in dis.get_instructions(code):
+        kind, word = instruction.opname, instruction.argval
+        if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
+            value = names.get(word)
+        elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+            value = _attribute(value, word)
+        elif "LOAD_FAST" in kind or kind == "LOAD_DEREF":  # some instructions also store, or load two
+            value = owner if (word[-1] if isinstance(word, tuple) else word) == "self" else None
+        elif kind not in ("PUSH_NULL", "CACHE"):
+            value = None
+        if value is not None:
+            yield value
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return the attribute of a module or class, and nothing of others, whose attributes may be computed."""
+    if isinstance(value, ModuleType):
+        return vars(value).get(name)
+    return getattr(value, name, None) if isinstance(value, type) else None
+
+
+_MAX_LOADERS = 32
+_MAX_EPOCHS_KEPT = 16
+_MAX_BATCHES_KEPT = 32
+_BATCHES_AHEAD = 4
+"""number of recent batches, one of which may be the input of a forward"""
+
+
+@dataclass(eq=False)
+class _Feed:
+    """One DataLoader, for the lifetime of its sampler."""
+
+    loader: Loader
+    """description when the first pass over it began"""
+    sampler_id: int
+    drawn_by: weakref.ref[Any] | None
+    epochs_set: list[int] | None = None
+    set_epoch_called: bool = False
+    num_iterations: int = 0
+    num_batches: int = 0
+    num_fed: int = 0
+    num_passed_on: int = 0
+    waited_ns: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    has_run_out: bool = True
+    """True if the last pass over it was completed, or there was none"""
+    place: int = 0
+    """position of the last batch in its pass"""
+    worker_seeds: list[int] = field(default_factory=list)
+    sizes: deque[frozenset[int]] = field(default_factory=lambda: deque(maxlen=_BATCHES_AHEAD))
+
+    def described(self) -> Loader:
+        return structs.replace(
+            self.loader,
+            num_iterations=self.num_iterations,
+            epochs_set=None if self.epochs_set is None else tuple(self.epochs_set),
+            set_epoch_called=self.set_epoch_called,
+            num_batches=self.num_batches,
+            num_fed=self.num_fed,
+            num_passed_on=self.num_passed_on,
+            waited_ns=self.waited_ns,
+            batches=tuple(self.batches),
+            worker_seeds=tuple(self.worker_seeds),
+        )
+
+
+class Feeding(Listener):
+    """The loaders of one process."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        """whether the current step is recorded in detail"""
+        self.data_ns = 0
+        """time that the training thread has waited for batches in this step"""
+        self.began_pass = False
+        """whether a pass over a loader has begun; whoever asks sets it back"""
+        self._feeds: list[_Feed] = []
+        self._by_index_sampler: dict[int, _Feed] = {}
+        self._waiting: dict[_Feed, bool] = {}
+        """loaders whose last batch is not yet followed by a forward with gradients → whether by one without"""
+        self._epochs_set_on: set[int] = set()
+
+    def loader_begins(self, loader: DataLoader[Any]) -> None:
+        self.began_pass = True
+        feed = self._feed(loader)
+        if feed is None:
+            return
+        feed.place = 0
+        feed.num_iterations += 1
+        feed.set_epoch_called |= feed.sampler_id in self._epochs_set_on
+        epochs = feed.epochs_set
+        if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
+            if not feed.has_run_out:
+                epochs.pop()  # only looking at the first batches is not an epoch
+            epochs.append(int(drawing_sampler(loader).epoch))
+        feed.has_run_out = False
+
+    def _feed(self, loader: DataLoader[Any]) -> _Feed | None:
+        drawn_by = loader._index_sampler
+        feed = self._by_index_sampler.get(id(drawn_by))
+        if feed is not None and (feed.drawn_by is None or feed.drawn_by() is drawn_by):
+            return feed
+        if len(self._feeds) == _MAX_LOADERS:
+            return None
+        reference = None
+        with suppress(TypeError):  # an object with slots
+            reference = weakref.ref(drawn_by)
+        described = describe_loader(loader)
+        epochs = None if described.epochs_set is None else list(described.epochs_set)
+        feed = _Feed(described, id(drawing_sampler(loader)), reference, epochs)
+        self._feeds.append(feed)
+        self._by_index_sampler[id(drawn_by)] = feed
+        return feed
+
+    def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
+        self.data_ns += waited_ns
+        feed = self._by_index_sampler.get(id(iterator._index_sampler))
+        if feed is None:
+            return
+        self._waiting = {
+            one: evaluated for one, evaluated in self._waiting.items() if not evaluated and one is not feed
+        }
+        if self.recording:
+            feed.waited_ns += waited_ns
+        if batch is None:
+            feed.has_run_out = True
+            return
+        self._waiting[feed] = False
+        if feed.place == 0 and feed.loader.num_workers and len(feed.worker_seeds) < _MAX_EPOCHS_KEPT:
+            feed.worker_seeds.append(digest_of([str(getattr(iterator, "_base_seed", id(iterator))).encode()]))
+        feed.num_batches += 1
+        feed.place += 1
+        if self.recording:
+            with suppress(Exception):  # a batch may be any object, and an unreadable one is no evidence
+                self._keep(feed, batch)
+
+    def loader_runs_out(self, iterator: Any) -> None:
+        feed = self._by_index_sampler.get(id(iterator._index_sampler))
+        if feed is not None:
+            feed.has_run_out = True
+
+    def _keep(self, feed: _Feed, batch: Any) -> None:
+        kept = feed.batches
+        if len(kept) < _MAX_BATCHES_KEPT:
+            feed.sizes.append(sizes_of(batch))
+            found = digests(batch)
+            if found is not None:
+                kept.append(Batch(feed.num_iterations, feed.place, tuple(found)))
+
+    def pre_forward_begins(self, ddp: object, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            self._waiting = dict.fromkeys(self._waiting, True)
+            return
+        for feed in self._waiting:
+            feed.num_fed += 1
+        self._waiting.clear()
+        if self.recording:
+            with suppress(Exception):  # as above
+                self._pass_on([*inputs, *kwargs.values()])
+
+    def _pass_on(self, inputs: Any) -> None:
+        """Note whose batches the inputs may be, by their size, since they may be on another device by now."""
+        largest = max(sizes_of(inputs), default=0)
+        for feed in self._feeds:
+            if any(largest in sizes for sizes in feed.sizes):
+                feed.num_passed_on += 1
+
+    def end_step(self) -> None:
+        self.data_ns = 0
+
+    def epoch_is_set(self, sampler: Any) -> None:
+        self._epochs_set_on.add(id(sampler))
+        for feed in self._feeds:
+            feed.set_epoch_called |= feed.sampler_id == id(sampler)
+
+    def facts(self) -> dict[str, Any]:
+        """Return fields of the `Record`."""
+        return {"loaders": tuple(feed.described() for feed in self._feeds)}
+
+
+def drawing_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what draws the indices; `loader.sampler` is only a default if the script passed a batch sampler."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
+
+
+def describe_loader(loader: DataLoader[Any]) -> Loader:
+    """Describe a loader that nothing has been fetched from."""
+    sampler = drawing_sampler(loader)
+    try:
+        dataset_size = len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        dataset_size = None
+    kind = type(sampler)
+    orders_by_epoch = isinstance(sampler, DistributedSampler) and kind.__iter__ is DistributedSampler.__iter__
+    return Loader(
+        sampler=kind.__name__,
+        dataset_size=dataset_size,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        persistent_workers=loader.persistent_workers,
+        num_iterations=0,
+        epochs_set=() if orders_by_epoch else None,
+        shuffles=bool(getattr(sampler, "shuffle", kind.__name__ == "RandomSampler")),
+        batches_per_pass=_batches_per_pass(loader),
+        draws_in_workers=draws_in_workers(loader),
+        has_generator=loader.generator is not None,
+    )
+
+
+def _batches_per_pass(loader: DataLoader[Any]) -> int | None:
+    """Return the loader's length, unless asking changes it: torch warns if an `IterableDataset` yields more then."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # a batch sampler of the user may have no length, or compute it
+        return None

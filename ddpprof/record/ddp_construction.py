@@ -1,0 +1,426 @@
+"""What happens while the script constructs DDP, apart from the recording.
+
+the reducer's parameters   are noted: DDP averages those that need gradients now, whatever the script freezes later
+the model of all ranks     is compared with that of rank 0, and differences are printed by name
+DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep` and `tune`
+
+This module is imported while torch is being imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from ddpprof.errors import CannotRecord, DdpprofError
+from ddpprof.record.settings import Settings
+from ddpprof.words import clauses
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.weak import TensorWeakRef
+
+
+class ReducerParameters(NamedTuple):
+    """The reducer's parameters, in its order."""
+
+    names: list[str]
+    """first name of each in the module"""
+    parameters: list[Parameter]
+    expect_sparse: list[bool]
+
+
+@dataclass(slots=True)
+class _Frozen:
+    """A parameter that needs no gradient when the reducer is built, and that DDP was not told to ignore."""
+
+    name: str
+    parameter: TensorWeakRef
+    version: int | None = None
+    """torch's count of changes to its values when it was first seen to need a gradient"""
+
+    def is_trained(self) -> bool:
+        """Return whether its values have changed since it was first seen to need a gradient."""
+        parameter: Parameter | None = self.parameter()
+        if parameter is None or not parameter.requires_grad:
+            return False
+        if self.version is None:
+            self.version = parameter._version
+        return parameter._version != self.version
+
+
+class _Noted(NamedTuple):
+    """The parameters with which a DDP module was constructed, none of which this keeps alive."""
+
+    names: list[str]
+    parameters: list[TensorWeakRef]
+    expect_sparse: list[bool]
+    frozen: list[_Frozen]
+
+
+_noted: weakref.WeakKeyDictionary[DistributedDataParallel, _Noted] = weakref.WeakKeyDictionary()
+
+
+def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``_ddp_init_helper``, with which DDP builds its reducer."""
+
+    def builds(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        build(ddp, *args, **kwargs)
+        with suppress(Exception):  # DDP is asked later, if need be
+            _note(ddp, *args[:2])
+
+    return builds
+
+
+def _note(ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_sparse: Sequence[bool]) -> None:
+    from torch.utils.weak import TensorWeakRef  # an ordinary reference may outlive the tensor behind its object
+
+    frozen = [
+        _Frozen(name, TensorWeakRef(one))
+        for name, one in ddp.module.named_parameters()
+        if not (one.requires_grad or one.is_inference() or name in ddp.parameters_to_ignore)
+    ]
+    names = _names(ddp, parameters)
+    _noted[ddp] = _Noted(names, [TensorWeakRef(one) for one in parameters], list(expect_sparse), frozen)
+
+
+def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
+    """Return the reducer's parameters. Raises `DdpprofError` if nobody noted them, and they have changed since."""
+    noted = _noted.get(ddp)
+    if noted is not None:
+        parameters = [one for reference in noted.parameters if (one := reference()) is not None]
+        return ReducerParameters(noted.names, parameters, noted.expect_sparse)
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    if len(parameters) != len(ddp.reducer.get_backward_stats()):
+        raise DdpprofError(
+            "the script has frozen or unfrozen parameters since it constructed DDP, so that their gradients cannot be "
+            "told apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
+        )
+    return ReducerParameters(_names(ddp, parameters), parameters, expect_sparse)
+
+
+def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
+    """Return the names of parameters that have been trained by now, though no DDP module averages their gradients.
+
+    A parameter is only known to be trained once its values change between two calls.
+    """
+    noted = _noted.get(ddp)
+    trained = [one for one in noted.frozen if one.is_trained()] if noted is not None else []
+    if not trained:
+        return ()
+    averaged = {id(reference()) for other in list(_noted.values()) for reference in other.parameters}
+    return tuple(one.name for one in trained if id(one.parameter()) not in averaged)
+
+
+def ddp_modules() -> list[DistributedDataParallel]:
+    """Return the DDP modules that were constructed, as long as the script keeps them."""
+    return list(_noted)
+
+
+def known_to_ddp(modules: Iterable[DistributedDataParallel], *, with_frozen: bool = False) -> set[int]:
+    """Return the identities of the parameters that the reducers of these modules average.
+
+    `with_frozen`: with those that were frozen when DDP was constructed, and those that it was told to ignore.
+    """
+    known = set[int]()
+    for ddp in modules:
+        noted = _noted.get(ddp)
+        if with_frozen:
+            known.update(id(one) for one in ddp.module.parameters())
+        if noted is not None:
+            known.update(id(one) for reference in noted.parameters if (one := reference()) is not None)
+    return known
+
+
+def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> list[str]:
+    names = {parameter: name for name, parameter in reversed(list(ddp.module.named_parameters()))}
+    return [names[one] for one in parameters]
+
+
+_MOST_SAID = 5
+_MOST_PARAMETERS = 20_000
+"""A model of more parameters is not described: that could take megabytes of the store."""
+_BY_PLACE = (
+    "DDP matches parameters by their place, not by their names, so it gives one the values and gradients of another. "
+    "Build the model in the same order, and with the same types, on every rank."
+)
+_OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
+"""DDP's attributes that decide which collectives a step has, as far as this torch has them"""
+
+
+class DdpModel(Struct, frozen=True):
+    """The model and the arguments that one rank gives to DDP."""
+
+    parameters: dict[str, tuple[tuple[int, ...], str]]
+    """name → shape and dtype of each parameter that needs a gradient, in the model's order"""
+    arguments: dict[str, bool | int]
+
+
+class ModelComparison:
+    """The comparison of this rank's DDP modules with those of rank 0 of their process groups."""
+
+    def __init__(self) -> None:
+        self._ddp: weakref.ref[Any] | None = None
+        self._num_compared: Counter[str] = Counter()
+        """number of modules so far, by the name of their process group"""
+
+    def constructs(self, ddp: Any) -> None:
+        """Note which module DDP constructs."""
+        self._ddp = weakref.ref(ddp)
+
+    def before_comparing(self) -> None:
+        """Describe rank 0's module to the others. All ranks of its group come here together."""
+        ddp = self._module()
+        if ddp is not None:
+            self._num_compared[ddp.process_group.group_name] += 1
+            if ddp.process_group.rank() == 0:
+                self._store().set(self._key(ddp), msgspec.json.encode(_describe_model(ddp)))
+
+    def explain_failure(self) -> None:
+        """Print in what this rank's model differs from that of rank 0, after DDP's comparison has failed."""
+        ddp, first = self._module(), self._of_rank_0()
+        found = list(differing_parameters(_describe_model(ddp), first)) if first is not None else []
+        if found:
+            _say_difference(ddp, "its model is not the same as on", f": {clauses(found, _MOST_SAID)}.")
+
+    def compare_what_passed(self) -> None:
+        """Warn if this rank will not reduce the same buckets as rank 0, after DDP has found the same shapes."""
+        ddp, first = self._module(), self._of_rank_0()
+        if first is None:
+            return
+        mine = _describe_model(ddp)
+        unlike = list(differing_parameters(mine, first)) if mine.parameters.keys() == first.parameters.keys() else []
+        if unlike:
+            _say_difference(ddp, "its model is not the same as on", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
+        found = list(differing_arguments(mine, first))
+        if found:
+            _say_difference(
+                ddp, "DDP has other arguments than on", f", which can hang the training: {clauses(found, _MOST_SAID)}."
+            )
+
+    def _module(self) -> Any:
+        return self._ddp() if self._ddp is not None else None
+
+    def _of_rank_0(self) -> DdpModel | None:
+        """Return what rank 0 has said of its module, if this is another rank."""
+        ddp = self._module()
+        if ddp is None or ddp.process_group.rank() == 0 or not self._store().check([self._key(ddp)]):
+            return None
+        return msgspec.json.decode(self._store().get(self._key(ddp)), type=DdpModel)
+
+    def _key(self, ddp: Any) -> str:
+        group = ddp.process_group.group_name
+        return f"ddpprof/model/{group}/{self._num_compared[group]}"
+
+    @staticmethod
+    def _store() -> Any:
+        import torch.distributed as dist
+
+        return dist.distributed_c10d._get_default_store()
+
+
+def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Return wrappers of functions that DDP calls while it is constructed, by their names."""
+
+    def build(original: Callable[..., Any]) -> Callable[..., Any]:
+        def builds(self: Any, *args: Any, **kwargs: Any) -> Any:
+            comparison.constructs(self)
+            return original(self, *args, **kwargs)
+
+        return builds
+
+    def verify(original: Callable[..., Any]) -> Callable[..., Any]:
+        def verifies(*args: Any, **kwargs: Any) -> Any:
+            # Whatever goes wrong here, as in a store that keeps nothing, the training goes on without the comparison.
+            with suppress(Exception):
+                comparison.before_comparing()
+            try:
+                result = original(*args, **kwargs)
+            except RuntimeError:
+                with suppress(Exception):
+                    comparison.explain_failure()
+                raise
+            with suppress(Exception):
+                comparison.compare_what_passed()
+            return result
+
+        return verifies
+
+    return {"_build_params_for_reducer": build, "_verify_param_shape_across_processes": verify}
+
+
+def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
+    """Give in words what is different in this rank's parameters from those of rank 0."""
+    if not mine.parameters or not first.parameters:
+        return
+    for name, (shape, dtype) in mine.parameters.items():
+        if name not in first.parameters:
+            yield f"{name} is trained only here"
+            continue
+        other_shape, other_dtype = first.parameters[name]
+        if shape != other_shape:
+            yield f"{name} is {_shape(shape)} here and {_shape(other_shape)} there"
+        elif dtype != other_dtype:
+            yield f"{name} is {dtype} here and {other_dtype} there"
+    yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
+    if mine.parameters.keys() == first.parameters.keys():
+        pairs = zip(mine.parameters, first.parameters, strict=True)
+        yield from (f"{name} stands here where {other} stands there" for name, other in pairs if name != other)
+
+
+def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
+    """Give in words which arguments of DDP differ from those of rank 0."""
+    for name, value in mine.arguments.items():
+        other = first.arguments.get(name, value)
+        if value != other:
+            yield f"{name} is {value} here and {other} there"
+
+
+def _describe_model(ddp: Any) -> DdpModel:
+    ignored = getattr(ddp, "parameters_to_ignore", ())
+    parameters = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
+    return DdpModel(
+        {
+            name: (tuple(one.shape), str(one.dtype).removeprefix("torch."))
+            for name, one in (parameters if len(parameters) <= _MOST_PARAMETERS else ())
+            if name not in ignored
+        },
+        {name: getattr(ddp, name) for name in _OF_BUCKETS if isinstance(getattr(ddp, name, None), int)},
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "a number"
+
+
+def _say_difference(ddp: Any, begin: str, end: str) -> None:
+    import torch.distributed as dist
+
+    first = dist.get_global_rank(ddp.process_group, 0)
+    sys.stderr.write(f"ddpprof: rank {dist.get_rank()}: {begin} rank {first}{end}\n")
+
+
+_NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
+"""arguments whose work DDP does itself, so that the module would compute something else without DDP"""
+
+_AWAY = "_ddpprof_takes_ddp_away"
+"""attribute of a module whose reducer is unhooked"""
+
+
+def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
+    """Modify DDP if that is asked for, before anything else wraps the methods of `torch.nn.parallel.distributed`.
+
+    Raises `CannotRecord`.
+    """
+    if not (settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks):
+        return
+    ddp = distributed.DistributedDataParallel
+    known = inspect.signature(ddp.__init__).parameters
+    unknown = [name for name in settings.ddp if name not in known]
+    if unknown:
+        raise CannotRecord(f"this torch's DistributedDataParallel has no argument {unknown[0]}")
+    ddp.__init__ = functools.wraps(ddp.__init__)(_constructor(ddp.__init__, settings))
+    if settings.comm_hook is not None:
+        ddp.__init__ = functools.wraps(ddp.__init__)(_constructor_with_hook(ddp.__init__, settings.comm_hook))
+    if settings.without_ddp or settings.ddp_blocks:
+        ddp.forward = functools.wraps(ddp.forward)(_forward_without_ddp(ddp.forward, distributed))
+    if settings.without_ddp:
+        ddp._ddp_init_helper = functools.wraps(ddp._ddp_init_helper)(_init_helper(ddp._ddp_init_helper))
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process, as torch's own counters tell."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+
+
+def switch_ddp(ddp: Any, on: bool) -> None:
+    """Take DDP away from its module, or put it back with a new reducer, as in unpickling. Call this between two steps.
+
+    Raises `CannotRecord`.
+    """
+    if on != getattr(ddp, _AWAY, False):
+        return
+    if has_compiled():
+        raise CannotRecord("code that torch.compile made with DDP would run without it. Use: ddpprof overhead --apart")
+    setattr(ddp, _AWAY, not on)
+    if not on:
+        ddp.reducer._remove_autograd_hooks()
+        return
+    parameters, expect_sparse = ddp._build_params_for_reducer()  # torch crashes with those that are frozen by now
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    del ddp.reducer  # two reducers would need twice the memory
+    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    ddp._has_rebuilt_buckets = False
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    hooks, ddp._comm_hooks = ddp._comm_hooks, []
+    for hook, state in hooks:
+        ddp.register_comm_hook(state, hook)
+
+
+def _constructor(original: Callable[..., None], settings: Settings) -> Callable[..., None]:
+    signature, replaced = inspect.signature(original), settings.ddp
+    takes_ddp_away = settings.without_ddp or settings.ddp_blocks > 0
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        given.arguments.update(replaced)
+        if "bucket_cap_mb" in replaced and "bucket_cap_mb_list" not in replaced:
+            given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
+        for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
+            if given.arguments.get(name) is not None:
+                raise RuntimeError(f"ddpprof cannot take DDP away: the script passes {name}")
+        original(*given.args, **given.kwargs)
+        if settings.ddp_blocks and self._use_python_reducer:
+            raise RuntimeError("ddpprof cannot alternate with a compiled DDP. Use: ddpprof overhead --apart")
+        if settings.without_ddp:
+            for hook in getattr(self, "_accum_grad_hooks", []):
+                hook.remove()
+
+    return init
+
+
+def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        original(self, *args, **kwargs)
+        self.register_comm_hook(self.process_group, getattr(default_hooks, name))
+
+    return init
+
+
+def _init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.reducer._remove_autograd_hooks()
+        setattr(self, _AWAY, True)
+
+    return init_helper
+
+
+def _forward_without_ddp(original: Callable[..., Any], distributed: ModuleType) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not getattr(self, _AWAY, False):
+            return original(self, *inputs, **kwargs)
+        if self.device_ids and (inputs or kwargs):
+            device = distributed.torch.device(self.device_type, self.device_ids[0])
+            moved, named = distributed._to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
+            inputs, kwargs = moved[0], named[0]
+        return self.module(*inputs, **kwargs)
+
+    return forward

@@ -1,0 +1,200 @@
+"""The events of a training process, and who hears of them.
+
+`patches` and hooks of torch tell `EVENTS` what happens in the training, and nobody else. Whoever is to hear of it is a
+`Listener`. `Session` binds the listeners of the current mode of steps, each time that it changes. An event then calls
+the methods that implement it and no others: the listener's own method if there is one that raises nothing, and an empty
+one if nobody listens. So a step that nobody records only costs what the pulse needs.
+
+This module is imported while torch is being imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.futures import Future
+    from torch.nn import DataParallel
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import Optimizer
+
+
+class Listener:
+    """What happens in a training process. A listener implements the events that it needs, and inherits the others.
+
+    Events come from the training thread, unless it says otherwise. An error in one of them ends the recording, not the
+    training.
+    """
+
+    __slots__ = ()
+    may_raise: ClassVar[bool] = True
+    """False if no method raises, so that it is called without a guard"""
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        """A DDP module is called; a step may have ended just before. From any thread."""
+
+    def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """DDP begins its own work before the module's forward, with these inputs."""
+
+    def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
+        """DDP's own work before the module's forward is over. `had_rebuilt`: it had its final buckets before."""
+
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+        """A forward is over, and so is DDP's own work after the module's forward, which ended at `inner_end_ns`."""
+
+    def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
+        """A forward has raised an error, which the script may catch."""
+
+    def data_parallel_forward_begins(self, model: DataParallel[Any]) -> None:
+        """An `nn.DataParallel` is called."""
+
+    def waited(self, what: object, began_ns: int) -> None:
+        """The training thread has waited for other ranks: for a collective, or a DDP module's broadcast of buffers."""
+
+    def backward_begins(self, loss: Any) -> None:
+        """A backward pass begins that is not inside another, as in reentrant checkpointing."""
+
+    def backward_ends(self) -> None:
+        """That backward pass is over."""
+
+    def bucket_sent(self, ddp: DistributedDataParallel, index: int, began_ns: int, future: Future[Tensor]) -> None:
+        """The comm hook of a DDP module has sent a bucket. From a thread of torch."""
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer begins its step."""
+
+    def closure_begins(self) -> None:
+        """An optimizer calls its closure, which computes loss and gradients: that is not the optimizer's own work."""
+
+    def closure_ends(self) -> None:
+        """The closure is over, and the optimizer goes on."""
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """An optimizer has taken a step; a training step may end with it."""
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        """A `GradScaler` has skipped an optimizer's step because gradients overflowed."""
+
+    def step_marked(self) -> None:
+        """The script marks the end of a training step."""
+
+    def step_ends(self, num_steps: int) -> None:
+        """A training step has ended, and `num_steps` are over."""
+
+    def flagged(self, flag: int) -> None:
+        """The current step is a special one: see `StepFlag`."""
+
+    def begins(self, activity: int) -> None:
+        """The training thread begins an `Activity`, which ends the one before."""
+
+    def loader_begins(self, loader: Any) -> None:
+        """A pass over a `DataLoader` begins. From any thread."""
+
+    def fetch_begins(self) -> None:
+        """The training thread begins to wait for a batch."""
+
+    def fetch_ends(self) -> None:
+        """It has its batch, or there is none."""
+
+    def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
+        """A batch was fetched; ``None`` if there is none. From any thread, but only the training's time counts."""
+
+    def loader_runs_out(self, iterator: Any) -> None:
+        """A pass over a `DataLoader` is complete. From any thread."""
+
+    def epoch_is_set(self, sampler: Any) -> None:
+        """The script calls `set_epoch` of a sampler."""
+
+    def save_begins(self, target: Any) -> None:
+        """``torch.save`` is called, with a path or a file. From any thread."""
+
+    def save_ends(self) -> None:
+        """That is over."""
+
+    def discards_file(self, target: Any) -> bool:
+        """Return whether ``torch.save`` is to write nothing, since the result of the steps is discarded."""
+        return False
+
+    def discards_checkpoint(self, owner: str) -> bool:
+        """Return whether an object of a framework's class named `owner` is neither to write nor to delete one."""
+        return False
+
+    def discards_checkpoints(self) -> bool:
+        """Return whether the results of the steps are discarded, so that checkpoints of before must stay."""
+        return False
+
+    def profiler_starts(self, inner: Any) -> None:
+        """An autograd profiler is about to start, perhaps one of the script's own."""
+
+    def graph_capture_begins(self, graph: Any) -> None:
+        """The script begins to capture a CUDA graph."""
+
+    def graph_capture_ends(self) -> None:
+        """That is over, or has failed."""
+
+    def graph_replays(self, graph: Any) -> None:
+        """The script replays a CUDA graph."""
+
+    def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
+        """A call through ``torch.distributed.rpc`` was sent; its future completes with the answer. From any thread."""
+
+
+_NOBODY = Listener()
+_EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value))
+
+
+class Events(Listener):
+    """The dispatcher: each of its events calls that of the bound listeners, in their order."""
+
+    def __init__(self) -> None:
+        self.heard: Collection[str] = frozenset()
+        """names of the events that somebody hears"""
+        self.training_thread: int | None = None
+        """the thread that trains; ``None`` before the first forward"""
+        self.is_waiting = False
+        """whether the training thread waits for other ranks, so that what it waits for meanwhile is part of that"""
+        self.num_optimizer_steps = 0
+
+    def bind(
+        self, listeners: Sequence[Listener], give_up: Callable[[Exception], None], without: Collection[str] = ()
+    ) -> None:
+        """Replace all listeners. `give_up` gets the error of a listener. Events in `without` reach none of them."""
+        methods: dict[str, list[Callable[..., Any]]] = {name: [] for name in _EVENTS}
+        guarded = set[str]()
+        for listener in listeners:
+            for name in _EVENTS:
+                if name not in without and getattr(type(listener), name) is not getattr(Listener, name):
+                    methods[name].append(getattr(listener, name))
+                    guarded |= {name} if listener.may_raise else set()
+        self.heard = frozenset(name for name, found in methods.items() if found)
+        for name, found in methods.items():
+            event = found[0] if len(found) == 1 and name not in guarded else _calling(found, give_up)
+            setattr(self, name, event if found else getattr(_NOBODY, name))
+
+    def unbind(self) -> None:
+        self.bind((), _ignore)
+
+
+def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception], None]) -> Callable[..., Any]:
+    """Return a function that calls all these methods, and returns the answer of the last."""
+
+    def event(*what: Any) -> Any:
+        answer = None
+        try:
+            for method in methods:
+                answer = method(*what)
+        except Exception as error:
+            give_up(error)
+        return answer
+
+    return event
+
+
+def _ignore(_error: Exception) -> None:
+    return
+
+
+EVENTS = Events()
+"""that of this process"""

@@ -1,0 +1,122 @@
+"""How processes of the job end: children of this process, this one without RANK, and ranks whose torchrun is killed.
+
+Nothing of ddpprof is imported before a child has failed.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+
+
+def install_multiprocessing(popen_fork):
+    """Listen to ``multiprocessing``, and so to ``mp.spawn``."""
+    _note_after(popen_fork.Popen, "poll")
+
+
+def install_subprocess(subprocess):
+    _note_after(subprocess.Popen, "_handle_exitstatus")
+
+
+def _note_after(popen, name):
+    """Wrap the method in which the exit code of a child becomes known."""
+    original = getattr(popen, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def learns(self, *args, **kwargs):
+        before = self.returncode
+        result = original(self, *args, **kwargs)
+        if before is None and self.returncode:
+            _note(self.pid, self.returncode)
+        return result
+
+    setattr(popen, name, learns)
+
+
+_MOST = 256
+"""limit on noted ends: a script may start a program that fails again and again"""
+_noted = []
+
+
+def _note(pid, exit_code):
+    if len(_noted) >= _MOST:
+        return
+    _noted.append(pid)
+    with contextlib.suppress(Exception):  # the script must go on, whatever happens to ddpprof
+        from ddpprof.record.torchrun import note_child
+
+        note_child(pid, exit_code)
+
+
+_LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"}
+
+
+def explain_missing_rank(note):
+    """Write the file `note` when the process ends because RANK is not set. Other exceptions are shown as usual."""
+    show = sys.excepthook
+
+    def hook(kind, value, traceback):
+        missing = _missing_variable(kind, value)
+        if missing is None:
+            show(kind, value, traceback)
+        else:
+            with open(note, "w", encoding="utf-8") as file:
+                file.write(missing)
+
+    sys.excepthook = hook
+
+
+def _missing_variable(kind, value):
+    """Return the variable's name, if its absence ended the script."""
+    if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
+        return value.args[0]
+    message = str(value)
+    if issubclass(kind, ValueError) and "environment variable" in message and "expected, but not set" in message:
+        return next((name for name in sorted(_LAUNCHER_VARIABLES) if f"variable {name} " in message), "RANK")
+    return None
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def place() -> str:
+    """Return the scope of process numbers: a boot of the machine, and a namespace of numbers.
+
+    Raises ``OSError`` if the system does not tell, as on systems other than Linux.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{os.readlink('/proc/self/ns/pid')} {file.read().strip()}"
+
+
+def end_with_agent(agent: str) -> None:
+    """End with `agent`, the number of torchrun's process and its place, which cannot end its ranks if it is killed.
+
+    Such a rank would keep its device and train on. Elsewhere, as in a container, do nothing.
+    """
+    import ctypes  # few processes need it
+    import signal
+
+    number, _, where = agent.partition(" ")
+    try:
+        if where != place():
+            return
+    except OSError:
+        return
+    if os.getppid() == int(number):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if _is_dead(int(number)):  # it was killed before this process came here
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_dead(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except OSError:  # it runs as another user, or the system hides it
+        return False
+    return state in (b"Z", b"X")  # its parent has not waited for it yet

@@ -1,0 +1,476 @@
+"""What is known of the job, and of the current step: forwards, optimizer steps, losses, calls through RPC.
+
+It is collected here, not judged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from msgspec import structs
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.linux_files import cpu_quota
+from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
+from ddpprof.model.backends import standard_name
+from ddpprof.record import consistency
+from ddpprof.record.consistency import Unaveraged
+from ddpprof.record.data_loading import Feeding, random_states
+from ddpprof.record.ddp_construction import has_compiled, unfrozen_parameters
+from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
+from ddpprof.record.events import Listener
+from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
+
+_MOST_CALLS = 2000
+"""kept of one step; further ones are only counted"""
+_MOST_THINGS = 1000
+"""looked at for tensors in one call"""
+_PROXIED = ("_local_invoke", "_local_invoke_async_execution")
+"""torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
+
+
+class RpcNotes(Listener):
+    """Calls through ``torch.distributed.rpc`` in the current step: whom, what, how long, how many bytes of tensors.
+
+    A profiler's trace does not have them: it loses marks that end in another thread than they began in.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[RpcCall] = []
+        self.num_left_out = 0
+        """calls beyond those that are kept"""
+
+    def end_step(self) -> None:
+        """Forget the step. Calls still under way go on in a list that nobody reads."""
+        self._calls, self.num_left_out = [], 0
+
+    def calls(self) -> tuple[RpcCall, ...]:
+        """Return those of the step, as far as they have come."""
+        return tuple(self._calls)
+
+    def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
+        if len(self._calls) >= _MOST_CALLS:
+            self.num_left_out += 1
+            return
+        num_bytes = tensor_bytes((args, kwargs))
+        call = RpcCall(_worker(to), _function_name(func, args), rpc_type.value, began_ns, None, num_bytes, None)
+        calls, place = self._calls, len(self._calls)
+        calls.append(call)
+
+        def answered(done: Any) -> None:
+            end_ns = time.time_ns()
+            try:
+                reply_bytes = tensor_bytes(done.value())
+            except Exception:
+                reply_bytes = None  # the call failed; that is the script's to see
+            calls[place] = structs.replace(call, end_ns=end_ns, reply_bytes=reply_bytes)
+
+        future.add_done_callback(answered)
+
+
+def _worker(to: Any) -> str:
+    """A call names its callee by name, number or ``WorkerInfo``."""
+    if isinstance(to, str):
+        return to
+    return str(to.name) if hasattr(to, "name") else f"worker {to}"
+
+
+def _function_name(func: Any, args: Any) -> str:
+    name = getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or type(func).__name__
+    return str(args[1]) if name in _PROXIED and args and len(args) > 1 else str(name)
+
+
+def tensor_bytes(thing: Any) -> int:
+    """Of all tensors in tuples, lists and dictionaries."""
+    total, todo, num_seen = 0, [thing], 0
+    while todo and num_seen < _MOST_THINGS:
+        one = todo.pop()
+        num_seen += 1
+        if isinstance(one, torch.Tensor):
+            total += one.numel() * one.element_size()
+        elif isinstance(one, dict):
+            todo.extend(one.values())
+        elif isinstance(one, list | tuple):
+            todo.extend(one)
+    return total
+
+
+_MAX_CHECKPOINTS_KEPT = 64
+_FRAMEWORK_BY_MODULE = {
+    "transformers.trainer": "transformers",
+    "lightning.pytorch": "lightning",
+    "pytorch_lightning": "lightning",
+    "lightning.fabric": "fabric",
+    "lightning_fabric": "fabric",
+    "accelerate.accelerator": "accelerate",
+}
+"""first match wins: transformers' Trainer uses Accelerate, and Lightning uses Fabric"""
+
+
+class JobEnvironment(Listener):
+    """Where training runs, which framework runs it, and what it saves."""
+
+    def __init__(self) -> None:
+        self._framework: str | None = None
+        self._checkpoints: list[str] = []
+        self._of_ddp: dict[str, Any] = {"device": "cpu", "backend": "", "timeout_s": None, "joins": False}
+        self._groups: set[tuple[int, ...]] = set()
+        """ranks of the process groups in which the modules' gradients are averaged"""
+        self._world_size = 0
+
+    def look_who_calls(self) -> None:
+        """Note which framework, if any, makes or calls the DDP module."""
+        self._framework = self._framework or framework_at_work()
+
+    def describe(self, ddp: DistributedDataParallel) -> None:
+        self.look_who_calls()
+        self._of_ddp = {
+            "device": ddp.device_type,
+            "backend": backend_for(ddp.process_group, ddp.device_type),
+            "timeout_s": _timeout_s(ddp.process_group, ddp.device_type),
+            "joins": bool(getattr(getattr(ddp, "_join_config", None), "enable", False)),
+        }
+
+    def describe_group(self, group: dist.ProcessGroup) -> None:
+        """Note the job's process group, of a job that fails before its DDP module is called."""
+        self.look_who_calls()
+        self._of_ddp["backend"] = standard_name(str(dist.get_backend(group)))
+
+    def averages_in(self, group: dist.ProcessGroup) -> None:
+        """Note the process group of a DDP module."""
+        self._groups.add(tuple(dist.get_process_group_ranks(group)))
+        self._world_size = dist.get_world_size()
+
+    def _together(self) -> tuple[int, ...] | None:
+        """Return the ranks with which some module averages gradients; ``None`` if they are all ranks of the job."""
+        ranks = set[int]().union(*self._groups)
+        return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
+
+    def save_begins(self, target: Any) -> None:
+        if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
+            path = os.path.abspath(os.fspath(target))
+            if path not in self._checkpoints:
+                self._checkpoints.append(path)
+
+    def facts(self) -> dict[str, Any]:
+        """Return fields of the `Record`."""
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        return {
+            **self._of_ddp,
+            "group_size": len(next(iter(self._groups))) if len(self._groups) == 1 else None,
+            "group_ranks": self._together(),
+            "framework": self._framework,
+            "is_compiled": has_compiled(),
+            "num_cores": os.cpu_count() if cores is None else len(cores),
+            "core_list": None if cores is None else ",".join(map(str, cores)),
+            "cpu_quota": cpu_quota(),
+            "num_threads": torch.get_num_threads(),
+            "checkpoints": tuple(self._checkpoints),
+            "of_some_ranks": consistency.of_main_script(),
+        }
+
+
+def backend_for(group: Any, device_type: str) -> str:
+    """Return the group's backend for that kind of device; one group may have several.
+
+    A group that was given no backend reports ``"undefined"``.
+    """
+    try:
+        return standard_name(str(group._get_backend(torch.device(device_type)).name()))
+    except (RuntimeError, AttributeError):  # a backend unknown to torch, or none for the device
+        return standard_name(str(dist.get_backend(group)))
+
+
+def _timeout_s(group: Any, device_type: str) -> float | None:
+    """Return after how many seconds the group gives a collective up; ``None`` if torch does not tell."""
+    try:
+        return float(group._get_backend(torch.device(device_type)).options._timeout.total_seconds())
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def framework_at_work() -> str | None:
+    """Return the framework at work now, or ``None`` if the script itself uses torch."""
+    return _on_stack() or _holding_the_model()
+
+
+def _holding_the_model() -> str | None:
+    """Return ``"accelerate"`` if the script has an Accelerator, which is not on the stack during training."""
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return "accelerate" if getattr(state, "_shared_state", None) else None
+
+
+def _on_stack() -> str | None:
+    found: set[str] = set()
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        name = frame.f_globals.get("__name__", "")
+        found.update(module for module in _FRAMEWORK_BY_MODULE if name == module or name.startswith(f"{module}."))
+    return next((framework for module, framework in _FRAMEWORK_BY_MODULE.items() if module in found), None)
+
+
+class LossNotes(Listener):
+    """The losses of each step: the scalars on which the script calls ``backward``.
+
+    They are copied where they are, and read when the job ends, so that no step waits for an accelerator.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[list[torch.Tensor]] = []
+        self._current: list[torch.Tensor] = []
+
+    def backward_begins(self, loss: Any) -> None:
+        """Note the losses among the tensors of ``torch.autograd.backward``, one or several."""
+        for tensor in (loss,) if isinstance(loss, torch.Tensor) else tuple(loss):
+            if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
+                self._current.append(tensor.detach().clone())  # the script may later add other ranks' losses in place
+
+    def step_ends(self, num_steps: int) -> None:
+        self._steps.append(self._current)
+        self._current = []
+
+    def values(self) -> list[list[str]]:
+        """Return the losses of each step as ``float.hex``, which is exact and can represent NaN in JSON."""
+        return [[float(tensor).hex() for tensor in step] for step in self._steps]
+
+
+class StepNotes(Listener):
+    """What happens inside the steps that are recorded in detail; it only listens to these."""
+
+    def __init__(self) -> None:
+        self.modules: list[RecordedModule] = []
+        self.environment = JobEnvironment()
+        self.feeding = Feeding()
+        self.memory = MemoryNotes()
+        self.device = TrainingDevice()
+        self.rpc = RpcNotes()
+        self.unaveraged = Unaveraged(self.device)
+        self.recording = False
+        self._random_states: dict[str, int] = {}
+        self._forwards: list[Forward] = []
+        self._optimizers: list[tuple[int, int]] = []
+        self._optimizer_start_ns = 0
+        self._seen: list[weakref.ref[Any]] = []
+        self._num_calls = 0
+        """number of calls of ``backward`` in the step"""
+        self._began_evaluation = False
+        self._unfrozen: dict[str, None] = {}
+        self._facts_of_released: dict[str, Any] | None = None
+        self._data_parallel: dict[int, DataParallelModule] = {}
+        self._data_parallel_device = "cpu"
+        self.optimizer: weakref.ref[Any] | None = None
+        """the optimizer that took the last of the first steps"""
+
+    def find(self, ddp: Any) -> RecordedModule | None:
+        for module in self.modules:
+            if module.ddp is ddp:
+                return module
+        return None
+
+    def module(self, ddp: DistributedDataParallel) -> RecordedModule:
+        """Return the module's notes, created if it is new."""
+        module = self.find(ddp)
+        if module is None:
+            module = RecordedModule(ddp, len(self.modules))
+            self.modules.append(module)
+            if all(seen() is not ddp for seen in self._seen):
+                self._seen.append(weakref.ref(ddp))
+                self.environment.averages_in(ddp.process_group)
+            self.memory.owns({parameter.device for parameter in ddp.parameters()})
+            self.device.found(devices_of(ddp))
+        return module
+
+    def bucket_numels(self) -> tuple[tuple[int, ...], ...]:
+        """Return the number of elements of each bucket of each module, in their order."""
+        return tuple(module.bucket_numels() for module in self.modules)
+
+    def reopen(self) -> None:
+        """Note modules again that `release_modules` has released. Call this between steps."""
+        self.forget_modules()
+        for ddp in self._living():
+            self.module(ddp)
+
+    def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
+        """Note that a forward of a `DataParallel` begins."""
+        devices = [torch.device("cuda", device) for device in model.device_ids]
+        self.memory.owns(devices)
+        self.device.found(devices)
+        if id(model) not in self._data_parallel:
+            self._data_parallel[id(model)] = data_parallel_facts(model)
+            self._data_parallel_device = model.src_device_obj.type if devices else "cpu"
+
+    def recording_begins(self, step: int) -> None:
+        """Note that recording begins with step number `step`."""
+        for module in self.modules:
+            module.replica.recording_begins(step)
+        self.unaveraged.first_look(step)
+        self.unfrozen()  # those that are trained are known from the next time on
+
+    def recording_ends(self, step: int) -> None:
+        """Note that recording ends before step number `step`, on every rank that comes this far."""
+        for module in self.modules:
+            module.replica.recording_ends(step)
+
+    def begin_step(self, mode: StepMode) -> None:
+        """Begin a step. Call this between two steps, when no collective is in flight."""
+        self.recording = self.feeding.recording = mode in DETAILED_MODES
+        self._random_states = random_states(self.device.accelerators) if self.recording else {}
+        if self.feeding.began_pass:
+            self._random_states.pop("cpu", None)  # a loader has drawn from it, for its workers
+            self.feeding.began_pass = False
+        for module in self.modules:
+            module.begin_step(mode)
+
+    def end_step(self) -> None:
+        """Forget the step."""
+        self._forwards, self._optimizers, self._num_calls, self._began_evaluation = [], [], 0, False
+        self.rpc.end_step()
+        self.feeding.end_step()
+
+    def pass_begins(self) -> bool:
+        """Note that a pass over a loader begins. Return whether it is for an evaluation, which may do without DDP."""
+        evaluates = not torch.is_grad_enabled() or self.is_evaluating()
+        self._began_evaluation |= evaluates and self.recording
+        return evaluates
+
+    def is_evaluating(self) -> bool:
+        """Return whether all DDP modules are in evaluation mode. Any thread may call this."""
+        ddps = self._living()
+        return bool(ddps) and not any(ddp.module.training for ddp in ddps)
+
+    def learning_rate(self) -> float | None:
+        """Return that of the first parameters. Any thread may call this."""
+        optimizer = None if self.optimizer is None else self.optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        rate = groups[0].get("lr") if groups else None
+        return float(rate) if isinstance(rate, int | float) else None
+
+    def _living(self) -> list[DistributedDataParallel]:
+        return [ddp for seen in list(self._seen) if (ddp := seen()) is not None]
+
+    def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
+        module = self.module(ddp)
+        end, sync = time.time_ns(), module.buffer_sync_ns
+        module.buffer_sync_ns = 0
+        rebuild = end - began_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
+        module.open_forwards.append(OpenForward(began_ns, end, sync, rebuild))
+
+    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+        module = self.find(ddp)
+        if module is None or not module.open_forwards:
+            return
+        begun = module.open_forwards.pop()
+        synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        forward = Forward(
+            module=module.index,
+            start_ns=begun.start_ns,
+            inner_start_ns=begun.inner_start_ns,
+            inner_end_ns=inner_end_ns,
+            end_ns=time.time_ns(),
+            buffer_sync_ns=begun.buffer_sync_ns,
+            rebuild_ns=begun.rebuild_ns,
+            synchronises=synchronises,
+            has_gradients=torch.is_grad_enabled(),
+        )
+        self._forwards.append(forward)
+        if synchronises:
+            module.synchronising_forward_is_over(inner_end_ns)
+        elif torch.is_grad_enabled():
+            module.accumulating_forward_is_over()
+
+    def waited(self, what: object, began_ns: int) -> None:
+        module = self.find(what)
+        if module is not None:
+            module.buffer_sync_ns += time.time_ns() - began_ns
+
+    def bucket_sent(
+        self, ddp: DistributedDataParallel, index: int, began_ns: int, future: torch.futures.Future[torch.Tensor]
+    ) -> None:
+        module = self.find(ddp)
+        if module is not None and module.times is not None and module.times.recording:
+            module.times.launched(index, began_ns, lambda: future)
+
+    def backward_begins(self, loss: Any) -> None:
+        for module in self.modules:
+            module.backward_begins()
+
+    def backward_ends(self) -> None:
+        self._num_calls += 1
+        for module in self.modules:
+            module.backward_is_over(self._num_calls)
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer_start_ns = time.time_ns()
+
+    def closure_begins(self) -> None:
+        self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
+
+    def closure_ends(self) -> None:
+        self._optimizer_start_ns = time.time_ns()
+
+    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
+
+    def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
+        """Return the step that is about to end, with an end of 0."""
+        if mode not in DETAILED_MODES:
+            return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
+        passes = (one for module in self.modules for one in module.passes())
+        return RecordedStep(
+            number=number,
+            mode=mode,
+            start_ns=start_ns,
+            end_ns=0,
+            data_ns=self.feeding.data_ns,
+            forwards=tuple(self._forwards),
+            began_evaluation=self._began_evaluation,
+            optimizers=tuple(self._optimizers),
+            passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),
+            torch_stats={module.index: times for module in self.modules if (times := module.torch_times())},
+            memory=self.memory.sample(),
+            rpc=self.rpc.calls(),
+            rpc_left_out=self.rpc.num_left_out,
+            random_states=self._random_states,
+        )
+
+    def release_modules(self) -> None:
+        """Keep the facts of the modules but release the modules, which may be large and no longer in use."""
+        self._facts_of_released = self._facts_of_modules()
+        self.modules = []
+
+    def forget_modules(self) -> None:
+        """Release the modules without their facts, which may be what cannot be noted."""
+        self.modules, self._facts_of_released = [], None
+
+    def facts(self) -> dict[str, Any]:
+        """Return fields of the `Record`."""
+        of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
+        facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
+        facts |= self.feeding.facts() | self.unaveraged.facts()
+        if self._data_parallel:
+            facts |= {"data_parallel": tuple(self._data_parallel.values()), "device": self._data_parallel_device}
+        return facts
+
+    def unfrozen(self) -> tuple[str, ...]:
+        """Return all parameters found so far to be trained though DDP does not average them. Any thread may call this.
+
+        Modules are looked at as long as the script keeps them.
+        """
+        for ddp in self._living():
+            self._unfrozen.update(dict.fromkeys(unfrozen_parameters(ddp)))
+        return tuple(self._unfrozen)
+
+    def _facts_of_modules(self) -> dict[str, Any]:
+        if self._facts_of_released is not None:
+            return self._facts_of_released
+        replicas = (module.replica.compared(module.index, module.num_unreduced) for module in self.modules)
+        return {
+            "modules": tuple(module.describe() for module in self.modules),
+            "replicas": tuple(replica for replica in replicas if replica is not None),
+        }

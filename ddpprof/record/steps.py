@@ -1,0 +1,189 @@
+"""Where does a training step end, and which steps are skipped, timed, recorded and profiled?
+
+step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
+       skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
+
+On an accelerator at least eleven steps are skipped: in a reducer's first ten iterations, and in every hundredth, torch
+waits for the device, which distorts what training costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddpprof.model import StepMode
+from ddpprof.record.settings import Settings
+from ddpprof.step_options import TORCH_WAITS, least_skipped
+
+_SETTLE = 3
+"""uncounted steps at the beginning of a block: DDP rebuilds its buckets in the second, and memory is reallocated"""
+
+
+class Schedule:
+    def __init__(self, settings: Settings, on_accelerator: bool = False) -> None:
+        self._cost_begin = max(settings.skip_first, least_skipped(on_accelerator))
+        self._timed_begin = self._cost_begin + settings.cost_steps
+        self._warmup_begin = self._timed_begin + settings.timed_steps
+        self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
+        self._baseline_begin = self._profiled_begin + settings.steps
+        self._alone_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
+        self._done_begin = self._alone_begin + settings.alone_steps
+        self._profiled = StepMode.PROFILED if settings.profiler else StepMode.LIGHT
+        self._settle = TORCH_WAITS if on_accelerator else _SETTLE
+        self._block = self._settle + settings.block_steps
+        self._num_block_steps = 2 * settings.ddp_blocks * self._block
+
+    @property
+    def num_skipped(self) -> int:
+        """Number of skipped steps; at least one, as the ranks can agree only after a backward pass."""
+        return self._cost_begin
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that the script must take for everything to be recorded."""
+        return self._done_begin + self._num_block_steps
+
+    @property
+    def num_profiled(self) -> int:
+        """Number of steps with the profiler on."""
+        return self._alone_begin - self._warmup_begin
+
+    @property
+    def common_end(self) -> int:
+        """First step in which ranks would train alone, either without communication or because the job ends."""
+        return self._baseline_begin
+
+    def end_at_common_end(self) -> None:
+        """End at the common end, as not all ranks still record: none goes on without communication or ends the job."""
+        self._alone_begin = self._done_begin = self._baseline_begin
+
+    def without_profiler(self) -> None:
+        """Replace the profiler by light recording: the ranks could not agree on it, or it did not start."""
+        self._profiled_begin = self._warmup_begin
+        self._done_begin -= self._alone_begin - self._baseline_begin
+        self._alone_begin = self._baseline_begin
+        self._profiled = StepMode.LIGHT
+
+    def mode(self, step: int) -> StepMode:
+        """Return the mode of step number `step`, counted from 0."""
+        if step < self._cost_begin:
+            return StepMode.SKIP
+        if step < self._timed_begin:
+            return self._cost_mode(step - self._cost_begin)
+        if step < self._warmup_begin:
+            return StepMode.OFF
+        if step < self._profiled_begin:
+            return StepMode.WARMUP
+        if step < self._baseline_begin:
+            return self._profiled
+        if step < self._alone_begin:
+            return StepMode.BASELINE
+        return StepMode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
+
+    def _cost_mode(self, into: int) -> StepMode:
+        """Return off or light: they come in pairs, of which the first half begin with off and the others with light."""
+        num_steps = self._timed_begin - self._cost_begin
+        begins_light = into // 2 * 4 >= num_steps
+        return StepMode.LIGHT if (into % 2 == 1) != begins_light else StepMode.OFF
+
+    def _mode_in_blocks(self, step: int) -> StepMode:
+        if step >= self.num_steps:
+            return StepMode.DONE
+        if (step - self._done_begin) % self._block < self._settle:
+            return StepMode.SKIP
+        return StepMode.WITHOUT_DDP if self.is_without_ddp(step) else StepMode.OFF
+
+    def is_without_ddp(self, step: int) -> bool:
+        """Return whether DDP is taken away in this step, timed or not."""
+        into = step - self._done_begin
+        return 0 <= into < self._num_block_steps and into // self._block % 2 == 1
+
+
+_ANCHOR_LOST_AFTER = 50
+"""number of steps of another optimizer after which an anchor that no longer steps is given up"""
+
+
+class StepDetector:
+    def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:
+        self._any_optimizer_alive = any_optimizer_alive
+        self._explicit = False
+        self._seen: set[int] = set()
+        self._anchor: int | None = None
+        self._since_anchor = 0
+        self._in_turns: set[int] = set()
+        """optimizers whose last turn had several steps, each after a synchronising forward, since the anchor's first"""
+        self._is_turn = False
+        """whether the optimizer's turn that goes on has had several steps"""
+        self._last = 0
+        self._synchronised_since_last = False
+        self._synchronised: set[int] = set()
+        self._has_synchronised = False
+        self._needs_forward = True
+        self._without_optimizer: bool | None = None
+        self.num_optimizer_steps = 0
+
+    def step_marked(self) -> bool:
+        """Handle the user's mark of the end of a step; return True if the step ends now.
+
+        The first mark may follow an optimizer that has just ended that step, and no step ends before the ranks have
+        first synchronised.
+        """
+        ends = bool(self._synchronised) or (self._explicit and self._has_synchronised)
+        self._explicit = True
+        self._synchronised.clear()
+        return ends
+
+    def steps_without_forward(self) -> None:
+        """End steps without a forward of DDP, too, until the first one."""
+        self._needs_forward = False
+
+    def forward_begins(self, module: int, synchronises: bool) -> bool:
+        """Handle the beginning of a DDP forward with gradients; return True if a step ended just before it."""
+        ended = module in self._synchronised and self._steps_end_at_forward()
+        if ended:
+            self._synchronised.clear()
+        if synchronises:
+            self._needs_forward = True
+            self._synchronised.add(module)
+            self._has_synchronised = self._synchronised_since_last = True
+        return ended
+
+    def optimizer_stepped(self, optimizer: int) -> bool:
+        """Handle an optimizer's step; return True if a step ended with it."""
+        self.num_optimizer_steps += 1
+        if self._explicit:
+            return False
+        self._without_optimizer = False
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._anchor = optimizer
+            self._in_turns.clear()
+            self._is_turn = False
+        elif optimizer != self._last:
+            if not self._is_turn:
+                self._in_turns.discard(self._last)
+            self._is_turn = False
+        elif self._synchronised_since_last:
+            self._is_turn = True
+            self._in_turns.add(optimizer)
+        self._last, self._synchronised_since_last = optimizer, False
+        if not self._ends_steps(optimizer) or (self._needs_forward and not self._synchronised):
+            return False
+        self._synchronised.clear()
+        return True
+
+    def _ends_steps(self, optimizer: int) -> bool:
+        if optimizer == self._anchor or (optimizer in self._in_turns and self._anchor in self._in_turns):
+            self._since_anchor = 0
+            return True
+        self._since_anchor += 1
+        if self._since_anchor > _ANCHOR_LOST_AFTER:
+            self._anchor, self._since_anchor = optimizer, 0
+        return optimizer == self._anchor
+
+    def _steps_end_at_forward(self) -> bool:
+        if self._explicit:
+            return False
+        if self._without_optimizer is None:
+            self._without_optimizer = not self._any_optimizer_alive()
+        return self._without_optimizer

@@ -1,0 +1,69 @@
+"""Which parameters are called unused, where torch's own notes of them are few."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerator import emulate
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.model import DdpModule, StepMode
+from ddpprof.record.ddp_module import RecordedModule
+
+
+class Rotating(torch.nn.Module):
+    """A branch at a time, and one that never has its turn."""
+
+    def __init__(self, num_used: int = 4) -> None:
+        super().__init__()
+        self.shared = torch.nn.Linear(8, 8)
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.turn, self.num_used = 0, num_used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        branch: torch.Tensor = self.branches[self.turn % self.num_used](self.shared(x))
+        return branch
+
+
+def record(model: torch.nn.Module, steps: int = 30, every: int = 1, **settings: bool) -> DdpModule:
+    with emulate():
+        ddp = DistributedDataParallel(model, **settings)
+    module = RecordedModule(ddp, 0)
+    for step in range(steps):
+        if step > 11:
+            module.begin_step(StepMode.LIGHT if step % every == 0 else StepMode.OFF)
+        loss = ddp(torch.randn(4, 8)).sum()
+        module.synchronising_forward_is_over(1)
+        loss.backward()
+        module.passes()
+    module.begin_step(StepMode.DONE)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in ddp.parameters())  # type: ignore[attr-defined]
+    return module.describe()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    ("num_used", "expected"),
+    [
+        pytest.param(4, (), id="branches-take-turns"),
+        pytest.param(3, ("branches.3.weight", "branches.3.bias"), id="one-never-has-its-turn"),
+    ],
+)
+def test_on_an_accelerator_each_recorded_pass_counts(num_used: int, expected: tuple[str, ...]) -> None:
+    described = record(Rotating(num_used), find_unused_parameters=True)
+    assert described.unused == expected
+    assert described.num_lacking_passes == described.num_searched_passes == 18
+
+
+@pytest.mark.usefixtures("process_group")
+def test_branches_that_have_their_turn_only_in_steps_that_are_not_recorded_are_used() -> None:
+    described = record(Rotating(), every=4, find_unused_parameters=True)
+    assert described.unused == ()
+    assert described.num_lacking_passes == described.num_searched_passes == 5
+
+
+@pytest.mark.usefixtures("process_group")
+def test_without_the_search_none_is_unused() -> None:
+    described = record(torch.nn.Linear(8, 8))
+    assert (described.unused, described.num_searched_passes) == ((), 18)

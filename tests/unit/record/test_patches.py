@@ -1,0 +1,68 @@
+"""What is wrapped: methods of frameworks that save, and what torch.compile is to leave alone."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, ModuleType
+
+import pytest
+import torch._dynamo.trace_rules as rules
+
+from ddpprof.record import optimizer_hooks, patches
+from ddpprof.record.events import Events, Listener
+from ddpprof.record.patches import _old_checkpoints, lists_of_old_checkpoints, saving_methods
+from ddpprof.record.session import WatchedSteps, keep_out_of_compiled_graphs
+
+
+class Trainer:
+    def save_model(self) -> str:
+        return "saved"
+
+
+class OlderTrainer(Trainer):
+    def _sorted_checkpoints(self) -> list[str]:
+        return ["checkpoint-1"]
+
+
+def test_only_what_has_been_imported_and_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("transformers", "accelerate", "lightning")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert list(saving_methods()) == []
+    module = ModuleType("transformers.trainer")
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    assert list(saving_methods()) == [], "still being imported"
+    module.Trainer = Trainer  # type: ignore[attr-defined]
+    assert list(saving_methods()) == [(Trainer, "save_model")], "this version has no other"
+
+
+def test_what_lists_old_checkpoints_is_a_function_or_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("transformers.trainer")
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    assert list(lists_of_old_checkpoints()) == []
+    module.Trainer = OlderTrainer  # type: ignore[attr-defined]
+    assert list(lists_of_old_checkpoints()) == [(OlderTrainer, "_sorted_checkpoints")]
+    module.Trainer, module.sort_checkpoints = Trainer, list  # type: ignore[attr-defined]
+    assert list(lists_of_old_checkpoints()) == [(module, "sort_checkpoints")]
+
+
+class Discards(Listener):
+    def __init__(self, discards: bool) -> None:
+        self._discards = discards
+
+    def discards_checkpoints(self) -> bool:
+        return self._discards
+
+
+@pytest.mark.parametrize(("discards", "found"), [(False, ["checkpoint-1"]), (True, [])])
+def test_old_checkpoints_are_hidden_from_a_trainer_that_may_not_delete(
+    discards: bool, found: list[str], events: Events
+) -> None:
+    events.bind([Discards(discards)], pytest.fail)
+    assert _old_checkpoints(OlderTrainer._sorted_checkpoints)(OlderTrainer()) == found
+
+
+def test_only_hooks_that_a_compiled_optimizer_contains_are_compiled() -> None:
+    keep_out_of_compiled_graphs()
+    codes: tuple[CodeType, ...] = (patches._forward.__code__, WatchedSteps.forward_begins.__code__)
+    assert all(rules.check(code) for code in codes)
+    assert not rules.check(optimizer_hooks.hook_optimizers.__code__)
