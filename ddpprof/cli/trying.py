@@ -124,7 +124,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         command=job.words,
         as_module=bool(job.options.module),
         is_wrapped=job.is_wrapped,
-        variants=(Variant(1, any_number=True),),
+        variants=(Variant(1, label="as it is", any_number=True),),
         rounds=options.rounds,
         skip_first=options.skip_first,
         timed_steps=options.timed_steps,

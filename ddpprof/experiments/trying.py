@@ -66,6 +66,8 @@ class Promise:
     is_lossy: bool = False
     keeps_order: bool = True
     """True if gradients are added in the same order, so that losses should have the same bits"""
+    keeps_batches: bool = True
+    """False if the batches themselves may become others, as with random augmentation in other workers"""
 
     @property
     def least_ns(self) -> int:
@@ -123,6 +125,7 @@ _OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", 
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
     """Return what is promised by the finding with this number."""
     moves_buckets = change.kind is ChangeKind.DDP and any(name in change.values for name in _OF_BUCKETS)
+    adds_otherwise = change.kind is ChangeKind.NO_SYNC or (moves_buckets and (world_size or 1) > _ORDER_OF_TWO)
     return Promise(
         label=_label(change),
         code=change.code,
@@ -132,7 +135,8 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
         gain_ns=finding.gain_ns,
         predicted=finding.predicted,
         is_lossy=change.is_lossy,
-        keeps_order=not moves_buckets or (world_size or 1) <= _ORDER_OF_TWO,
+        keeps_order=not adds_otherwise,
+        keeps_batches=change.kind is not ChangeKind.LOADER,
     )
 
 
@@ -207,7 +211,8 @@ class Trying:
             return TriedPromise(promise, outcome, None, None, None, None)
         gain = _gain(ratio, median(ns for steps in as_it_is for ns in steps))
         outcome = Outcome.FAILED if failed else _outcome(promise, gain)
-        if losses.match is Match.CHANGED and not promise.is_lossy and promise.number is not None:
+        is_comparable = promise.keeps_batches and not promise.is_lossy and promise.number is not None
+        if losses.match is Match.CHANGED and is_comparable:
             outcome = Outcome.OTHER_RESULTS
         return TriedPromise(
             promise=promise,
@@ -293,7 +298,7 @@ def keep_in_run(report: TryReport) -> Path | None:
     new = [
         TriedChange(one.promise.rule, one.promise.code, one.measured)
         for one in report.tried
-        if one.measured is not None and one.promise.number is not None
+        if one.measured is not None and one.promise.number is not None and one.outcome is not Outcome.CANNOT_TELL
     ]
     before = rundir.read_json(path, list[TriedChange]) or []
     kept = [one for one in before if (one.rule, one.code) not in {(other.rule, other.code) for other in new}]

@@ -2,7 +2,7 @@
 
 the reducer's parameters   are noted: DDP averages those that need gradients now, whatever the script freezes later
 the model of all ranks     is compared with that of rank 0, and differences are printed by name
-DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep` and `tune`
+DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep`, `tune` and `try`
 
 This module is imported while torch is being imported.
 """
@@ -14,7 +14,7 @@ import inspect
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -324,7 +324,8 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
 
     Raises `CannotRecord`.
     """
-    if not (settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks):
+    changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
+    if not (changes_ddp or settings.loader or settings.passes_per_reduction):
         return
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters
@@ -334,6 +335,8 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     ddp.__init__ = functools.wraps(ddp.__init__)(_constructor(ddp.__init__, settings))
     if settings.comm_hook is not None:
         ddp.__init__ = functools.wraps(ddp.__init__)(_constructor_with_hook(ddp.__init__, settings.comm_hook))
+    if settings.passes_per_reduction:
+        ddp.forward = functools.wraps(ddp.forward)(_forward_in_turn(ddp.forward, settings.passes_per_reduction))
     if settings.without_ddp or settings.ddp_blocks:
         ddp.forward = functools.wraps(ddp.forward)(_forward_without_ddp(ddp.forward, distributed))
     if settings.without_ddp:
@@ -385,6 +388,8 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             if given.arguments.get(name) is not None:
                 raise RuntimeError(f"ddpprof cannot take DDP away: the script passes {name}")
         original(*given.args, **given.kwargs)
+        if settings.loader:
+            _change_loaders(settings.loader)
         if settings.ddp_blocks and self._use_python_reducer:
             raise RuntimeError("ddpprof cannot alternate with a compiled DDP. Use: ddpprof overhead --apart")
         if settings.without_ddp:
@@ -402,6 +407,43 @@ def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable
         self.register_comm_hook(self.process_group, getattr(default_hooks, name))
 
     return init
+
+
+def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
+    """Return a forward after which only every `num_passes`-th backward pass of a module reduces gradients."""
+    begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if self.training and sys.modules["torch"].is_grad_enabled():
+            begun[self] = begun.get(self, 0) + 1
+            self.require_backward_grad_sync = begun[self] % num_passes == 0
+        return original(self, *inputs, **kwargs)
+
+    return forward
+
+
+def _change_loaders(arguments: Mapping[str, Any]) -> None:
+    """Give each loader these arguments before its first pass. Loaders may be older than the first DDP module."""
+    from torch.utils.data import DataLoader
+
+    begin = DataLoader.__iter__
+    if getattr(begin, _CHANGES, False):
+        return
+
+    @functools.wraps(begin)
+    def changed(self: DataLoader[Any]) -> Any:
+        if self._iterator is None:
+            for name, value in arguments.items():
+                object.__setattr__(self, name, value)  # the loader itself allows no other values once it is made
+            if self.num_workers > 0 and self.prefetch_factor is None:
+                object.__setattr__(self, "prefetch_factor", 2)  # torch's default
+        return begin(self)
+
+    setattr(changed, _CHANGES, True)
+    DataLoader.__iter__ = changed  # type: ignore[method-assign]
+
+
+_CHANGES = "_ddpprof_changes_the_loader"
 
 
 def _init_helper(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,6 +63,10 @@ class Settings:
     """arguments of DDP's constructor that replace the script's"""
     comm_hook: str | None = None
     """hook from ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    """arguments of every `DataLoader`'s constructor that replace the script's"""
+    passes_per_reduction: int = 0
+    """if not 0, only the last of so many backward passes of a step reduces gradients, as under ``no_sync``"""
     pulse: bool = True
     """note in every step of the whole run what this rank does, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ddpprof.engine.change import Change, ChangeKind
 from ddpprof.engine.finding import Finding, hoped_for, in_ms, only_known, size
 from ddpprof.engine.frameworks import reduce_once
 from ddpprof.engine.topic import Topic, View
@@ -89,16 +90,18 @@ def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Fi
         sent = f"{size(sum(sizes))} in " if len(sizes) == len(known) else ""
         is_static = bool(module.settings.get("static_graph"))
         exposed = "" if view.exposed_ns is None else f"; {in_ms(view.exposed_ns)} of communication per step are exposed"
+        once = reduce_once(view.framework, is_static)
         yield Finding(
             "reduces-every-pass",
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
             f"each pass sends {sent}{_num_buckets(len(module.buckets))}, but the optimizer uses only the "
             f"result of the last pass, in {one.num_steps} recorded steps{exposed}",
-            f"{reduce_once(view.framework, is_static)} Code that reads gradients between the passes, such as clipping, "
+            f"{once} Code that reads gradients between the passes, such as clipping, "
             "then sees each rank's own gradients.",
             gain_ns,
             predicted=predicted,
             cause_ns=view.exposed_ns,
+            change=None if is_static else Change(ChangeKind.NO_SYNC, {"num_passes": one.num_passes}, once),
             numbers=only_known(num_passes=one.num_passes, num_steps=one.num_steps, exposed_ns=view.exposed_ns),
         )
 

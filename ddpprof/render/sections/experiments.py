@@ -469,34 +469,30 @@ def _part(fraction: float | None) -> str:
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
     """Say what each change gave, and how to write those that help."""
-    yield table_of(
-        f"Changes tried in {count(report.rounds, 'round')}, ms per step of {ms(report.step_ns)} ms",
-        report.tried,
-        {
-            "finding": lambda one: ABSENT if one.promise.number is None else str(one.promise.number),
-            "change": lambda one: clean(one.promise.label, most=40),
-            "promised": lambda one: _promised(one.promise),
-            "measured": lambda one: ABSENT if one.measured is None else measured_gain(one.measured),
-            "verdict": _verdict_of_trial,
-        },
-        words=("finding", "change", "promised", "measured", "verdict"),
-        note="in brackets: 95% interval; the rounds of a change alternate with those of the job as it is",
-    )
+    yield Line(f"A step takes {ms(report.step_ns)} ms as it is, in {count(report.rounds, 'round')}.")
     for one in report.tried:
+        yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
             yield Line(f"Write: {clean(one.promise.code, most=400)}")
-        elif one.outcome is Outcome.OTHER_RESULTS:
-            yield Line(f"{clean(one.promise.label)} changes the losses, so it is no advice.", is_warning=True)
+    if any(one.measured is not None and one.measured.low_ns is not None for one in report.tried):
+        yield Line("In brackets: 95% interval. Rounds with a change alternate with those without.", is_aside=True)
+
+
+def _what_was_tried(promise: Promise) -> str:
+    label = clean(promise.label, most=80)
+    return label if promise.number is None else f"Finding {promise.number}, {label}"
 
 
 def _promised(promise: Promise) -> str:
     if promise.predicted is not None:
         one = promise.predicted
-        return f"{ms(one.gain_ns)} ({ms(one.low_ns)} – {ms(one.high_ns)})"
-    return ABSENT if promise.gain_ns is None else f"up to {ms(promise.gain_ns)}"
+        return f": promised {ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)})"
+    return "" if promise.gain_ns is None else f": promised up to {ms(promise.gain_ns)} ms"
 
 
-def _verdict_of_trial(one: TriedPromise) -> str:
-    if one.more_rounds is None:
-        return one.outcome.value
-    return f"{one.outcome.value}: needs {count(one.more_rounds, 'more round')}"
+def _given(one: TriedPromise) -> str:
+    if one.measured is None:
+        return f": {one.outcome.value}"
+    more = "" if one.more_rounds is None else f", needs {count(one.more_rounds, 'more round')}"
+    before = ": " if one.promise.gain_ns is None else ", "
+    return f"{before}measured {measured_gain(one.measured)}: {one.outcome.value}{more}"
