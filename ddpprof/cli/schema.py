@@ -11,7 +11,18 @@ def add_schema_options(parser: argparse.ArgumentParser) -> None:
         "document",
         nargs="?",
         default="report",
-        choices=("report", "comparison", "repeated", "overhead", "scaling", "sweep", "tuning", "whatif", "verdict"),
+        choices=(
+            "report",
+            "comparison",
+            "repeated",
+            "overhead",
+            "scaling",
+            "sweep",
+            "tuning",
+            "trying",
+            "whatif",
+            "verdict",
+        ),
         help="kind of document (default: report)",
     )
     parser.set_defaults(run=run_schema)

@@ -226,10 +226,21 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
         "Training waits for its DataLoader",
         f"{in_ms(view.data_ns)} per step, {view.data_ns / view.step_ns:.0%} of the step{workers}",
         advice,
-        view.data_ns,
+        _gain_ns(view.data_ns, view.step_ns, slowest, change),
         change=change,
         numbers=only_known(data_ns=view.data_ns, step_ns=view.step_ns),
     )
+
+
+def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
+    """Return what loading in that many workers can give back at most: a step then takes as long as the slower of both.
+
+    Without workers, a batch takes `data_ns` to load. Workers that cannot keep up need `step_ns` for one batch each.
+    """
+    if loader is None or change is None:
+        return data_ns
+    batch_ns = data_ns if loader.num_workers == 0 else step_ns * loader.num_workers
+    return min(data_ns, max(0, step_ns - round(batch_ns / int(str(change.values["num_workers"])))))
 
 
 _CHEAPER = "Make loading cheaper: use fewer transforms, or store the data in the form that training reads."

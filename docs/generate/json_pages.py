@@ -19,6 +19,7 @@ _WRITTEN_BY = {
     "scaling": "ddpprof report EXPERIMENT --out scaling.json",
     "sweep": "ddpprof report EXPERIMENT --out sweep.json",
     "tuning": "ddpprof report EXPERIMENT --out tuning.json",
+    "trying": "ddpprof report EXPERIMENT --out trying.json",
     "whatif": "ddpprof whatif RUN --out whatif.json",
     "verdict": "ddpprof diagnose RUN --format json",
 }

@@ -83,7 +83,7 @@ def test_whether_sizes_count_work(arguments: list[str], is_share: bool, is_work:
 def test_one_that_is_stopped_before_there_is_anything_to_show_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpprof.cli.experiments._run_trials", lambda *_: True)
+    monkeypatch.setattr("ddpprof.cli.experiments.run_trials", lambda *_: True)
     assert main(["overhead", "--out", str(tmp_path / "o"), "-m", "ddpprof.demo.train_convnet"]) == 130
     said = capsys.readouterr().out
     assert "nothing to compare yet" in said

@@ -270,3 +270,20 @@ def test_workers_are_advised_for_the_loader_that_training_waits_for() -> None:
 def test_of_an_unknown_loader_no_number_of_workers_is_said() -> None:
     finding = only(observed(data_ns=9 * MS, loaders={0: (loader(num_fed=0),)}))
     assert "num_workers" not in finding.evidence + finding.advice
+
+
+@pytest.mark.parametrize(
+    ("data_ms", "num_workers", "cores", "gain_ms"),
+    [
+        pytest.param(30, 0, 64.0, 30, id="four-workers-keep-up"),
+        pytest.param(90, 0, 2.0, 10, id="one-worker-loads-only-while-others-compute"),
+        pytest.param(40, 1, 64.0, 40, id="four-instead-of-one"),
+        pytest.param(80, 1, 3.0, 50, id="two-instead-of-one-are-still-slower-than-the-rest"),
+    ],
+)
+def test_workers_gain_what_they_load_while_the_ranks_compute(
+    data_ms: int, num_workers: int, cores: float, gain_ms: int
+) -> None:
+    """In a step of 100 ms."""
+    given = {0: (loader(num_workers=num_workers),)}
+    assert only(observed(data_ns=data_ms * MS, loaders=given, cores_per_rank=cores)).gain_ns == gain_ms * MS

@@ -1,0 +1,123 @@
+"""What becomes of promises that were tried: steps made by hand, in ms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from experiments import MS, planned, result
+
+from ddpprof.engine.change import Change, ChangeKind, ddp_change, environment_change, loader_change
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.predictions import Predicted
+from ddpprof.errors import DdpprofError
+from ddpprof.experiments.plan import ExperimentKind, Trial, Variant
+from ddpprof.experiments.trying import Promise, TriedPromise, Trying, TryPlan, promise_of, variant_with
+from ddpprof.layout import Line
+from ddpprof.model.tried import Outcome
+from ddpprof.render.sections.experiments import trying_sections
+
+NOW = (100, 101, 99, 100)
+PREDICTED = Promise("bucket_cap_mb=1", "DistributedDataParallel(model, bucket_cap_mb=1)", 1, "rule", "title", 12 * MS,
+                    Predicted(10 * MS, 4 * MS, 12 * MS))  # fmt: skip
+BOUND = Promise("static_graph=True", "static_graph=True", 2, "rule", "title", 10 * MS)
+
+
+def trying(promise: Promise, rounds: Any, losses: Any = ()) -> Trying:
+    experiment = planned(ExperimentKind.TRY, Variant(2), Variant(2, promise.label), rounds=len(NOW))
+    results = [result(0, number, (ms,)) for number, ms in enumerate(NOW)]
+    results += [result(1, number, (ms,)) for number, ms in enumerate(rounds)]
+    return Trying(experiment, TryPlan("runs/a", (promise,)), results, dict(losses))
+
+
+def tried(promise: Promise, *rounds: float, **given: Any) -> TriedPromise:
+    (one,) = trying(promise, rounds, **given).report().tried
+    return one
+
+
+@pytest.mark.parametrize(
+    ("promise", "rounds", "outcome"),
+    [
+        pytest.param(PREDICTED, (90, 91, 89, 90), Outcome.CONFIRMED, id="as-predicted"),
+        pytest.param(PREDICTED, (70, 71, 69, 70), Outcome.CONFIRMED, id="more-than-predicted"),
+        pytest.param(PREDICTED, (98, 99, 97, 98), Outcome.SMALLER, id="less-than-the-least-that-was-promised"),
+        pytest.param(PREDICTED, (100, 101, 99, 100), Outcome.NO_DIFFERENCE, id="nothing"),
+        pytest.param(PREDICTED, (120, 121, 119, 120), Outcome.SLOWER, id="slower"),
+        pytest.param(PREDICTED, (70, 130, 80, 110), Outcome.CANNOT_TELL, id="noise"),
+        pytest.param(PREDICTED, (90, 90), Outcome.CANNOT_TELL, id="two-rounds-do-not-show-how-much-they-differ"),
+        pytest.param(BOUND, (98, 99, 97, 98), Outcome.CONFIRMED, id="any-part-of-a-bound"),
+    ],
+)
+def test_outcomes(promise: Promise, rounds: tuple[float, ...], outcome: Outcome) -> None:
+    one = tried(promise, *rounds)
+    assert one.outcome is outcome
+    assert (one.more_rounds is not None) == (outcome is Outcome.CANNOT_TELL)
+
+
+def test_the_gain_is_in_ns_of_the_step_as_it_is() -> None:
+    one = tried(PREDICTED, 90, 91, 89, 90)
+    assert one.measured is not None
+    assert one.measured.low_ns is not None
+    assert one.measured.high_ns is not None
+    assert one.measured.gain_ns == pytest.approx(10 * MS, rel=0.01)
+    assert one.measured.low_ns < one.measured.gain_ns < one.measured.high_ns
+    assert one.measured.num_rounds == 4
+
+
+def losses(ours: float) -> dict[Trial, Any]:
+    return {Trial(0, 0): {0: ((2.0,),)}, Trial(0, 1): {0: ((2.0,),)}, Trial(1, 0): {0: ((ours,),)}}
+
+
+def test_a_change_of_the_losses_is_no_advice() -> None:
+    assert tried(PREDICTED, 90, 91, 89, 90, losses=losses(2.0)).outcome is Outcome.CONFIRMED
+    assert tried(PREDICTED, 90, 91, 89, 90, losses=losses(1.5)).outcome is Outcome.OTHER_RESULTS
+
+
+def test_workers_may_draw_other_augmentations() -> None:
+    loading = Finding("idle-for-data", "t", "e", "a", 9 * MS)
+    promise = promise_of(1, loading, loader_change(None, 4, True), 2)
+    assert tried(promise, 90, 91, 89, 90, losses=losses(1.5)).outcome is Outcome.CONFIRMED
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        pytest.param(
+            ddp_change(None, bucket_cap_mb_list=(1.0, 5.0)), {"ddp": {"bucket_cap_mb_list": [1.0, 5.0]}}, id="ddp"
+        ),
+        pytest.param(
+            Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "", is_lossy=True),
+            {"comm_hook": "fp16_compress_hook"},
+            id="hook",
+        ),
+        pytest.param(environment_change(OMP_NUM_THREADS="2"), {"variables": {"OMP_NUM_THREADS": "2"}}, id="variable"),
+        pytest.param(
+            loader_change(None, 4, True), {"loader": {"num_workers": 4, "persistent_workers": True}}, id="loader"
+        ),
+        pytest.param(Change(ChangeKind.NO_SYNC, {"num_passes": 4}, "once"), {"passes_per_reduction": 4}, id="no-sync"),
+    ],
+)  # fmt: skip
+def test_changes_become_variants(change: Change, changed: dict[str, Any]) -> None:
+    variant = variant_with(Variant(2), change)
+    assert {name: getattr(variant, name) for name in changed} == changed
+    assert variant.label
+
+
+@pytest.mark.parametrize(("world_size", "keeps"), [(2, True), (4, False), (None, True)])
+def test_other_buckets_add_in_another_order_only_on_more_than_two_ranks(world_size: int | None, keeps: bool) -> None:
+    finding = Finding("better-buckets", "t", "e", "a", MS)
+    assert promise_of(1, finding, ddp_change(None, bucket_cap_mb=1), world_size).keeps_order is keeps
+
+
+def test_what_is_printed() -> None:
+    lines = [one.text for one in trying_sections(trying(PREDICTED, (90, 91, 89, 90)).report()) if isinstance(one, Line)]
+    assert lines[1].startswith("Finding 1, bucket_cap_mb=1: promised 10.00 ms (4.00 – 12.00), measured 10.0")
+    assert lines[1].endswith(": confirmed")
+    assert lines[2] == "Write: DistributedDataParallel(model, bucket_cap_mb=1)"
+
+
+def test_without_times_of_the_job_as_it_is_nothing_is_said() -> None:
+    experiment = planned(ExperimentKind.TRY, Variant(2), Variant(2, "x"), rounds=1)
+    nothing = Trying(experiment, TryPlan("runs/a", (PREDICTED,)), [result(0, 0, problem="exit code 1: boom")], {})
+    with pytest.raises(DdpprofError, match="boom"):
+        nothing.report()
