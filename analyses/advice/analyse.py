@@ -1,0 +1,135 @@
+"""How often is what a report advises right? Share of cases, and what the first fix promised and gave.
+
+    found      the planted cause is among the first two findings
+    confirmed  the first fix shortens the step beyond noise, by as much as was promised at least, or more
+    inside     the measured gain's interval meets the promised one, or for a bound, ends below it
+
+python analyses/advice/analyse.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from planted import CASES, PLANTS
+from study import COLOURS, ms, publish
+
+_COLUMNS = ("case", "planted, found as", "first fix", "promised, ms", "measured, ms", "verdict")
+_ORDER = (
+    "failed",
+    "changes the losses",
+    "slower",
+    "no difference",
+    "cannot tell",
+    "smaller than promised",
+    "confirmed",
+)
+
+
+def measure(recordings: Path) -> dict[str, Any]:
+    made = {one["case"]: one for one in json.loads((recordings / "cases.json").read_text(encoding="utf-8"))}
+    cases = [_of_case(case.plant, made[case.name]) for case in CASES if case.name in made]
+    planted = [one for one in cases if one["planted"] is not None]
+    tried = [one for one in cases if one["verdict"] is not None]
+    return {
+        "cases": sorted(cases, key=lambda one: (_ORDER.index(one["verdict"]) if one["verdict"] else 99, one["case"])),
+        "found": [sum(one["is_found"] for one in planted), len(planted)],
+        "verdicts": dict(sorted(Counter(one["verdict"] for one in tried).items())),
+        "confirmed": [sum(one["verdict"] == "confirmed" for one in tried), len(tried)],
+        "inside": [sum(bool(one["is_inside"]) for one in tried), len(tried)],
+        "slower": [sum(one["verdict"] == "slower" for one in tried), len(tried)],
+        "clean_with_a_fix_in_vain": [
+            sum(one["planted"] is None and one["verdict"] not in (None, "confirmed") for one in cases),
+            sum(one["planted"] is None for one in cases),
+        ],
+    }
+
+
+def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
+    beyond = [one["rule"] for one in made["findings"] if not one["is_noise"]]
+    rules = PLANTS[plant].rules if plant is not None else ()
+    tried = made["tried"]
+    return {
+        "case": made["case"],
+        "planted": plant,
+        "is_found": any(rule in rules for rule in beyond[:2]),
+        "findings": beyond[:3],
+        "first_fix": None if tried is None else (tried["promise"]["rule"] or "the mended script"),
+        "promised_ms": None if tried is None else _promised(tried["promise"]),
+        "measured_ms": None if tried is None or tried["measured"] is None else _interval(tried["measured"]),
+        "verdict": None if tried is None else tried["outcome"],
+        "is_inside": None if tried is None else _is_inside(tried),
+    }
+
+
+def _interval(gain: dict[str, Any]) -> list[float]:
+    return [ms(gain["gain_ns"]), ms(gain["low_ns"]), ms(gain["high_ns"])]
+
+
+def _promised(promise: dict[str, Any]) -> list[float]:
+    if promise["predicted"] is not None:
+        return _interval(promise["predicted"])
+    return [] if promise["gain_ns"] is None else [ms(promise["gain_ns"])]
+
+
+def _is_inside(tried: dict[str, Any]) -> bool:
+    promise, measured = tried["promise"], tried["measured"]
+    if measured is None or measured["low_ns"] is None:
+        return False
+    if promise["predicted"] is not None:
+        predicted = promise["predicted"]
+        return bool(measured["high_ns"] >= predicted["low_ns"] and measured["low_ns"] <= predicted["high_ns"])
+    if promise["gain_ns"] is None:
+        return bool(measured["low_ns"] > 0)
+    return bool(measured["high_ns"] > 0 and measured["low_ns"] <= promise["gain_ns"])
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    rows = [f"| {' | '.join(_COLUMNS)} |", f"|{'---|' * len(_COLUMNS)}"]
+    for one in results["cases"]:
+        cells = (
+            one["case"],
+            "" if one["planted"] is None else "yes" if one["is_found"] else f"no: {', '.join(one['findings']) or '-'}",
+            one["first_fix"] or "",
+            _shown(one["promised_ms"]),
+            _shown(one["measured_ms"]),
+            one["verdict"] or "not tried",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _shown(gain: Sequence[float] | None) -> str:
+    if not gain:
+        return ""
+    return f"up to {gain[0]:.1f}" if len(gain) == 1 else f"{gain[0]:.1f} ({gain[1]:.1f} – {gain[2]:.1f})"
+
+
+def draw(results: dict[str, Any], figure: Any) -> None:
+    axes = figure.subplots()
+    known = [one for one in results["cases"] if one["measured_ms"] and one["promised_ms"]]
+    for colour, is_bound, label in ((COLOURS[0], False, "predicted"), (COLOURS[1], True, "a bound")):
+        points = [one for one in known if (len(one["promised_ms"]) == 1) is is_bound]
+        axes.plot(
+            [one["promised_ms"][0] for one in points],
+            [one["measured_ms"][0] for one in points],
+            "o",
+            color=colour,
+            label=label,
+        )
+    most = max((max(one["promised_ms"][0], one["measured_ms"][0]) for one in known), default=1)
+    axes.plot([0, most], [0, most], color="#888888", linewidth=1)
+    axes.set_xlabel("promised gain, ms per step")
+    axes.set_ylabel("measured gain, ms per step")
+    axes.legend()
+
+
+if __name__ == "__main__":
+    publish(Path(__file__).resolve().parent, measure, table, draw)

@@ -1,0 +1,70 @@
+"""The cases: a job, what is planted in it, and the rule that should find it.
+
+`ddpprof try` mends some faults by itself (`Plant.is_mended_by_ddpprof`). For the others it compares the script with its
+mended form (``train.py … --mended``), as a user would who follows the advice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One thing to change in a training."""
+
+    rules: tuple[str, ...]
+    """rules that name it; any of them is right"""
+    models: tuple[str, ...]
+    """models in which it costs time"""
+    gbits: tuple[float | None, ...] = (None,)
+    """rates of the links, in Gbit/s; ``None`` is loopback"""
+    is_mended_by_ddpprof: bool = True
+
+
+PLANTS = {
+    "every_pass": Plant(("reduces-every-pass",), ("mlp", "transformer"), (None, 1)),
+    "one_bucket": Plant(
+        ("trailing-communication", "buckets-too-large", "better-buckets"), ("mlp", "transformer"), (1, 2)
+    ),
+    "tiny_buckets": Plant(("buckets-too-small", "better-buckets"), ("mlp", "convnet"), (None, 1)),
+    "unused_search": Plant(("find-unused-for-nothing",), ("mlp", "transformer"), (None, 1)),
+    "same_unused": Plant(("static-graph", "find-unused-for-nothing", "unused-parameters"), ("mlp", "transformer")),
+    "buffers": Plant(("buffers-broadcast",), ("mlp", "convnet"), (None, 1)),
+    "copies": Plant(("gradient-copies",), ("mlp", "convnet")),
+    "slow_loader": Plant(("idle-for-data",), ("mlp", "transformer"), (None, 1)),
+    "many_threads": Plant(("threads-exceed-cores",), ("mlp", "convnet")),
+    "metrics": Plant(("metrics-every-step",), ("mlp", "transformer"), (1, 0.5), is_mended_by_ddpprof=False),
+    "averaging": Plant(
+        ("parameter-averaging", "gradient-averaging"), ("mlp", "convnet"), (1,), is_mended_by_ddpprof=False
+    ),
+    "barrier": Plant(("barrier-in-loop",), ("mlp", "transformer"), (1,), is_mended_by_ddpprof=False),
+    "straggler": Plant(("straggler", "slow-rank"), ("mlp", "convnet"), (None, 1), is_mended_by_ddpprof=False),
+}
+"""what is planted, by its name"""
+
+
+@dataclass(frozen=True)
+class Case:
+    plant: str | None
+    """``None`` if nothing is planted"""
+    model: str
+    gbit: float | None
+    ranks: int = 2
+
+    @property
+    def name(self) -> str:
+        link = "loopback" if self.gbit is None else f"{self.gbit:g}gbit"
+        return f"{self.plant or 'nothing'}-{self.model}-{link}-{self.ranks}"
+
+
+CASES = (
+    *(
+        Case(name, model, gbit)
+        for name, plant in PLANTS.items()
+        for model in plant.models
+        for gbit in plant.gbits
+    ),
+    *(Case(name, "mlp", 1, ranks=4) for name in ("every_pass", "one_bucket", "tiny_buckets", "slow_loader", "metrics")),
+    *(Case(None, model, gbit) for model in ("mlp", "convnet", "transformer") for gbit in (None, 0.5, 1, 2, 4)),
+)  # fmt: skip

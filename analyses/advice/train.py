@@ -1,0 +1,115 @@
+"""Train one of the models, with one thing planted that a user could change, until it is stopped.
+
+python train.py MODEL [--plant NAME [--mended]]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from interleaved import join, pin
+from models import Training
+
+PASSES = 4
+SECONDS_A_BATCH = 0.04
+
+
+class SlowBatches(Dataset[int]):
+    """Batches that take some time to read, as from a distant disk."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(SECONDS_A_BATCH)
+        return index
+
+
+class WithUnused(nn.Module):
+    """A model with a head that no forward uses."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.head = module, nn.Linear(64, 64)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.module(inputs)
+
+
+class WithStatistics(nn.Module):
+    """A model with many buffers, as of BatchNorm."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.norms = nn.ModuleList(nn.BatchNorm1d(256) for _ in range(60))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        outputs = self.module(inputs)
+        return outputs + 0 * sum(norm.weight.sum() + norm.bias.sum() for norm in self.norms)
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "one_bucket": {"bucket_cap_mb": 1000},
+    "tiny_buckets": {"bucket_cap_mb": 0.02},
+    "unused_search": {"find_unused_parameters": True},
+    "same_unused": {"find_unused_parameters": True},
+}
+WRAPPED = {"same_unused": WithUnused, "buffers": WithStatistics}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--plant")
+    parser.add_argument("--mended", action="store_true")
+    given = parser.parse_args()
+    plant = None if given.mended else given.plant
+    pin()
+    if plant == "many_threads":
+        torch.set_num_threads(8)
+    join()
+    training = Training(given.model)
+    if given.plant in WRAPPED:
+        training.model.module = WRAPPED[given.plant](training.model.module)
+    training.wrap_anew(**ARGUMENTS.get(plant or "", {}))
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-4, momentum=0.9)
+    batches = iter(DataLoader(SlowBatches(), batch_size=1)) if given.plant == "slow_loader" else None
+    while True:
+        step(training, plant, batches)
+
+
+def step(training: Training, plant: str | None, batches: Any) -> None:
+    if batches is not None:
+        next(batches)
+    training.optimizer.zero_grad()
+    for _ in range(PASSES if plant == "every_pass" else 1):
+        loss = training.loss(training.model(training.inputs), training.targets)
+        loss.backward()
+    if plant == "averaging":
+        for parameter in training.model.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+    training.optimizer.step()
+    if plant == "metrics":
+        for _ in range(20):
+            dist.all_reduce(loss.detach().clone())
+    if plant == "barrier":
+        for _ in range(5):
+            dist.barrier()
+    if plant == "straggler" and dist.get_rank() == 1:
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
