@@ -161,7 +161,7 @@ class Session(Listener):
 
     def end_step(self) -> None:
         """End a step, and begin the next one."""
-        if self.graphs.captured:
+        if self.notes.device.is_captured:
             self._recorded.step_is_over = True
             return
         self.graphs.end_step()
@@ -265,7 +265,8 @@ class Session(Listener):
             raise DdpprofError("the script started its own profiler in the profiled steps")
 
     def graph_replays(self, graph: Any) -> None:
-        if self.graphs.hide_steps and not self.graphs.captured and get_ident() == EVENTS.training_thread:
+        is_captured = self.notes.device.is_captured
+        if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
             self.window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
 
     def discards_file(self, target: Any) -> bool:
