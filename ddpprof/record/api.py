@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddpprof.record import patches
 from ddpprof.record.ddp_construction import modify_ddp
 from ddpprof.record.events import EVENTS
-from ddpprof.record.settings import Settings, settings_from_environment
+from ddpprof.record.settings import WATCHING, Settings, settings_from_environment
 
 if TYPE_CHECKING:  # it needs torch, which is only being imported when `install` is called
     from ddpprof.record.session import Session
@@ -134,17 +134,7 @@ def watch(
 
     Watching never raises: a problem is reported once on stderr, and training goes on.
     """
-    steps = Settings.to_watch(out)
-    return profile(
-        out,
-        skip_first=steps.skip_first,
-        cost_steps=steps.cost_steps,
-        warmup=steps.warmup,
-        steps=steps.steps,
-        profiler=steps.profiler,
-        force=force,
-        keep_command=keep_command,
-    )
+    return profile(out, force=force, keep_command=keep_command, **WATCHING)
 
 
 def install(distributed: ModuleType) -> None:

@@ -141,15 +141,15 @@ class Listener:
         """A call through ``torch.distributed.rpc`` was sent; its future completes with the answer. From any thread."""
 
 
-_NOBODY = Listener()
 _EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value))
+_NOBODY = {**{name: getattr(Listener(), name) for name in _EVENTS}, "heard": frozenset[str]()}
 
 
 class Events(Listener):
     """The dispatcher: each of its events calls that of the bound listeners, in their order."""
 
     def __init__(self) -> None:
-        self.heard: Collection[str] = frozenset()
+        self.heard: frozenset[str] = frozenset()
         """names of the events that somebody hears"""
         self.training_thread: int | None = None
         """the thread that trains; ``None`` before the first forward"""
@@ -157,24 +157,29 @@ class Events(Listener):
         """whether the training thread waits for other ranks, so that what it waits for meanwhile is part of that"""
         self.num_optimizer_steps = 0
 
-    def bind(
-        self, listeners: Sequence[Listener], give_up: Callable[[Exception], None], without: Collection[str] = ()
-    ) -> None:
-        """Replace all listeners. `give_up` gets the error of a listener. Events in `without` reach none of them."""
-        methods: dict[str, list[Callable[..., Any]]] = {name: [] for name in _EVENTS}
-        guarded = set[str]()
-        for listener in listeners:
-            for name in _EVENTS:
-                if name not in without and getattr(type(listener), name) is not getattr(Listener, name):
-                    methods[name].append(getattr(listener, name))
-                    guarded |= {name} if listener.may_raise else set()
-        self.heard = frozenset(name for name, found in methods.items() if found)
-        for name, found in methods.items():
-            event = found[0] if len(found) == 1 and name not in guarded else _calling(found, give_up)
-            setattr(self, name, event if found else getattr(_NOBODY, name))
+    def bind(self, listeners: dict[str, Any]) -> None:
+        """Replace all listeners by those of a `binding`."""
+        vars(self).update(listeners)
 
     def unbind(self) -> None:
-        self.bind((), _ignore)
+        self.bind(_NOBODY)
+
+
+def binding(
+    listeners: Sequence[Listener], give_up: Callable[[Exception], None], without: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return what each event calls, and the names of those that are heard. It takes long, so keep it.
+
+    `give_up` gets the error of a listener. Events in `without` reach none of them.
+    """
+    bound: dict[str, Any] = {}
+    for name in _EVENTS:
+        hearing = [one for one in listeners if getattr(type(one), name) is not getattr(Listener, name)]
+        if hearing and name not in without:
+            methods = [getattr(one, name) for one in hearing]
+            is_safe = len(hearing) == 1 and not hearing[0].may_raise
+            bound[name] = methods[0] if is_safe else _calling(methods, give_up)
+    return {**_NOBODY, **bound, "heard": frozenset(bound)}
 
 
 def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception], None]) -> Callable[..., Any]:
@@ -190,10 +195,6 @@ def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception
         return answer
 
     return event
-
-
-def _ignore(_error: Exception) -> None:
-    return
 
 
 EVENTS = Events()

@@ -50,7 +50,7 @@ Start = Callable[[], Any]
 """function that starts a collective, and returns its work"""
 
 
-def measure_topics(
+def measure_beside(
     start: Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
     """Return, per round, the cost of a collective on the rank that loses most, and how long it lasts, ns.
@@ -283,7 +283,7 @@ class _Bench:
         for one in sizes:
             size = one.num_bytes
             if _BESIDE[0] <= size <= _BESIDE[1]:
-                taken, lasted = measure_topics(self._start(size), median(one.longest_ns), self._may_take_ns, _from_all)
+                taken, lasted = measure_beside(self._start(size), median(one.longest_ns), self._may_take_ns, _from_all)
                 yield BesideTimes(size, tuple(taken), tuple(lasted))
 
     def _in_turns(self, variants: Sequence[Sequence[Start]]) -> list[list[_Ranks]]:
@@ -314,46 +314,22 @@ class _Bench:
         """Return the mean of some iterations."""
         dist.barrier()
         self._synchronize()
-        clock = _HostClock() if self._device.type == "cpu" else _DeviceClock(self._device)
+        marks: list[Any] = []
+        if self._device.type != "cpu":  # events on the current stream, which waits for the collectives
+            marks = [torch.Event(device=self._device, enable_timing=True) for _ in range(2)]
         cpu_ns = time.process_time_ns()
-        clock.begin()
+        began_ns = marks[0].record() if marks else time.perf_counter_ns()
         for _ in range(in_a_row):
             for work in [start() for start in starts]:
                 work.wait()
-        clock.end()
+        ended_ns = marks[1].record() if marks else time.perf_counter_ns()
         self._synchronize()
-        return _Time(clock.passed_ns() // in_a_row, (time.process_time_ns() - cpu_ns) // in_a_row)
+        passed_ns = round(marks[0].elapsed_time(marks[1]) * 1e6) if marks else ended_ns - began_ns
+        return _Time(passed_ns // in_a_row, (time.process_time_ns() - cpu_ns) // in_a_row)
 
     def _synchronize(self) -> None:
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
-
-
-class _HostClock:
-    def begin(self) -> None:
-        self._begin_ns = time.perf_counter_ns()
-
-    def end(self) -> None:
-        self._end_ns = time.perf_counter_ns()
-
-    def passed_ns(self) -> int:
-        return self._end_ns - self._begin_ns
-
-
-class _DeviceClock:
-    """Clock of events on the device's current stream, which waits for the collectives; read it with the device idle."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._begin, self._end = (torch.Event(device=device, enable_timing=True) for _ in range(2))
-
-    def begin(self) -> None:
-        self._begin.record()
-
-    def end(self) -> None:
-        self._end.record()
-
-    def passed_ns(self) -> int:
-        return round(self._begin.elapsed_time(self._end) * 1e6)
 
 
 def _all_reduce(num_bytes: int, device: torch.device) -> Start:

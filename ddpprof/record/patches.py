@@ -161,6 +161,8 @@ def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_forward(self: Any, output: Any) -> Any:
+        if not EVENTS.heard:
+            return original(self, output)
         inner_end_ns = time_ns()
         result = original(self, output)
         EVENTS.forward_ends(self, inner_end_ns)

@@ -24,13 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpprof.record
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.model import StepMode, UnusualCollective
+from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.record import patches
 from ddpprof.record.captures import Captures
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
-from ddpprof.record.events import EVENTS, Listener
+from ddpprof.record.events import EVENTS, Listener, binding
 from ddpprof.record.job import CrashFile, JobRank, how_it_ends, where_it_ends
 from ddpprof.record.launch import is_first_rank
 from ddpprof.record.machine import PATIENCE_S, STANDBY
@@ -75,8 +75,8 @@ class Session(Listener):
         self._losses = LossNotes() if settings.losses else None
         self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
         self._listens = False
-        self._bound_to: tuple[object, ...] = ()
-        """what the choice of listeners was last made for"""
+        self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
+        """listeners by what they were chosen for"""
         self._handles: list[Any] = []
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
@@ -105,28 +105,38 @@ class Session(Listener):
         """Choose who listens to the steps from now on."""
         if not self._listens:
             return
-        window, notes, files = self.window, self.notes, self.job.files
-        is_watched = self.is_over and not window.stopping
-        bound_to = (window.mode, is_watched, self._pulse, files, window.profiler.running)
-        if bound_to == self._bound_to:
-            return
-        self._bound_to = bound_to
-        progress: Listener | None = files.last_step if files is not None else None
         if self._pulse is not None:
-            progress = self._pulse.writer
-            self._pulse.writer.reads_losses = not window.profiler.running
-        always = (notes.feeding, notes.environment, self.graphs, self)
-        if is_watched:
-            listeners = (self._watched, progress, *always)
-            EVENTS.bind([one for one in listeners if one is not None], self.give_up, without=_ONLY_RECORDED)
-            return
-        is_baseline = window.mode in (StepMode.BASELINE, StepMode.ALONE)
-        detailed = (notes, notes.rpc) if notes.recording else ()
-        losses = None if self.baseline.has_begun or is_baseline else self._losses
-        last = self.baseline if is_baseline else None
-        # A step ends after the notes of its optimizer, before the next activity begins.
-        listeners = (notes.unaveraged, *detailed, self._recorded, progress, losses, *always, last)
-        EVENTS.bind([one for one in listeners if one is not None], self.give_up)
+            self._pulse.writer.reads_losses = not self.window.profiler.running
+        is_watched = self.is_over and not self.window.stopping
+        situation = (self.window.mode, is_watched, self._pulse, self.job.files, self.baseline.has_begun)
+        if situation not in self._bindings:
+            self._bindings[situation] = self._watching() if is_watched else self._recording()
+        EVENTS.bind(self._bindings[situation])
+
+    def _progress(self) -> list[Listener]:
+        """Return what tells other processes how far the training is."""
+        if self._pulse is not None:
+            return [self._pulse.writer]
+        return [] if self.job.files is None else [self.job.files.last_step]
+
+    def _watching(self) -> dict[str, Any]:
+        notes = self.notes
+        listeners = (self._watched, *self._progress(), notes.feeding, notes.environment, self.graphs, self)
+        return binding(listeners, self.give_up, without=_ONLY_RECORDED)
+
+    def _recording(self) -> dict[str, Any]:
+        notes, is_baseline = self.notes, self.window.mode in (StepMode.BASELINE, StepMode.ALONE)
+        listeners: list[Listener] = [notes.unaveraged]
+        if self.window.mode in DETAILED_MODES:
+            listeners += [notes, notes.rpc]
+        # A step ends after the notes of its optimizer, and before the next activity begins.
+        listeners += [self._recorded, *self._progress()]
+        if self._losses is not None and not (is_baseline or self.baseline.has_begun):
+            listeners.append(self._losses)
+        listeners += [notes.feeding, notes.environment, self.graphs, self]
+        if is_baseline:
+            listeners.append(self.baseline)
+        return binding(listeners, self.give_up)
 
     def _stop_listening(self) -> None:
         if self._listens:
@@ -161,7 +171,7 @@ class Session(Listener):
 
     def end_step(self) -> None:
         """End a step, and begin the next one."""
-        if self.graphs.captured:
+        if self.notes.device.is_captured:
             self._recorded.step_is_over = True
             return
         self.graphs.end_step()
@@ -265,7 +275,8 @@ class Session(Listener):
             raise DdpprofError("the script started its own profiler in the profiled steps")
 
     def graph_replays(self, graph: Any) -> None:
-        if self.graphs.hide_steps and not self.graphs.captured and get_ident() == EVENTS.training_thread:
+        is_captured = self.notes.device.is_captured
+        if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
             self.window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
 
     def discards_file(self, target: Any) -> bool:

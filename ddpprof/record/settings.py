@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ddpprof.model.capture import CaptureRequest
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
+WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0, "steps": 0, "profiler": False}
+"""settings that record nothing but the pulse"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Settings:
     @classmethod
     def to_watch(cls, out: str, **others: Any) -> Settings:
         """Return the settings that record nothing but the pulse."""
-        return cls(out, skip_first=REBUILT, cost_steps=0, warmup=0, steps=0, profiler=False, **others)
+        return cls(out, **WATCHING, **others)
 
     def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:
         """Return the settings of a capture: the requested steps from `first_step` on, and nothing else."""

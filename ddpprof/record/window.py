@@ -39,10 +39,6 @@ class Graphs(Listener):
         self._since_step = 0
         self._most_in_step = 0
 
-    @property
-    def captured(self) -> bool:
-        return self._device.is_captured
-
     def graph_capture_begins(self, graph: Any) -> None:
         self._device.is_captured = True
 

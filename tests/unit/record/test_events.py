@@ -13,7 +13,7 @@ from pulse_writers import Clock, Reducer, backward, decoded
 
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
-from ddpprof.record.events import Events, Listener
+from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.session import WatchedSteps
 from ddpprof.record.steps import StepDetector
@@ -49,20 +49,20 @@ class RaisesNothing(Noted):
 
 def test_an_event_calls_its_listeners_in_their_order(events: Events) -> None:
     said: list[Any] = []
-    events.bind([Noted(said), RaisesNothing(said)], pytest.fail)
+    events.bind(binding([Noted(said), RaisesNothing(said)], pytest.fail))
     events.step_ends(3)
     assert (said, events.discards_checkpoints()) == ([3, 3], True)
 
 
 def test_a_listener_that_raises_nothing_is_called_without_a_guard(events: Events) -> None:
     alone = RaisesNothing([])
-    events.bind([alone], pytest.fail)
+    events.bind(binding([alone], pytest.fail))
     assert events.begins == alone.begins
 
 
 def test_nobody_listens_to_what_is_left_out_and_in_the_end(events: Events) -> None:
     said: list[Any] = []
-    events.bind([Noted(said)], pytest.fail, without=("begins",))
+    events.bind(binding([Noted(said)], pytest.fail, without=("begins",)))
     events.begins(0)
     events.fetch_begins()
     assert (said, events.heard) == ([], {"flagged", "step_ends", "discards_checkpoints"})
@@ -74,7 +74,7 @@ def test_nobody_listens_to_what_is_left_out_and_in_the_end(events: Events) -> No
 def test_an_error_of_a_listener_reaches_the_recording_and_no_other_listener(events: Events) -> None:
     said: list[Any] = []
     errors: list[Exception] = []
-    events.bind([Fails(), Noted(said)], errors.append)
+    events.bind(binding([Fails(), Noted(said)], errors.append))
     events.step_ends(7)
     assert ([str(error) for error in errors], said) == (["step 7"], [])
 
@@ -93,7 +93,7 @@ def watched(said: list[Any], events: Events) -> WatchedSteps:
         give_up=lambda error: said.append(f"gives up: {error}"),
     )
     steps = WatchedSteps(session)
-    events.bind([steps, Noted(said)], pytest.fail)
+    events.bind(binding([steps, Noted(said)], pytest.fail))
     return steps
 
 
@@ -133,7 +133,7 @@ def test_only_a_skipped_step_of_a_scaler_is_counted_beside_its_optimizer(events:
         events.num_optimizer_steps += not skips
 
     skipped: list[Any] = []
-    events.bind([Skipped()], pytest.fail)
+    events.bind(binding([Skipped()], pytest.fail))
     patches._scaler_step(step)(None, "optimizer")
     assert skipped == (["optimizer"] if skips else [])
 
@@ -152,7 +152,7 @@ def test_waiting_outside_backward_passes_is_waiting_too(pulse: PulseWriter, cloc
         return "done"
 
     waits = patches._waits_for_ranks(lambda work, *args: work(*args))
-    events.bind([pulse], pytest.fail)
+    events.bind(binding([pulse], pytest.fail))
     pulse.begins(Activity.FORWARD)
     assert waits(lambda: waits(takes, 70)) == "done"  # as within `join()`
     in_another_thread(lambda: waits(takes, 0))
@@ -179,7 +179,7 @@ def test_other_threads_wait_unseen(pulse: PulseWriter, clock: Clock, events: Eve
     def takes(_work: object) -> None:
         clock.now_ns += 70
 
-    events.bind([pulse], pytest.fail)
+    events.bind(binding([pulse], pytest.fail))
     in_another_thread(lambda: patches._waits_for_ranks(takes)(object()))
     backward(pulse, clock, Reducer(5), 20)
     pulse.step_ends(1)
@@ -192,7 +192,7 @@ def test_a_loader_gives_its_batches_and_its_end(pulse: PulseWriter, clock: Clock
         clock.now_ns += 40
         return next(batches)
 
-    events.bind([pulse], pytest.fail)
+    events.bind(binding([pulse], pytest.fail))
     batches, next_batch = iter([7, 8]), patches._next(fetch)
     fetched: list[int] = []
     in_another_thread(lambda: fetched.append(next_batch(batches)))
@@ -221,7 +221,7 @@ def test_passes_inside_others_and_in_other_threads_are_part_of_them(events: Even
             return gradient
 
     began: list[Any] = []
-    events.bind([Began()], pytest.fail)
+    events.bind(binding([Began()], pytest.fail))
     run = patches._backward(lambda _tensors: None)
     Reentrant.apply(torch.ones((), requires_grad=True)).backward()
     in_another_thread(lambda: run("in another thread"))

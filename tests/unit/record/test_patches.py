@@ -9,7 +9,7 @@ import pytest
 import torch._dynamo.trace_rules as rules
 
 from ddpprof.record import optimizer_hooks, patches
-from ddpprof.record.events import Events, Listener
+from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.patches import _old_checkpoints, lists_of_old_checkpoints, saving_methods
 from ddpprof.record.session import WatchedSteps, keep_out_of_compiled_graphs
 
@@ -57,7 +57,7 @@ class Discards(Listener):
 def test_old_checkpoints_are_hidden_from_a_trainer_that_may_not_delete(
     discards: bool, found: list[str], events: Events
 ) -> None:
-    events.bind([Discards(discards)], pytest.fail)
+    events.bind(binding([Discards(discards)], pytest.fail))
     assert _old_checkpoints(OlderTrainer._sorted_checkpoints)(OlderTrainer()) == found
 
 

@@ -17,7 +17,7 @@ from torch.distributed.rpc.internal import RPCExecMode
 
 from ddpprof.model import StepMode
 from ddpprof.record import patches
-from ddpprof.record.events import Events, Listener
+from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.step_notes import (
     JobEnvironment,
     LossNotes,
@@ -139,7 +139,7 @@ def test_the_call_goes_through_once_and_unchanged(listens: bool, events: Events)
         seen.append((args, kwargs))
         return future
 
-    events.bind([Sent()] if listens else [], pytest.fail)
+    events.bind(binding([Sent()] if listens else [], pytest.fail))
     invoke = patches._invoke_rpc(original)
     assert invoke("ps", lookup, "kind", (1,), {"k": 2}, 3.0) is future
     assert seen == [(("ps", lookup, "kind", (1,), {"k": 2}, 3.0), {})]
@@ -238,7 +238,7 @@ def test_an_accelerator_that_made_the_module_before(monkeypatch: pytest.MonkeyPa
 def test_a_generator_of_losses_reaches_backward(events: Events) -> None:
     weight = torch.ones(2, requires_grad=True)
     losses = LossNotes()
-    events.bind([losses], pytest.fail)
+    events.bind(binding([losses], pytest.fail))
     patches._backward(torch.autograd.backward)(factor * weight.sum() for factor in (2, 3))
     events.step_ends(1)
     assert weight.grad is not None
