@@ -18,14 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from planted_faults import CLASSES, PAUSES, share_of
+from planted_faults import CLASSES, PAUSES, SHARES, share_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Trial = dict[str, Any]
 Row = dict[str, Any]
-SHARES = ("tuned", "held-out")
 LAST_PARAMETER = {"mlp": "last.weight", "convolutions": "head.2.weight", "attention": "last.weight"}
 """a parameter of each model's first bucket, which has the last layers"""
 UNUSED = ["branch.weight", "branch.bias"]
