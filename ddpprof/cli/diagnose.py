@@ -54,6 +54,9 @@ def run_diagnose(options: argparse.Namespace) -> int:
     run: Path = options.run_directory
     if is_starting(run):
         return _say_well(f"{STARTING.format(run)} Ask again in some seconds.", options.format)
+    if not rundir.is_run(run) and (early := failed_early(run)) is not None:
+        _print(early, options.format)
+        return _NOT_WELL
     if not rundir.is_run(run) and run.is_dir():
         return _judge_dumps(run, options.format)
     directory = last_attempt_of(run)

@@ -75,7 +75,9 @@ def examine_end(directory: Path) -> Verdict | None:
 
 
 def failed_early(directory: Path) -> Verdict | None:
-    """Return the verdict on a job that failed in its first steps, before its ranks had pulses, if it did."""
+    """Return the verdict on a job that failed before its ranks had pulses, or even a run; ``None`` if it did not."""
+    if not (rundir.is_run(directory) or (directory / rundir.EXITS_FILE).is_file()):
+        return None
     records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
     return judge_records([one for one in records if one is not None], load_exits(directory))
 

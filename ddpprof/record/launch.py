@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from ddpprof import rundir
+from ddpprof import own_files, rundir
 from ddpprof.child_processes import Process, adopt_orphans, descendants, end_descendants, end_with_parent, start
 from ddpprof.errors import CannotRecord, how_to_install
 from ddpprof.record import attempts
@@ -121,6 +121,9 @@ def clear_out(settings: Settings, inside: bool = False) -> Settings:
             rundir.remove_run(directory)
         except OSError as error:
             raise CannotRecord(f"cannot replace the run in {directory}: {error.strerror}.") from error
+    elif not rundir.is_run(directory):
+        with suppress(OSError):  # there is none, unless ranks of an earlier job failed before they had a run
+            own_files.remove_file(directory / rundir.EXITS_FILE)
     return dataclasses.replace(settings, force=False)
 
 

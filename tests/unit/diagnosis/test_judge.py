@@ -358,6 +358,15 @@ def test_a_job_that_failed_before_any_rank_had_a_pulse() -> None:
     assert judge_records([record(0, "finished"), record(1, "interrupted")], ()) is None
 
 
+def test_a_job_that_failed_before_it_had_a_run() -> None:
+    lost = ProcessExit(1, "a", 8, 0, 10, error="failed: RuntimeError: Connection closed by peer [::1]")
+    first = ProcessExit(1, "a", 9, 1, 20, error="failed: ValueError: no data", place="train.py:3 in <module>")
+    verdict = judge_records([], (lost, first, ProcessExit(1, "a", 9, unix_ns=21), ProcessExit(1, is_job=True)))
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.DIED, 1, "ValueError: no data")
+    assert (verdict.place, verdict.hint) == ("train.py:3 in <module>", None)
+
+
 def evaluating(number: int) -> RankEvidence:
     """Return a rank that evaluates with the DDP module, and waits in the broadcast of its buffers."""
     sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
