@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 3 further_faults.py database_locked --rank 1
 """
-# ruff: noqa: B007, B023, PLW1510, PTH123, SIM115
+# ruff: noqa: B007, PTH123, SIM115
 
 import ctypes
 import multiprocessing

@@ -237,7 +237,8 @@ SECOND_HELD_OUT: dict[str, Planted] = {
         "does-not-exit", has_line=False, others_wait=False, advice="thread", has_fix=True
     ),
     "loader_gets_slow": further(
-        ranks=2, has_line=False, says=r"longer[^\n]*rank {rank}\b|rank {rank}\b[^\n]*(longer|DataLoader)", patience_s=150
+        ranks=2, has_line=False, patience_s=150,
+        says=r"longer[^\n]*rank {rank}\b|rank {rank}\b[^\n]*(longer|DataLoader)",
     ),
     # jobs that fail, or of which one rank is done
     "destroys_group_early": further("own-code", "ended-early", advice="that line|destroy|left", misleading=ELSEWHERE),
