@@ -54,6 +54,10 @@ _ADVICE = {
         a smaller batch or fewer DataLoader workers, or raise the limit.""",
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
+    r"Too many open files": """
+        The process had as many files open as it may: ulimit -n shows the limit. Look for files and sockets that are
+        never closed. If DataLoader workers need that many, raise the limit, or call
+        torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
         A disk was full, or /dev/shm, where DataLoader workers put batches: df shows which.""",
 }
