@@ -136,7 +136,7 @@ def _process_of(head: PulseHead) -> Process | None:
     identity = head.identity
     if not is_here(identity) or (head.state.ended == Ended.NOT_YET and is_gone(identity)):
         return None
-    return look_at(identity.pid)
+    return look_at(identity.pid, None if head.facts is None else head.facts.thread)
 
 
 def _of_rank(
@@ -191,6 +191,8 @@ def _computes(earlier: Process | None, now: Process) -> bool:
 
 def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
     """Return whether others compute for the main thread. On an accelerator threads of libraries may spin for ever."""
+    if now.do_children_run and earlier.do_children_run:
+        return True
     computed_s = now.children_cpu_s - earlier.children_cpu_s
     if with_threads:
         computed_s = max(computed_s, now.threads_cpu_s - earlier.threads_cpu_s)

@@ -34,7 +34,11 @@ _FIRST_BATCH_S = 120.0
 """seconds that a rank may wait for the first batch of an epoch, while it or its workers do anything: see `_IDLE_S`"""
 _WORKS_S = 120.0
 """seconds that a rank may compute, read, write or await a program outside DDP in a step without an evaluation"""
+_POLLS_S = 60.0
+"""seconds that a rank may look for something again and again, and sleep in between"""
 _HELPERS_STEP_S = 5.0
+_OWN_STEP_S = 0.1
+"""seconds of computing that show that a rank is not idle; one that only asks now and then for a batch needs less"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.PIPE: 60.0}
@@ -218,7 +222,7 @@ class _IdleTimes:
             return 0.0
         processes = (one.process, *one.workers)
         done = (
-            sum(each.main_thread_cpu_s for each in processes) + _of_helpers_s(one, one.process),
+            sum(each.main_thread_cpu_s for each in processes) // _OWN_STEP_S + _of_helpers_s(one, one.process),
             sum(each.moved_bytes for each in processes),
         )
         if self._done.get(one.rank, (None, 0))[0] != done:
@@ -341,8 +345,9 @@ def pause_limit_s(one: RankEvidence) -> float:
         return 0.0
     if activity == Activity.EVALUATION:
         return _ON_PURPOSE_S
-    if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
-        return _FIRST_BATCH_S
+    if activity == Activity.DATA:
+        works = one.computes or one.moves_data or one.helpers_compute
+        return _FIRST_BATCH_S if flags & StepFlag.BEGAN_EPOCH else _WORKS_S if works else 0.0
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
         return 0.0
     awaits_others = collective_of(one.stack) is not None
@@ -354,6 +359,10 @@ def pause_limit_s(one: RankEvidence) -> float:
     awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others
     if one.computes or one.moves_data or awaits_program or awaits_helpers:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
+    if one.facts.saves_in_thread and places.is_at_a_lock(one.stack) and not awaits_others:
+        return _ON_PURPOSE_S
+    if one.wait is Wait.SLEEP and places.polls(one.stack) and not awaits_others:
+        return _POLLS_S
     may_wait = not one.stack or places.is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
     may_wait |= outside_wait(one) is not None
     return _ON_PURPOSE_S if evaluates and not may_wait else 0.0

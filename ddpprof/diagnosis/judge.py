@@ -22,7 +22,7 @@ from ddpprof.diagnosis.failed_collectives import (
     of_mismatch,
     those_that_left_out_a_collective,
 )
-from ddpprof.diagnosis.odd_calls import call_left_out, is_in_due_call, odd_by_calls
+from ddpprof.diagnosis.odd_calls import behind_by_calls, call_left_out, is_in_due_call, odd_by_calls
 from ddpprof.diagnosis.position import Position, position_of, ran_out, why_ended
 from ddpprof.diagnosis.verdicts import (
     hint_on_death,
@@ -37,6 +37,8 @@ from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Ended, PulseState, StepFlag
+from ddpprof.model.stack import collective_of, place_of_user
+from ddpprof.words import ranks_in_words
 
 Table = Sequence[Position]
 """a row for each rank"""
@@ -114,8 +116,27 @@ def _of_call_left_out(table: Table) -> Verdict | None:
     if len(found) != 1:
         return None
     ((blamed, name),) = found
+    if any(_of_unequal_sizes(one) for one in _others(table, blamed)):
+        return _of_amounts(table, blamed)
     detail = f"it left out {name}" if name else None
     return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), _others(table, blamed))
+
+
+def _of_unequal_sizes(position: Position) -> bool:
+    """Return whether a rank died in a collective to which ranks may give different amounts of data."""
+    record = position.evidence.record
+    return record is not None and (record.ended_in or "").startswith("all_to_all")
+
+
+def _of_amounts(table: Table, ahead: Position) -> Verdict:
+    """Most died in such a collective. The one that was elsewhere may have left it out, or have come through it."""
+    died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
+    at = f" at {died_in.ended_place}" if died_in.ended_place else ""
+    detail = (
+        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it has left that out, or "
+        "the ranks do not agree on how much each of them sends to each other one"
+    )
+    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
 
 
 def _of_collective_that_failed(table: Table) -> Verdict | None:
@@ -131,7 +152,9 @@ def _of_collectives_that_met(table: Table) -> Verdict | None:
     if not (by_library and died_of_another_size(table)):
         return None
     detail = "the backend aborted a rank as its collective met another one, of another size"
-    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True)
+    places_of = {one.place for one in table if one.place is not None}
+    place = next(iter(places_of)) if len(places_of) == 1 else None
+    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
@@ -193,6 +216,26 @@ def _of_barrier_in_vain(table: Table) -> Verdict | None:
 
 
 _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitoredBarrier", re.IGNORECASE)
+
+
+def _of_timeout(table: Table) -> Verdict | None:
+    """Collectives of all other ranks timed out, and a launcher then ended the one that was in the script's own code."""
+    late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
+    others = [one for one in table if one not in late]
+    if len(late) != 1 or not others or not all(map(_timed_out, others)):
+        return None
+    return verdict_on(Fault.OWN_CODE, replace(late[0], hint=Hint.TIMED_OUT), others)
+
+
+def _stood_outside(one: Position) -> bool:
+    stack = one.evidence.stack
+    is_outside = place_of_user(stack) is not None and collective_of(stack) is None
+    return one.fault is Fault.DIED and is_outside and not one.waits_in_ddp
+
+
+def _timed_out(one: Position) -> bool:
+    record = one.evidence.record
+    return one.fault is Fault.DIED and record is not None and rank_end(record).waited_for_a_peer
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
@@ -306,6 +349,28 @@ def _of_odd_place(table: Table) -> Verdict | None:
     return verdict_on(blamed.fault, blamed, _others(table, blamed))
 
 
+def _of_different_roots(table: Table) -> Verdict | None:
+    """Some wait in a collective that has a root, and another rank has come through it, as torch's numbers tell."""
+    waiting = [one for one in table if one.calls and one.waits_in in _ROOTED]
+    if not waiting:
+        return None
+    last = waiting[0].calls[-1]
+    through = [one for one in table if one.calls and one not in waiting and one.calls[-1].sequence > last.sequence]
+    if len(through) + len(waiting) < len(table) or not all(last in one.calls for one in table):
+        return None
+    wait = f"{ranks_in_words([one.rank for one in waiting])} wait{'s' if len(waiting) == 1 else ''}"
+    came = f"{ranks_in_words([one.rank for one in through])} came through it"
+    said = f"{wait} in {waiting[0].waits_in}, at {waiting[0].place}, and {came}"
+    return verdict_on_all(Fault.MISMATCH, waiting, said, Hint.DIFFERENT_ROOTS)
+
+
+_ROOTED = (
+    *("gather", "gather_object", "scatter", "scatter_object_list", "reduce"),
+    *("broadcast", "broadcast_object_list"),
+)
+"""collectives in which one rank sends to all others, or receives from them"""
+
+
 def _waits_at(position: Position) -> tuple[str | None, str | None]:
     return (None, None) if position.waits_in_ddp else (position.waits_in, position.place)
 
@@ -319,6 +384,15 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
     return verdict_on(blamed.fault, blamed, _others(table, blamed))
 
 
+def _of_fewer_calls(table: Table) -> Verdict | None:
+    """All wait in the same backward pass, and one of them has not begun a reduction that all others have begun."""
+    odd = behind_by_calls(table) if all(one.waits_in_reducer for one in table) else None
+    if odd is None or odd.position is None:
+        return None
+    blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
+    return verdict_on(odd.fault, blamed, _others(table, odd.position))
+
+
 RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_calls_that_failed,
     _of_call_left_out,
@@ -328,14 +402,17 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_extra_pass,
     _of_collectives_that_met,
     _of_barrier_in_vain,
+    _of_timeout,
     _of_devices,
     _of_all_held,
     _of_rank_behind_its_training,
     _of_free_rank,
     _of_lone_evaluation,
     _of_odd_calls,
+    _of_different_roots,
     _of_odd_place,
     _of_fewer_passes,
+    _of_fewer_calls,
 )
 """in their order; if none fits, all ranks wait at the same place, and the link is to blame"""
 

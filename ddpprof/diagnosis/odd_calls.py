@@ -68,6 +68,22 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
     return _odd_of(sides) if sides is not None else _in_other_order(positions)
 
 
+def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
+    """Return the one rank that has begun fewer collectives of a group than all others, which wait for it."""
+    if any(not one.calls for one in positions):
+        return None
+    for group in sorted({call.group for one in positions for call in one.calls}):
+        numbered = [(one, [call for call in one.calls if call.group == group]) for one in positions]
+        last = [(calls[-1].sequence, one) for one, calls in numbered if calls]
+        fewest, most = min(number for number, _ in last), max(number for number, _ in last)
+        behind = [one for number, one in last if number < most]
+        if len(behind) == 1 and len(last) == len(positions):
+            ahead = next(calls for one, calls in numbered if calls[-1].sequence == most)
+            missing = next((call for call in ahead if call.sequence == fewest + 1), ahead[-1])
+            return OddRank(behind[0], Fault.MISSING_COLLECTIVE, f"it left out {missing.name}", Hint.WITHIN_BACKWARD)
+    return None
+
+
 def call_left_out(position: Position) -> str | None:
     """Return the collective of the script that was due when a rank called one of DDP's instead, out of turn.
 

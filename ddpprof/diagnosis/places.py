@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ddpprof.model.stack import Frame
 
@@ -71,19 +72,43 @@ def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
 
 
+def polls(stack: Sequence[Frame]) -> bool:
+    """Return whether a ``while`` loop of the function that sleeps, or of one that calls it, looks for something again.
+
+    Callers count up to the innermost line of the user's code.
+    """
+    user = next((number for number, frame in enumerate(reversed(stack)) if frame.is_of_user), None)
+    if user is None:
+        return False
+    return any(
+        loop.first <= frame.line <= loop.last
+        for frame in stack[len(stack) - 1 - user :]
+        for loop in _loops_in(frame.file) or ()
+        if loop.is_while
+    )
+
+
 def is_in_a_loop(stack: Sequence[Frame]) -> bool | None:
     """Return whether any line of the user's code on the stack is part of a loop; ``None`` if no source can be read."""
     found = [(frame.line, _loops_in(frame.file)) for frame in stack if frame.is_of_user]
     known = [(line, loops) for line, loops in found if loops is not None]
-    return any(first <= line <= last for line, loops in known for first, last in loops) if known else None
+    return any(loop.first <= line <= loop.last for line, loops in known for loop in loops) if known else None
+
+
+class _Loop(NamedTuple):
+    first: int
+    last: int
+    is_while: bool
 
 
 @lru_cache(maxsize=32)
-def _loops_in(file: str) -> tuple[tuple[int, int], ...] | None:
-    """Return the first and the last line of each loop in a file of Python."""
+def _loops_in(file: str) -> tuple[_Loop, ...] | None:
+    """Return the bodies of all loops in a file of Python."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
     loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
-    return tuple((node.body[0].lineno, node.body[-1].end_lineno or 0) for node in loops)
+    return tuple(
+        _Loop(node.body[0].lineno, node.body[-1].end_lineno or 0, isinstance(node, ast.While)) for node in loops
+    )

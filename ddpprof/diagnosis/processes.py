@@ -17,7 +17,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of this machine."""
+    """A process of this machine. Its main thread is here the one that trains, if that is another one."""
 
     pid: int
     name: str
@@ -44,6 +44,8 @@ class Process:
     """when it was started, ns since 1970, to a tick of the system; ``None`` if the system does not tell"""
     is_frozen: bool = False
     """whether its control group is frozen"""
+    do_children_run: bool = False
+    """whether one of its living descendants computes now, or is ready to"""
 
     @property
     def is_stopped(self) -> bool:
@@ -54,11 +56,16 @@ class Process:
         return self.state == "t" or self.tracer is not None
 
 
-def look_at(pid: int) -> Process | None:
-    """Return the process; ``None`` if there is none, or it is dead."""
+def look_at(pid: int, thread: int | None = None) -> Process | None:
+    """Return the process; ``None`` if there is none, or it is dead.
+
+    `thread`: the system's number of the thread to look at instead of the main one.
+    """
     main_thread, whole = stat_of(Path(f"/proc/{pid}/task/{pid}")), stat_of(Path(f"/proc/{pid}"))
     if main_thread is None or whole is None or main_thread.is_dead:
         return None
+    if thread is not None:
+        main_thread = stat_of(Path(f"/proc/{pid}/task/{thread}")) or main_thread
     of_children = [found for child in descendants(pid) if (found := stat_of(Path(f"/proc/{child}"))) is not None]
     status = Path(f"/proc/{pid}/status")
     return Process(
@@ -72,10 +79,11 @@ def look_at(pid: int) -> Process | None:
         num_paged_in=main_thread.num_paged_in,
         swapped_bytes=1024 * (number_in(status, "VmSwap:") or 0),
         seen_s=time.monotonic(),
-        wait=wait_of(Path(f"/proc/{pid}/task/{pid}")),
-        moved_bytes=_moved_bytes(pid),
+        wait=wait_of(Path(f"/proc/{pid}/task/{thread or pid}")),
+        moved_bytes=_moved_bytes(pid, thread or pid),
         started_ns=_started_ns(pid),
         is_frozen=is_frozen(pid),
+        do_children_run=any(one.state == "R" for one in of_children),
     )
 
 
@@ -93,8 +101,8 @@ def _started_ns(pid: int) -> int | None:
         return None
 
 
-def _moved_bytes(pid: int) -> int:
-    path = Path(f"/proc/{pid}/task/{pid}/io")
+def _moved_bytes(pid: int, thread: int) -> int:
+    path = Path(f"/proc/{pid}/task/{thread}/io")
     return sum(number_in(path, name) or 0 for name in ("rchar:", "wchar:"))
 
 

@@ -44,6 +44,7 @@ _WHAT_BY_HINT = {
     Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
+    Hint.TIMED_OUT: "rank {rank} was in the script's own code until the collectives of the other ranks timed out",
 }
 """what happened, where the kind of fault alone says too much or too little"""
 _WHAT_OF_ALL = {
@@ -92,7 +93,8 @@ _DO_BY_HINT = {
         Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
         early stopping, let the ranks agree first, by an all_reduce of the decision. If their numbers of batches differ,
         give every rank as many, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let
-        all ranks skip it, or there call {ZERO_LOSS}.""",
+        all ranks skip it, or there call {ZERO_LOSS}. If the rank accumulates gradients (`no_sync()`) in steps in which
+        the others reduce them, let all ranks do so in the same steps.""",
     Hint.ERROR_IN_FLIGHT: """
         Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
         let the error end the rank, and its launcher ends the others.""",
@@ -106,6 +108,14 @@ _DO_BY_HINT = {
         With static_graph=True every step must use the same parameters. Leave it out and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, and that rank did in earlier steps: {_WHERE_LEFT_OUT}",
+    Hint.TIMED_OUT: """
+        Look at that line: the rank was there until a launcher ended it. If it may take that long, give
+        init_process_group() or new_group() a longer timeout.""",
+    Hint.DIFFERENT_ROOTS: """
+        Pass the same dst or src, and the same group, on every rank: look for one that depends on the rank.""",
+    Hint.WITHIN_BACKWARD: """
+        It waits within the same backward pass: look at its comm hook, if it has one, whose future may never be
+        completed, and at parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank, for which a
         DistributedSampler helps, or for a second backward() or step that depends on the rank or its batch.""",
@@ -220,6 +230,8 @@ def _how_it_died(verdict: Verdict) -> str:
 
 def _where(verdict: Verdict) -> Iterator[str]:
     if verdict.rank is None:
+        if verdict.place is not None:
+            yield f"It happened at {clean(verdict.place)}."
         return
     process = f", process {verdict.pid}" if verdict.pid is not None and not verdict.has_failed else ""
     place = f", at {clean(verdict.place)}" if verdict.place is not None else ""

@@ -49,7 +49,7 @@ def test_a_rank_that_said_nothing_has_not_died_in_a_job_that_ended_well(
 ) -> None:
     """As one does that ends by ``os._exit(0)``."""
     of_this_machine(monkeypatch)
-    monkeypatch.setattr(evidence, "look_at", lambda _: None)
+    monkeypatch.setattr(evidence, "look_at", lambda *_: None)
     assert of_one_rank(tmp_path).is_dead
     (tmp_path / "exits.jsonl").write_text(json.dumps({"is_job": True, "exit_code": 0, "unix_ns": BEGIN_NS + SECOND}))
     (found,) = gather(tmp_path)
@@ -92,7 +92,7 @@ def test_a_rank_computes(
     of_this_machine(monkeypatch)
     monkeypatch.setattr(evidence, "is_gone", lambda _: False)
     seen = iter((before, now))
-    monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
+    monkeypatch.setattr(evidence, "look_at", lambda *_: next(seen))
     assert of_one_rank(tmp_path).computes is computes
 
 
@@ -125,7 +125,7 @@ def test_a_rank_reads_or_writes(
     of_this_machine(monkeypatch)
     monkeypatch.setattr(evidence, "is_gone", lambda _: False)
     seen = iter((before, process(seen_s=1.0, moved_bytes=int(moved_mib * 2**20))))
-    monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
+    monkeypatch.setattr(evidence, "look_at", lambda *_: next(seen))
     assert of_one_rank(tmp_path).moves_data is moves_data
 
 
@@ -155,7 +155,7 @@ def test_a_rank_swaps_if_it_reads_its_memory_back_again_and_again(
     before = process(num_paged_in=7, swapped_bytes=swapped_mb * 2**20, seen_s=3.0)
     after = replace(before, num_paged_in=7 + num_paged_in, seen_s=before.seen_s + seconds)
     seen = iter((before, after))
-    monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
+    monkeypatch.setattr(evidence, "look_at", lambda *_: next(seen))
     assert of_one_rank(tmp_path).is_swapping is is_swapping
 
 
@@ -166,7 +166,7 @@ def test_another_process_with_the_number_of_a_dead_rank(
     """A living rank holds a lock on its pulse in memory."""
     of_this_machine(monkeypatch)
     monkeypatch.setattr(evidence, "is_gone", lambda _: not is_locked)
-    monkeypatch.setattr(evidence, "look_at", lambda number: process(pid=number))
+    monkeypatch.setattr(evidence, "look_at", lambda number, _thread: process(pid=number))
     found = of_one_rank(tmp_path)
     assert (found.process is not None, found.is_dead) == (is_locked, not is_locked)
 

@@ -165,6 +165,12 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(rank(0, USER, CHECKPOINT, distributed("barrier")), 0, id="awaits-others-in-a-checkpoint"),
         pytest.param(rank(0, USER, activity=Activity.DATA), 0, id="waits-for-data"),
         pytest.param(rank(0, USER, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH), 120, id="first-batch"),
+        pytest.param(
+            replace(rank(0, USER, activity=Activity.DATA), helpers_compute=True), 120, id="workers-compute-a-batch"
+        ),
+        pytest.param(
+            replace(rank(0, USER, LOCK), facts=OverdueFacts(saves_in_thread=True)), 600, id="joins-a-thread-that-saves"
+        ),
         pytest.param(replace(rank(0, USER), computes=True), 120, id="computes"),
         pytest.param(replace(rank(0, USER, flags=StepFlag.EVALUATED), computes=True), 600, id="evaluates-without-ddp"),
         pytest.param(replace(rank(0, USER, LOCK), helpers_compute=True), 120, id="awaits-what-computes"),
@@ -257,6 +263,18 @@ def test_a_rank_that_saves_and_does_nothing_does_not_save(monkeypatch: pytest.Mo
     assert not job.detector.standstill([saving], overdue(71))
     busy = replace(saving, process=process(moved_bytes=1000))
     assert job.detector.standstill([busy], overdue(71))
+
+
+def test_a_rank_that_asks_for_its_first_batch_again_and_again_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker stands still; a `DataLoader` looks every 5 s whether it is alive."""
+    job = Job(monkeypatch)
+    loading = rank(0, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH)
+    seen = []
+    for number in range(8):
+        one = replace(loading, process=process(main_thread_cpu_s=5.05 + 0.005 * number))
+        seen.append(job.detector.standstill([one, waiting(1)], overdue(6 + 10 * number)) is not None)
+        job.now_ns += 10 * S
+    assert seen == [True] * 6 + [False] * 2
 
 
 def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,6 +372,24 @@ def test_what_ranks_wait_for_outside_the_job(
         assert found is not None
         assert (found.rank, found.waits_for, found.waiting) == (0, what, (1,))
         assert (found.place, found.hangs_after_s) == (str(USER), until_s)
+
+
+@pytest.mark.parametrize(
+    ("script", "until_s"),
+    [
+        pytest.param("while not shard.exists():\n    time.sleep(1)", 60, id="in-a-while-loop"),
+        pytest.param("for step in range(100):\n    time.sleep(1000)", 0, id="in-a-for-loop"),
+    ],
+)
+def test_a_rank_that_looks_for_something_again_and_again(
+    script: str, until_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    sleeps = Frame(str(tmp_path / "train.py"), 2, "<module>")
+    one = replace(rank(0, sleeps), facts=OverdueFacts(wait=Wait.SLEEP))
+    detector = Job(monkeypatch).detector
+    assert detector.standstill([waiting(1), one], overdue(until_s + 6)) is None
+    assert (detector.standstill([waiting(1), one], overdue(50)) is not None) is (until_s > 0)
 
 
 def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -365,6 +366,33 @@ def test_a_job_that_failed_before_it_had_a_run() -> None:
     assert verdict is not None
     assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.DIED, 1, "ValueError: no data")
     assert (verdict.place, verdict.hint) == ("train.py:3 in <module>", None)
+
+
+def test_ranks_that_disagree_on_amounts_of_data() -> None:
+    """The one that was elsewhere may have come through the collective, so nobody is blamed."""
+    lost = "failed: RuntimeError: Connection closed by peer"
+    aborted = died(rank(0, USER, activity=Activity.OTHER), exit_code=-signal.SIGABRT)
+    met = died(rank(1, USER, activity=Activity.OTHER), lost, exit_code=1)
+    ahead = died(waiting(2), exit_code=-signal.SIGTERM)
+    where = {"ended_in": "all_to_all_single", "ended_place": "/home/me/train.py:20 in train"}
+    in_it = [replace(one, record=replace_struct(one.record, **where)) for one in (aborted, met) if one.record]
+    verdict = judge([*in_it, ahead])
+    assert (verdict.fault, verdict.rank, verdict.place) == (Fault.MISMATCH, None, where["ended_place"])
+    where["ended_in"] = "all_reduce"
+    in_it = [replace(one, record=replace_struct(one.record, **where)) for one in (aborted, met) if one.record]
+    verdict = judge([*in_it, ahead])
+    assert (verdict.fault, verdict.rank) == (Fault.MISSING_COLLECTIVE, 2)
+
+
+def test_a_rank_for_which_the_collectives_of_the_others_timed_out() -> None:
+    said = "failed: RuntimeError: Timed out waiting 4000ms for recv operation to complete"
+    others = [died(waiting(number), said, exit_code=1) for number in (0, 1)]
+    late = died(rank(2, USER), exit_code=-signal.SIGTERM)
+    verdict = judge([*others, late])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OWN_CODE, 2, Hint.TIMED_OUT)
+    assert (verdict.place, verdict.has_failed) == (str(USER), True)
+    ended = died(waiting(2), exit_code=-signal.SIGTERM)
+    assert judge([*others, ended]).hint is not Hint.TIMED_OUT
 
 
 def evaluating(number: int) -> RankEvidence:

@@ -181,3 +181,30 @@ def test_a_rank_that_left_a_due_collective_out_is_known_by_its_own_numbers() -> 
     assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.MISSING_COLLECTIVE, 1, "it left out all_reduce")
     verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, regular=[METRIC, REDUCE])])
     assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 0)
+
+
+def test_a_rank_whose_comm_hook_reduces_nothing_has_called_less_than_all_others() -> None:
+    """All are in the same backward pass."""
+    behind = replace(in_reducer(1), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE),)))
+    verdict = judge([in_reducer(0), behind, in_reducer(2)])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISSING_COLLECTIVE, 1, (0, 2))
+    assert (verdict.detail, verdict.hint) == ("it left out all_reduce", Hint.WITHIN_BACKWARD)
+
+
+def test_nobody_is_blamed_for_reductions_that_most_have_not_begun() -> None:
+    behind = [replace(in_reducer(number), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE),))) for number in (1, 2)]
+    assert judge([in_reducer(0), *behind]).fault is Fault.LINK
+
+
+def at_gather(number: int) -> RankEvidence:
+    return with_calls(rank(number, METRIC_LINE, distributed("gather"), num_passes=10), REDUCE, ("gather", 3))
+
+
+def test_nobody_is_blamed_if_a_rank_came_through_a_collective_in_which_others_wait() -> None:
+    """It does not wait in a `gather` to another rank; two ranks, each of which wants to be the one, do."""
+    through = replace(waiting(1), facts=OverdueFacts(calls=(Call("0", 10, "gather", 3), Call("0", 11, *REDUCE))))
+    verdict = judge([at_gather(0), through, at_gather(2)])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISMATCH, None, (0, 2))
+    assert verdict.detail == "ranks 0, 2 wait in gather, at /home/me/train.py:30 in log, and rank 1 came through it"
+    left_out = replace(waiting(1), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE), Call("0", 10, *REDUCE))))
+    assert judge([at_gather(0), left_out, at_gather(2)]).rank == 1
