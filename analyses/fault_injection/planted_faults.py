@@ -205,7 +205,8 @@ SECOND_HELD_OUT: dict[str, Planted] = {
     ),
     "accumulates_on_one_rank": further(
         "fewer-passes", "mismatch", "ended-early", *NOT_CALLED, has_line=False, others_wait=False,
-        advice=r"no_sync|\baccumulation|accumulates? gradients|same (number of )?(backward )?passes", misleading=ELSEWHERE, has_fix=True,
+        advice=r"no_sync|\baccumulation|accumulates? gradients|same (number of )?(backward )?passes",
+        misleading=ELSEWHERE, has_fix=True,
     ),
     "models_in_other_order": further(
         "mismatch", *NOT_CALLED, "died", blames="culprit or nobody", others_wait=False,

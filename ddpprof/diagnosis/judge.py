@@ -87,7 +87,9 @@ def _with_early_ends(table: Table) -> Table:
 
 
 def _as_early(position: Position) -> Position:
-    return replace(position, fault=Fault.ENDED_EARLY, hint=why_ended(position.evidence))
+    hint = why_ended(position.evidence)
+    detail = places.loop_left(position.evidence.stack) if hint is Hint.LEFT_LOOP else None
+    return replace(position, fault=Fault.ENDED_EARLY, detail=detail, hint=hint)
 
 
 def _is_behind_loop(position: Position) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -99,16 +99,74 @@ class _Loop(NamedTuple):
     first: int
     last: int
     is_while: bool
+    function: int
+    """line of the function that it is in; 0 outside of functions"""
+    exits: tuple[int, ...]
+    """lines at which a ``break`` or a ``return`` leaves it"""
+
+
+def loop_left(stack: Sequence[Frame]) -> str | None:
+    """Say how the last loop before the thread's line can be left before its end; ``None`` if it cannot.
+
+    Of the user's functions on the stack, the innermost one with such a loop counts.
+    """
+    for frame in reversed(stack):
+        if not frame.is_of_user:
+            continue
+        function = _function_at(frame.file, frame.line)
+        loops = [one for one in _loops_in(frame.file) or () if one.last < frame.line and one.function == function]
+        if loops:
+            left = max(loops, key=lambda one: (one.last, -one.first))
+            ways = ", ".join(f"{frame.file}:{line}" for line in left.exits[:_MOST_EXITS])
+            return f"its loop can be left at {ways}" if ways else None
+    return None
+
+
+_MOST_EXITS = 3
+
+
+@lru_cache(maxsize=32)
+def _tree_of(file: str) -> ast.Module | None:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _function_at(file: str, line: int) -> int:
+    """Return the line of the innermost function that contains a line; 0 if there is none."""
+    tree = _tree_of(file)
+    functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)) if tree is not None else ()
+    return max((node.lineno for node in functions if node.lineno <= line <= (node.end_lineno or 0)), default=0)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.While)
 
 
 @lru_cache(maxsize=32)
 def _loops_in(file: str) -> tuple[_Loop, ...] | None:
     """Return the bodies of all loops in a file of Python."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    tree = _tree_of(file)
+    if tree is None:
         return None
-    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+    loops = (node for node in ast.walk(tree) if isinstance(node, _LOOPS))
     return tuple(
-        _Loop(node.body[0].lineno, node.body[-1].end_lineno or 0, isinstance(node, ast.While)) for node in loops
+        _Loop(
+            node.body[0].lineno,
+            node.body[-1].end_lineno or 0,
+            isinstance(node, ast.While),
+            _function_at(file, node.lineno),
+            tuple(sorted(_exits_of(node.body, in_loop=False))),
+        )
+        for node in loops
     )
+
+
+def _exits_of(nodes: Sequence[ast.AST], in_loop: bool) -> Iterator[int]:
+    """Yield the lines at which statements leave the loop around them. `in_loop`: they are in a loop within it."""
+    for node in nodes:
+        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not in_loop):
+            yield node.lineno
+        elif not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield from _exits_of([*ast.iter_child_nodes(node)], in_loop or isinstance(node, _LOOPS))

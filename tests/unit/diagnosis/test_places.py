@@ -8,7 +8,7 @@ import pytest
 from hung_ranks import ENGINE, USER, distributed
 
 from ddpprof.diagnosis import places
-from ddpprof.diagnosis.places import is_at_a_lock, is_debugged, is_in_a_loop, is_in_engine
+from ddpprof.diagnosis.places import is_at_a_lock, is_debugged, is_in_a_loop, is_in_engine, loop_left
 from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack, stack_of_crash
 
 THREADING = Frame("/usr/lib/python3.11/threading.py", 300, "wait")
@@ -144,3 +144,37 @@ def test_a_source_that_cannot_be_read_tells_of_no_loops(tmp_path: Path) -> None:
     assert is_in_a_loop([Frame(str(tmp_path / "gone.py"), 1, "f")]) is None
     (tmp_path / "odd.py").write_text("for\n")
     assert is_in_a_loop([Frame(str(tmp_path / "odd.py"), 1, "f")]) is None
+
+
+EARLY_STOP = """\
+def train():
+    for epoch in range(9):
+        for batch in range(9):
+            if is_bad(batch):
+                break
+        if is_good_enough():
+            break
+    barrier()
+
+
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "lines", "left_at"),
+    [
+        pytest.param(EARLY_STOP, (11, 8), (7,), id="by-a-break"),
+        pytest.param(EARLY_STOP, (11, 6), (5,), id="an-inner-loop"),
+        pytest.param(EARLY_STOP.replace("break", "return"), (11, 8), (5, 7), id="by-a-return-in-an-inner-loop"),
+        pytest.param(LOOPS, (8, 4), (), id="that-ends-only-with-its-data"),
+        pytest.param(EARLY_STOP, (11,), (), id="in-another-function"),
+    ],
+)
+def test_how_the_last_loop_can_be_left(
+    script: str, lines: tuple[int, ...], left_at: tuple[int, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    said = loop_left([Frame(str(file), line, "f") for line in lines])
+    assert said == (f"its loop can be left at {', '.join(f'{file}:{line}' for line in left_at)}" if left_at else None)
