@@ -36,8 +36,8 @@ from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.skipped_passes import Passes, find_skipped_pass
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
-from ddpprof.model.pulse import Ended, PulseState, StepFlag
-from ddpprof.model.stack import collective_of, place_of_user
+from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
+from ddpprof.model.stack import collective_of
 from ddpprof.words import ranks_in_words
 
 Table = Sequence[Position]
@@ -221,7 +221,7 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Collectives of all other ranks timed out, and a launcher then ended the one that was in the script's own code."""
+    """Collectives of all other ranks timed out, and a launcher then ended the one that had not taken part."""
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -230,9 +230,9 @@ def _of_timeout(table: Table) -> Verdict | None:
 
 
 def _stood_outside(one: Position) -> bool:
-    stack = one.evidence.stack
-    is_outside = place_of_user(stack) is not None and collective_of(stack) is None
-    return one.fault is Fault.DIED and is_outside and not one.waits_in_ddp
+    """Return whether a rank was in no collective when it ended, as far as is known."""
+    is_outside = one.evidence.state.activity == Activity.OTHER and collective_of(one.evidence.stack) is None
+    return one.fault is Fault.DIED and is_outside
 
 
 def _timed_out(one: Position) -> bool:

@@ -44,7 +44,7 @@ _WHAT_BY_HINT = {
     Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
-    Hint.TIMED_OUT: "rank {rank} was in the script's own code until the collectives of the other ranks timed out",
+    Hint.TIMED_OUT: "rank {rank} took part in no collective until those of the other ranks timed out",
 }
 """what happened, where the kind of fault alone says too much or too little"""
 _WHAT_OF_ALL = {
@@ -109,7 +109,7 @@ _DO_BY_HINT = {
         find_unused_parameters=True, or use these parameters in every forward.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, and that rank did in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.TIMED_OUT: """
-        Look at that line: the rank was there until a launcher ended it. If it may take that long, give
+        Look at what that rank did meanwhile; a launcher then ended it. If that may take so long, give
         init_process_group() or new_group() a longer timeout.""",
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for one that depends on the rank.""",
