@@ -244,8 +244,8 @@ def _holder_of(name: str) -> str | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` so that a reader sees the old file or the whole new one. Raises ``OSError``."""
-    with whole_file(path) as part:
-        part.write_bytes(content)
+    with whole_file(path) as part, os.fdopen(_open(part, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
+        file.write(content)
 
 
 def write_named(path: Path, content: bytes) -> None:

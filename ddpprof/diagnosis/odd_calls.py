@@ -13,7 +13,7 @@ from math import prod
 
 from ddpprof.diagnosis.position import REDUCER, Position
 from ddpprof.model.hang import Fault, Hint
-from ddpprof.model.overdue import Call
+from ddpprof.model.overdue import Call, KindOfCall
 from ddpprof.model.stack import WORK_WAIT
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
@@ -96,7 +96,8 @@ def call_left_out(position: Position) -> str | None:
     if own is not None and own.is_due(last.sequence):
         return None
     regular = [one for one in facts.kinds if one.group == last.group and one.count >= _REGULAR]
-    due = (one for one in regular if one is not own and one.is_due(last.sequence))
+    of_script = (one for one in regular if not _may_be_of_ddp(one, position))
+    due = (one for one in of_script if one is not own and one.is_due(last.sequence))
     return next((one.name for one in due), None)
 
 
@@ -161,7 +162,7 @@ def _left_out(side: _Side) -> str:
     return f"it left out {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
 
 
-def _may_be_of_ddp(call: Call, position: Position) -> bool:
+def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
     """Return whether DDP may have called the collective: it is as large as a bucket, or broadcasts buffers."""
     record = position.evidence.record
     modules = () if record is None else record.modules

@@ -181,6 +181,9 @@ def test_a_rank_that_left_a_due_collective_out_is_known_by_its_own_numbers() -> 
     assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.MISSING_COLLECTIVE, 1, "it left out all_reduce")
     verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, regular=[METRIC, REDUCE])])
     assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 0)
+    other_bucket = ("all_reduce", 1)
+    verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, before=[REDUCE], regular=[other_bucket])])
+    assert verdict.fault is not Fault.MISSING_COLLECTIVE, "DDP's own buckets came in another order"
 
 
 def test_a_rank_whose_comm_hook_reduces_nothing_has_called_less_than_all_others() -> None:
