@@ -291,7 +291,15 @@ def _of_free_rank(table: Table) -> Verdict | None:
     waiting = [one for one in table if one.waits_in is not None]
     if not (waiting or _are_by_themselves(table)):
         waiting = _others(table, blamed)
-    return verdict_on(blamed.fault, blamed, waiting)
+    verdict = verdict_on(blamed.fault, blamed, waiting)
+    if verdict.hint is Hint.UNSEEN_END and any(_was_seen_beside(blamed, one) for one in _others(table, blamed)):
+        return structs.replace(verdict, hint=Hint.ENDED_SILENTLY)
+    return verdict
+
+
+def _was_seen_beside(blamed: Position, other: Position) -> bool:
+    """Return whether the launcher on the same host saw the other rank fail. It notes all that do not exit with 0."""
+    return other.evidence.exit is not None and other.evidence.identity.host == blamed.evidence.identity.host
 
 
 def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:

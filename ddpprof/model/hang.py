@@ -87,6 +87,8 @@ class Hint(StrEnum):
     """a signal of the processor ended the rank, such as SIGSEGV"""
     UNSEEN_END = "unseen-end"
     """nobody saw how the rank's process ended"""
+    ENDED_SILENTLY = "ended-silently"
+    """nobody saw the rank's process fail, though the ends of others were seen, so its exit code was probably 0"""
 
 
 class Verdict(Struct, frozen=True):

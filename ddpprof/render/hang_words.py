@@ -44,6 +44,7 @@ _WHAT_BY_HINT = {
     Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
+    Hint.ENDED_SILENTLY: "rank {rank} has ended before the others, probably with exit code 0",
     Hint.TIMED_OUT: "rank {rank} took part in no collective until those of the other ranks timed out",
 }
 """what happened, where the kind of fault alone says too much or too little"""
@@ -131,6 +132,9 @@ _DO_BY_HINT = {
     Hint.CRASHED: """
         Code in C crashed: look at the line above and at the libraries that it calls. rank-{rank}.crash.txt in the run
         has the stacks of all threads, and `dmesg` may name the library.""",
+    Hint.ENDED_SILENTLY: """
+        Its launcher saw other ranks fail, and not this one: look for os._exit(0), and for code that ends the process
+        without an error.""",
     Hint.UNSEEN_END: """
         Nobody saw how its process ended, and it said nothing: look for os._exit(), for a signal that something sent to
         it (dmesg tells of the out-of-memory killer), and at the output of its launcher.""",
@@ -191,7 +195,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     if verdict.fault is Fault.DOES_NOT_EXIT:
         return _does_not_exit(verdict, is_over=is_over)
     what = _what(verdict)
-    if verdict.fault is Fault.DIED:
+    if verdict.fault is Fault.DIED and verdict.hint is not Hint.ENDED_SILENTLY:
         what += _how_it_died(verdict)
     elif verdict.detail is not None:
         what += f"{'. ' if verdict.detail[:1].isupper() else '; '}{clean(verdict.detail)}"

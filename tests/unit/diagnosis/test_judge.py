@@ -395,6 +395,14 @@ def test_a_rank_for_which_the_collectives_of_the_others_timed_out() -> None:
     assert judge([*others, ended]).hint is not Hint.TIMED_OUT
 
 
+def test_a_rank_that_ended_though_its_launcher_saw_no_failure() -> None:
+    lost = "failed: RuntimeError: Connection closed by peer"
+    unseen, failed = died(rank(0, USER)), died(waiting(1), lost, exit_code=1)
+    verdict = judge([unseen, failed])
+    assert (verdict.rank, verdict.hint) == (0, Hint.ENDED_SILENTLY)
+    assert judge([unseen, died(waiting(1), lost)]).hint is Hint.UNSEEN_END
+
+
 def evaluating(number: int) -> RankEvidence:
     """Return a rank that evaluates with the DDP module, and waits in the broadcast of its buffers."""
     sync = Frame("/site-packages/torch/nn/parallel/distributed.py", 2425, "_sync_buffers")
