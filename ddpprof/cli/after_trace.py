@@ -51,8 +51,8 @@ def has_run_to_tell_of(
 
 def _say_how_it_failed(out: Path) -> None:
     """Say which rank failed before there was a run, if one did."""
-    from ddpprof.diagnosis.examination import failed_early
     from ddpprof.render.hang_words import verdict_lines
+    from ddpprof.watch.examination import failed_early
 
     verdict = failed_early(out)
     for line in () if verdict is None else verdict_lines(verdict):

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.layout import ABSENT, clean, count, duration, three_digits
-from ddpprof.monitor.overview import Overview, StepTimes
-from ddpprof.monitor.rank_now import RankNow, Standing
+from ddpprof.watch.overview import Overview, RankNow, Standing, StepTimes
 from ddpprof.words import ranks_in_words
 
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"

@@ -1,0 +1,405 @@
+"""Since which step do steps take longer, and by how much? This is found while the steps come.
+
+    value       log of a step's length, averaged over two steps in a row, since in some jobs every second step is longer
+    level       median of the last 512 values of normal steps, or of the last 192 if that is less
+    window      mean of the middle half of the last 32 values
+    slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows), but at most log 2
+
+The noise of windows is learned from the last 1024 values, with each slow-down's own increase subtracted, so that it
+includes the correlation between neighbouring values. Values are measured from the median of the 512 around them, since
+a job that became faster for good is no noisier than before. Windows with two levels more than 10 % apart are ignored,
+because they probably hold a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to
+differ as much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
+(`StepFlag`) are left out.
+
+The last three times 9 values have medians above half the threshold, and 4 %, as well, so that a burst is no slow-down.
+The first step is where the sum of deviations from the middle between both levels is least (CUSUM). A slow-down ends
+when less than 3 % of the normal length remains; another change of length within it ends it, and begins another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import exp, inf, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from ddpprof.model.tables import Int64Column
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+_OF_NORMAL = 1.4826
+"""standard deviation of a normal distribution over the median of deviations from its median"""
+_OF_MEDIAN = 1.2533
+"""standard error of a median over that of a mean"""
+_THREE_OF_FOUR = 1.1503
+"""deviations within which three of four normal values are"""
+_FOLLOWED = 1.1
+"""factor that makes up for the median around windows, which follows them and so hides part of how much they differ"""
+
+
+def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
+    """Return the standard deviation of windows of steady values.
+
+    It is what windows show, and at least what single values promise. Values count from the median of the `around`
+    values around them, so that a change that lasts is no noise. Windows whose halves are `two_levels` or more apart
+    are left out. `share_steps`: two values in a row have a step in common.
+    """
+    values = values - _levels_around(values, around, window)
+    alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
+    few = 1 + window / len(values)
+    seen = 0.0
+    if len(values) >= window:
+        windows = np.lib.stride_tricks.sliding_window_view(values, window)[:: max(1, window // 4)]
+        half = window // 2
+        apart = np.abs(np.median(windows[:, :half], axis=1) - np.median(windows[:, half:], axis=1))
+        seen = _FOLLOWED * _spread(middle_half(windows[apart < two_levels]))
+    return max(alone, seen) * few
+
+
+def _levels_around(values: Floats, width: int, every: int) -> Floats:
+    """Return the median of the values around each. It is found for one value of `every`."""
+    half = width // 2
+    medians = [np.median(values[max(0, at - half) : at + half]) for at in range(0, len(values), every)]
+    return np.repeat(medians, every)[: len(values)]
+
+
+def _spread(middles: Floats) -> float:
+    if not len(middles):
+        return 0.0
+    deviations = np.abs(middles - np.median(middles))
+    return max(_OF_NORMAL * float(np.median(deviations)), float(np.quantile(deviations, 0.75)) / _THREE_OF_FOUR)
+
+
+def _median_deviation(values: Floats) -> float:
+    return float(np.median(np.abs(values - np.median(values))))
+
+
+def middle_half(windows: Floats) -> Floats:
+    """Return the mean of the middle half of each row."""
+    width = windows.shape[1]
+    means: Floats = np.sort(windows, axis=1)[:, width // 4 : width - width // 4].mean(axis=1)
+    return means
+
+
+def change_point(values: Floats, old: float, new: float) -> int:
+    """Return the index of the first value that belongs to the new level rather than to the old one."""
+    half = abs(new - old) / 2
+    towards_new = np.clip((values - (old + new) / 2) * np.sign(new - old), -half, half)
+    sums = np.concatenate(([0.0], np.cumsum(towards_new)))
+    return min(int(np.argmin(sums)), len(values) - 1)
+
+
+LEAST_GROWTH = 0.05
+"""least share by which a slow-down makes steps longer"""
+LEAST_SHIFT = log(1 + LEAST_GROWTH)
+LASTING = log(1.04)
+"""least shift of each of the last parts of a window"""
+OVER = log(1.03)
+"""a slow-down is over if less than this remains"""
+TWO_LEVELS = log(1.10)
+"""least change of length within a slow-down that makes it another one"""
+MOST_SHIFT = log(2)
+"""a slow-down to twice the length of a step is one, however noisy the steps before were"""
+NOISES = 5.0
+_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LevelShift:
+    """A time in which steps took longer than normal."""
+
+    first_step: int
+    last_step: int | None
+    """``None`` as long as it lasts"""
+    before_ns: int
+    """normal length of a step"""
+    after_ns: int
+    num_steps: int
+    """number of values of which `after_ns` is the median"""
+    is_noise: bool = False
+    """whether later steps showed that steps differ as much as that"""
+
+    @property
+    def lost_ns(self) -> int:
+        """Return by how much longer its steps took in all; 0 if it was no slow-down."""
+        return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
+
+    @property
+    def was_slow(self) -> bool:
+        """Whether it lasts, or all of its steps together say that it was a slow-down."""
+        if self.is_noise:
+            return False
+        return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
+
+    def holds(self, number: Int64Column) -> Flags:
+        """Return which of these steps belong to it."""
+        begun: Flags = number >= self.first_step
+        return begun if self.last_step is None else begun & (number <= self.last_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How many values say what."""
+
+    window: int = 32
+    part: int = 9
+    """number of values in each of the last `_PARTS` parts of a window, all of which have to be longer"""
+    least_normal: int = 48
+    """number of normal values below which nothing is found"""
+    most_normal: int = 512
+    """number of last normal values that say how long normal steps take"""
+    most_noise: int = 1024
+    """number of last values that say how much values differ"""
+    recent: int = 192
+    """number of last normal values that say how long steps took just before a slow-down, and that lower the level if
+    they are shorter, as after a busy time"""
+    refresh: int = 32
+    """number of values after which level and noise are learned anew"""
+    most_slow: int = 2048
+    """number of last values that say how long steps take in a slow-down"""
+    averages_pairs: bool = True
+
+
+OF_STEPS = Windows()
+OF_SUMMARIES = Windows(
+    window=4,
+    part=1,
+    least_normal=8,
+    most_normal=64,
+    most_noise=128,
+    recent=16,
+    refresh=1,
+    averages_pairs=False,
+)
+"""for values that are medians of many steps"""
+
+
+class LevelShifts:
+    """A detector that is given all steps once, in order."""
+
+    def __init__(self, windows: Windows = OF_STEPS) -> None:
+        self.shifts: list[LevelShift] = []
+        """slow-downs in the order of their steps; the last one may still last"""
+        self._counts = windows
+        self._normal = _Values()
+        self._steady: Floats = _NOTHING
+        """normal values, and those of slow-downs without what these added: they say how much values differ"""
+        self._pending = _Values()
+        """values since the last change; all before the last window are known to be of one level"""
+        self._last_log: float | None = None
+        self._level: float | None = None
+        self._noise, self._knows_noise = 0.0, False
+        self._slow: _Slow | None = None
+        self._since_refresh = 0
+
+    def normal_before(self, shift: LevelShift, number: Int64Column) -> Flags:
+        """Return which of these steps came before a slow-down, and belong to no earlier one."""
+        normal: Flags = number < shift.first_step
+        for other in self.shifts:
+            normal &= ~other.holds(number)
+        return normal
+
+    def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
+        """Look at more steps: their numbers, lengths, and whether no known reason makes them longer."""
+        usual = is_usual & (length_ns > 0)
+        numbers, values = number[usual], np.log(length_ns[usual].astype(np.float64))
+        if not len(values):
+            return
+        if self._counts.averages_pairs:
+            last = values[0] if self._last_log is None else self._last_log
+            self._last_log = float(values[-1])
+            values = (values + np.concatenate(([last], values[:-1]))) / 2
+        while len(values):
+            count = min(len(values), self._counts.refresh - self._since_refresh)
+            self._take(numbers[:count], values[:count])
+            numbers, values = numbers[count:], values[count:]
+
+    def _take(self, numbers: Int64Column, values: Floats) -> None:
+        """Look at values up to the next time at which level and noise are learned."""
+        num_before = len(self._pending)
+        self._pending.extend(numbers, values)
+        self._since_refresh += len(values)
+        at = self._first_change(num_before)
+        while at is not None:
+            self._change(at)
+            at = self._first_change(0)
+        if self._since_refresh >= self._counts.refresh:
+            self._since_refresh = 0
+            self._refresh()
+
+    def _first_change(self, begin: int) -> int | None:
+        """Return the number of pending values by which the length is known to have changed, if above `begin`."""
+        window = self._counts.window
+        first = max(begin + 1, window)
+        if self._level is None or first > len(self._pending):
+            return None
+        windows = np.lib.stride_tricks.sliding_window_view(self._pending.values[first - window :], window)
+        if self._slow is None:
+            changed = self._is_above(windows, self._level, self._threshold)
+        else:
+            lasts = np.median(windows[:, -(window // 2) :], axis=1)
+            changed = np.maximum(middle_half(windows), lasts) < self._slow.base + OVER
+            if len(self._slow.values) >= self._counts.least_normal:
+                level, threshold = self._slow.level(_NOTHING), max(TWO_LEVELS, self._threshold)
+                changed |= self._is_above(windows, level, threshold) | self._is_above(-windows, -level, threshold)
+        return first + int(np.argmax(changed)) if changed.any() else None
+
+    @property
+    def _threshold(self) -> float:
+        return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
+
+    def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
+        """Return for each row whether it has left the level, and not just for a moment."""
+        part = self._counts.part
+        ends = [windows.shape[1] - number * part for number in range(_PARTS)]
+        parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
+        above: Flags = (middle_half(windows) > level + threshold) & (
+            np.min(parts, axis=0) > level + max(LASTING, threshold / 2)
+        )
+        return above
+
+    def _change(self, at: int) -> None:
+        """Handle a change that the first `at` pending values show."""
+        new = float(np.median(self._pending.values[at - self._counts.window // 2 : at]))
+        begin = max(1, change_point(self._pending.values[:at], self._level_before(at), new))
+        step = int(self._pending.numbers[begin])
+        known = self._pending.take_first(begin)
+        if self._slow is None:
+            self._take_as_normal(*known)
+            base = self._normal.median_of_last(self._counts.recent)
+        else:
+            base = self._slow.base
+            self._slow.values.extend(*known, most=self._counts.most_slow)
+            self.shifts[-1] = self._slow.shift(_NOTHING, step - 1)
+            self._steady = self._with(self._slow.without_growth)
+            self._learn()
+        if self._slow is not None and new < base + OVER:
+            self._slow = None
+        else:
+            self._slow = _Slow(step, base, _Values())
+            self.shifts.append(self._slow.shift(self._pending.values, None))
+
+    def _level_before(self, at: int) -> float:
+        """Return the length, as a log, of the steps before the change that the first `at` pending values show."""
+        assert self._level is not None
+        if self._slow is None:
+            return self._level
+        return self._slow.level(self._pending.values[: at - self._counts.window // 2])
+
+    def _refresh(self) -> None:
+        """Take what is older than the last window as known, and learn from it."""
+        counts = self._counts
+        known = self._pending.take_first(max(0, len(self._pending) - counts.window))
+        if self._slow is not None:
+            self._slow.values.extend(*known, most=counts.most_slow)
+            self.shifts[-1] = self._slow.shift(self._pending.values, None)
+            self._judge_again(self._slow)
+            return
+        self._take_as_normal(*known)
+        self._learn()
+
+    def _take_as_normal(self, numbers: Int64Column, values: Floats) -> None:
+        self._normal.extend(numbers, values, most=self._counts.most_normal)
+        self._steady = self._with(values)
+
+    def _with(self, values: Floats) -> Floats:
+        """Return steady values with some more."""
+        steady: Floats = np.concatenate((self._steady, values))[-self._counts.most_noise :]
+        return steady
+
+    def _learn(self) -> None:
+        """Learn from normal values how long steps take, and how much they differ."""
+        counts = self._counts
+        if len(self._normal) < counts.least_normal:
+            return
+        self._level = min(self._normal.median_of_last(counts.most_normal), self._normal.median_of_last(counts.recent))
+        self._noise = self._noise_of(self._steady)
+        if not self._knows_noise and len(self._steady) >= counts.most_normal:
+            self._knows_noise = True
+            self._withdraw(0, exp(self._threshold))
+
+    def _noise_of(self, values: Floats) -> float:
+        return noise_of_windows(
+            values, self._counts.window, self._counts.most_normal, self._counts.averages_pairs, TWO_LEVELS
+        )
+
+    def _judge_again(self, slow: _Slow) -> None:
+        """Withdraw a slow-down that has not lasted long if its own steps show that steps differ as much as that."""
+        if not 0 < len(slow.values) <= self._counts.most_normal:
+            return
+        self._noise = self._noise_of(self._with(slow.without_growth))
+        if slow.level(_NOTHING) - slow.base < self._threshold:
+            self.shifts[-1] = slow.shift(_NOTHING, int(slow.values.numbers[-1]))
+            self._withdraw(len(self.shifts) - 1)
+            self._take_as_normal(slow.values.numbers, slow.values.values)
+            self._slow = None
+            self._learn()
+
+    def _withdraw(self, first: int, least_growth: float = inf) -> None:
+        """Take back slow-downs from number `first` on that make steps less than so many times as long."""
+        for number, shift in enumerate(self.shifts[first:], first):
+            if shift.after_ns < least_growth * shift.before_ns:
+                self.shifts[number] = replace(shift, is_noise=True)
+
+
+_NOTHING: Floats = np.empty(0)
+
+
+class _Values:
+    """Values and the numbers of their steps."""
+
+    def __init__(self) -> None:
+        self.numbers: Int64Column = np.empty(0, np.int64)
+        self.values: Floats = _NOTHING
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def extend(self, numbers: Int64Column, values: Floats, most: int | None = None) -> None:
+        """Add values, and keep the last `most`."""
+        first = 0 if most is None else max(0, len(self) + len(values) - most)
+        self.numbers = np.concatenate((self.numbers, numbers))[first:]
+        self.values = np.concatenate((self.values, values))[first:]
+
+    def take_first(self, count: int) -> tuple[Int64Column, Floats]:
+        """Remove the first values, and return them with the numbers of their steps."""
+        taken = self.numbers[:count], self.values[:count]
+        self.numbers, self.values = self.numbers[count:], self.values[count:]
+        return taken
+
+    def median_of_last(self, count: int) -> float:
+        return float(np.median(self.values[-count:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """A slow-down that lasts."""
+
+    first_step: int
+    base: float
+    """normal length, as a log"""
+    values: _Values
+    """values that belong to it, without the pending ones"""
+
+    def level(self, pending: Floats) -> float:
+        """Return the median of its values; the first one is left out, as it is half the step before."""
+        values = np.concatenate((self.values.values, pending))
+        return float(np.median(values[1:] if len(values) > 1 else values))
+
+    @property
+    def without_growth(self) -> Floats:
+        """Return its values less what the slow-down added to them."""
+        values = self.values.values
+        return values - (self.level(_NOTHING) - self.base) if len(values) else values
+
+    def shift(self, pending: Floats, last_step: int | None) -> LevelShift:
+        return LevelShift(
+            first_step=self.first_step,
+            last_step=last_step,
+            before_ns=round(exp(self.base)),
+            after_ns=round(exp(self.level(pending))),
+            num_steps=len(self.values) + len(pending),
+        )

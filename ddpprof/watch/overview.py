@@ -1,0 +1,357 @@
+"""What does a running job do? An overview of its ranks, from their pulses.
+
+DDP keeps ranks in step, so the steps of the lowest rank stand for those of the job. A rank's own time is its step
+without its waiting for other ranks, the median of its last steps. Ranks wait for one that has begun fewer backward passes
+than they have, or for the one whose own time is the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import median_high
+
+import numpy as np
+
+from ddpprof import own_files, rundir
+from ddpprof.errors import DdpprofError, NotARun
+from ddpprof.model.pulse import Activity, Ended, Pulse, PulseSteps, PulseSummaries, activity_word
+from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
+from ddpprof.model.whole_run import NonfiniteSteps
+from ddpprof.watch.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns, read_head, read_pulse
+from ddpprof.watch.whole_run import history, nonfinite_steps, usual_length_ns
+from ddpprof.words import clauses
+
+_LATE_SIGN_NS = 2 * 10**9
+"""age of a sign, which comes every second, beyond which it is worth checking whether the process still exists"""
+
+
+class Standing(StrEnum):
+    """How a rank stands."""
+
+    TRAINING = "training"
+    WAITS = "waits"
+    """it has been in its backward pass for longer than it computes there, and waits for the other ranks"""
+    NO_SIGN = "no sign"
+    """not even ddpprof's own thread runs: the process is stopped, or something holds the interpreter's lock"""
+    GONE = "gone"
+    """the process is dead and has noted no end"""
+    ENDED = "ended"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    UNWATCHED = "unwatched"
+    """ddpprof stopped noting, while training went on"""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the rank will report nothing more."""
+        return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
+
+    @property
+    def is_trouble(self) -> bool:
+        """Return whether the rank holds the others up, whatever they do."""
+        return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
+
+
+_ENDS: Mapping[int, Standing] = {
+    Ended.FINISHED: Standing.ENDED,
+    Ended.FAILED: Standing.FAILED,
+    Ended.INTERRUPTED: Standing.INTERRUPTED,
+    Ended.UNWATCHED: Standing.UNWATCHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankNow:
+    """One rank at this moment. Lengths are medians of its last steps; ages count until now."""
+
+    rank: int
+    host: str
+    step: int
+    activity: str
+    activity_age_ns: int
+    step_ns: int | None
+    own_ns: int | None
+    """``None`` if the waiting is unknown, as on accelerators"""
+    data_ns: int | None
+    wait_ns: int | None
+    """``None`` if unknown, as on accelerators"""
+    memory_bytes: int | None
+    standing: Standing
+    sign_age_ns: int
+    num_passes: int
+    stack: str | None
+    nonfinite: NonfiniteSteps | None = None
+    """its steps whose loss was NaN or infinite"""
+
+
+def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
+    state, usual = head.state, _usual(head.steps)
+    known = _with_waiting(usual)
+    standing = _standing(head, usual, now_ns)
+    until_ns = state.last_ns if standing.is_over else now_ns
+    return RankNow(
+        rank=rank,
+        host=head.identity.host,
+        step=state.step,
+        activity=activity_word(state.activity) or "unknown",
+        activity_age_ns=max(until_ns - state.since_ns, 0),
+        step_ns=_median(usual.length_ns),
+        own_ns=_median(known.own_ns),
+        data_ns=_median(usual.data_ns),
+        wait_ns=_median(known.wait_ns),
+        memory_bytes=head.memory_bytes,
+        standing=standing,
+        sign_age_ns=max(now_ns - last_sign_ns(head.identity, state), 0),
+        num_passes=state.num_passes,
+        stack=head.stack,
+        nonfinite=nonfinite_steps(state),
+    )
+
+
+def _usual(steps: PulseSteps) -> PulseSteps:
+    """Return the steps in which nothing special happened, or all of them if there are none."""
+    usual = rows_of(steps, steps.flags == 0)
+    return usual if len(usual) else steps
+
+
+def _with_waiting(steps: PulseSteps) -> PulseSteps:
+    """Return the steps whose waiting is known, which with many gradients is not every one."""
+    return rows_of(steps, steps.wait_ns != UNKNOWN)
+
+
+def _median(values: Int64Column) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
+    if head.state.ended in _ENDS:
+        return _ENDS[head.state.ended]
+    if now_ns - last_sign_ns(head.identity, head.state) > _LATE_SIGN_NS and is_gone(head.identity):
+        return Standing.GONE
+    if is_silent(head.identity, head.state, now_ns):
+        return Standing.NO_SIGN
+    return Standing.WAITS if _waits(head, usual, now_ns) else Standing.TRAINING
+
+
+def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
+    """Return whether the rank has been in its backward pass for longer than it usually computes in it."""
+    known = _with_waiting(usual)
+    if head.state.activity != Activity.BACKWARD or not len(known):
+        return False
+    return now_ns - head.state.since_ns > float(np.median(known.backward_ns - known.wait_ns))
+
+
+_STUCK_NS = 10**9
+"""least time for which a rank stands where it stands before it is said to wait for a rank that is behind"""
+_WORTH = 0.1
+"""least share of a step by which a rank's own time must be larger than that of others"""
+_MOST_NAMED = 3
+
+
+def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
+    """Return a sentence for each reason for which ranks wait."""
+    return (*_behind(ranks), *([] if any(one.standing.is_trouble for one in ranks) else _slowest(ranks)))
+
+
+def _behind(ranks: Sequence[RankNow]) -> list[str]:
+    """Name ranks that have begun fewer backward passes than others that stand and wait."""
+    ahead = max(one.num_passes for one in ranks)
+    late = [one for one in ranks if one.num_passes < ahead]
+    waiting = [one for one in ranks if one.num_passes == ahead and _stands(one)]
+    if not late or not waiting:
+        return []
+    since_ns = min(one.activity_age_ns for one in waiting)
+    named = clauses([_where(one, ahead) for one in late], _MOST_NAMED)
+    who = "1 rank has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
+    return [f"{who} waited {since_ns / 1e9:.0f} s for {named}"]
+
+
+def _stands(one: RankNow) -> bool:
+    return one.activity == "backward" and one.activity_age_ns > max(_STUCK_NS, 2 * (one.step_ns or 0))
+
+
+def _where(one: RankNow, ahead: int) -> str:
+    passes = ahead - one.num_passes
+    behind = "a backward pass" if passes == 1 else f"{passes} backward passes"
+    at = f"in step {one.step}, {one.activity} for {one.activity_age_ns / 1e9:.0f} s"
+    state = "" if one.standing is Standing.TRAINING else f", {one.standing}"
+    return f"rank {one.rank}, which is {behind} behind ({at}{state})"
+
+
+def _slowest(ranks: Sequence[RankNow]) -> list[str]:
+    """Name the rank whose own time is the largest, if the others wait for it."""
+    known = [(one.own_ns, one) for one in ranks if one.own_ns is not None and one.wait_ns is not None]
+    if len(known) < 2:
+        return []
+    own_ns, slowest = max(known, key=lambda pair: pair[0])
+    usual_ns = median_high(own for own, one in known if one is not slowest)
+    waiting_ns = median_high(one.wait_ns or 0 for _, one in known if one is not slowest)
+    beyond_ns = own_ns - usual_ns
+    they_wait_longer_ns = waiting_ns - (slowest.wait_ns or 0)
+    if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:
+        return []
+    take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the others take", "wait")
+    times = f"{own_ns / 1e6:.1f} ms of its own per step; {take} {usual_ns / 1e6:.1f} ms"
+    return [f"rank {slowest.rank} is the slowest: {times}, and {wait} {waiting_ns / 1e6:.1f} ms in each step"]
+
+
+WINDOW_NS = 300 * 10**9
+"""the last minutes, which percentiles and the sparkline are about"""
+_RATE_NS = 60 * 10**9
+_STEPS_OF_A_RANK = 50
+_NUM_PIECES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Steps of the last minutes. DDP keeps the ranks in step, so those of one rank stand for all."""
+
+    rank: int
+    num_steps: int
+    span_ns: int
+    """from the first of these steps to now, or to the end of the training"""
+    median_ns: int
+    p90_ns: int
+    p99_ns: int
+    spark_ns: tuple[int | None, ...]
+    """median length in equal pieces of the last minutes, oldest first; ``None`` where no step ended"""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A job at this moment."""
+
+    run: str
+    world_size: int
+    num_steps: int
+    """number of steps that the rank furthest ahead has finished"""
+    steps_per_s: float | None
+    running_ns: int
+    times: StepTimes | None
+    ranks: tuple[RankNow, ...]
+    waiting: tuple[str, ...]
+    """who waits for whom, in sentences"""
+    missing: tuple[str, ...] = ()
+    """pulses that cannot be read, and why"""
+
+    @property
+    def is_over(self) -> bool:
+        return all(one.standing.is_over for one in self.ranks)
+
+
+def is_starting(path: Path) -> bool:
+    return not rundir.is_run(path) and not rundir.repeated_runs_in(path) and own_files.is_reserved(path)
+
+
+def refuse_starting(path: Path) -> None:
+    """Raise `DdpprofError` if a job was just started into `path`, and none of its ranks trains yet."""
+    if is_starting(path):
+        raise DdpprofError(f"{STARTING.format(path)} Try again in some seconds.")
+
+
+STARTING = "the job that records into {} is starting: none of its ranks trains yet."
+"""said of a folder in which there will be a run"""
+
+
+def find_pulses(path: Path) -> Path:
+    """Return the folder with the pulses of a run: that of its last attempt.
+
+    Raises `NotARun`, and `DdpprofError` if no rank has a pulse.
+    """
+    refuse_starting(path)
+    if path.is_file():
+        raise NotARun(f"{path} is a file. Give the --out of ddpprof watch or trace.")
+    if not path.is_dir():
+        raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
+    if runs := rundir.repeated_runs_in(path):
+        path = Path(str(runs[max(runs)]))
+    folders = [path, *(Path(str(folder)) for folder in rundir.attempts_in(path).values())]
+    with_pulses = [folder for folder in folders if rundir.pulses_in(folder)]
+    if not with_pulses and not rundir.is_run(path):
+        raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
+    if not with_pulses:
+        raise DdpprofError(
+            f"{path} has no pulse. Ranks begin theirs after the skipped steps, so try again while the job trains; "
+            f"else see: ddpprof report {path}"
+        )
+    return with_pulses[-1]
+
+
+def look_at(directory: Path, now_ns: int) -> Overview:
+    """Return what the ranks with a pulse in this folder do. Raises `DdpprofError` if no pulse can be read."""
+    heads, missing = {}, []
+    for rank in rundir.pulses_in(directory):
+        try:
+            heads[rank] = read_head(directory, rank, _STEPS_OF_A_RANK)
+        except DdpprofError as error:
+            missing.append(str(error))
+        except OSError as error:
+            missing.append(f"rank {rank}'s pulse cannot be read: {error.strerror}.")
+    if not heads:
+        why = missing[0] if missing else "its pulses are gone."
+        raise DdpprofError(f"{directory}: {why} See what there is with: ddpprof report {directory}")
+    return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
+
+
+def _pulse(directory: Path, rank: int) -> Pulse | None:
+    try:
+        return read_pulse(directory, rank)
+    except (DdpprofError, OSError):  # it has just been replaced
+        return None
+
+
+def overview_of(
+    run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...]
+) -> Overview:
+    """Return the overview of these ranks. `pulse`: that of the lowest, for the last minutes."""
+    ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
+    over = all(one.standing.is_over for one in ranks)
+    end_ns = max(head.state.last_ns for head in heads.values()) if over else now_ns
+    first = heads[min(heads)].identity
+    begin_ns = min(head.identity.created_ns for head in heads.values())
+    rows = history(pulse) if pulse is not None else None
+    return Overview(
+        run=run,
+        world_size=max(first.world_size, len(heads)),
+        num_steps=max(head.state.step for head in heads.values()),
+        steps_per_s=_rate(rows, end_ns) if rows is not None else None,
+        running_ns=max(end_ns - begin_ns, 0),
+        times=_step_times(min(heads), rows, end_ns) if rows is not None else None,
+        ranks=ranks,
+        waiting=() if over else waiting_lines(ranks),
+        missing=missing,
+    )
+
+
+def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
+    """Return steps per second over the last minute, which falls while the job stands."""
+    if not len(rows):
+        return None
+    since_ns = max(end_ns - _RATE_NS, int(rows.start_ns[0]))
+    recent = rows.end_ns > since_ns
+    span_s = (end_ns - since_ns) / 1e9
+    if span_s <= 0:
+        return None
+    lengths = np.maximum(rows.end_ns[recent] - rows.start_ns[recent], 1)
+    shares = (rows.end_ns[recent] - np.maximum(rows.start_ns[recent], since_ns)) / lengths
+    return float((rows.num_steps[recent] * np.clip(shares, 0, 1)).sum()) / span_s
+
+
+def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | None:
+    """Return the steps of the last minutes; percentiles are of those that are still known one by one."""
+    recent = rows_of(rows, rows.end_ns > end_ns - WINDOW_NS)
+    single = recent.longest_ns[recent.num_steps == 1]
+    if not len(single):
+        return None
+    begin_ns = int(recent.start_ns[0])
+    span_ns = max(end_ns - begin_ns, 1)
+    piece = np.minimum((recent.end_ns - begin_ns) * _NUM_PIECES // span_ns, _NUM_PIECES - 1)
+    spark = [
+        usual_length_ns(rows_of(recent, piece == number)) if (piece == number).any() else None
+        for number in range(_NUM_PIECES)
+    ]
+    median, p90, p99 = (int(value) for value in np.percentile(single, (50, 90, 99)))
+    return StepTimes(rank, len(single), span_ns, median, p90, p99, tuple(spark))

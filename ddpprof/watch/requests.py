@@ -1,0 +1,100 @@
+"""Requests to a running job, through the socket in its run directory."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+
+from ddpprof import own_files, rundir
+from ddpprof.errors import DdpprofError
+from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.model.pulse import Ended
+from ddpprof.watch.pulse_files import is_gone, read_head
+
+_MOST_BYTES = 65_536
+"""of an answer, which is one line; the path of a folder is the longest part"""
+FIRST_ANSWER_S = 180.0
+"""seconds; a job refuses a capture on which its ranks have not agreed after two minutes"""
+LATER_ANSWERS_S = 30.0
+"""seconds after which a silent job is looked at; it may be waiting for a slow-down"""
+
+
+def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
+    """Send a request to the job that writes into `directory`, and yield its answers as they come.
+
+    Raises `DdpprofError` if no job takes requests there, the request is refused, or what answers is no job of
+    ddpprof. If the job dies, answers end.
+    """
+    with closing(_connect(directory)) as job, suppress(ConnectionError):
+        job.sendall(msgspec.json.encode(request) + b"\n")
+        for line in _lines(job, directory):
+            try:
+                answer = msgspec.json.decode(line, type=CaptureAnswer)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise _no_answer(directory, "gives an answer that ddpprof cannot read") from error
+            if answer.refused is not None:
+                raise DdpprofError(answer.refused)
+            yield answer
+
+
+def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
+    """Yield the lines of a job's answers until it closes the connection, or has died without that."""
+    received, has_answered = b"", False
+    while True:
+        job.settimeout(LATER_ANSWERS_S if has_answered else FIRST_ANSWER_S)
+        try:
+            part = job.recv(_MOST_BYTES)
+        except TimeoutError:
+            if not has_answered:
+                raise _no_answer(directory, f"has not answered for {FIRST_ANSWER_S:g} s") from None
+            if _is_over(directory):
+                return
+            continue
+        *lines, received = (received + part).split(b"\n")
+        yield from lines
+        has_answered = has_answered or bool(lines)
+        if not part:
+            return
+        if len(received) > _MOST_BYTES:
+            raise _no_answer(directory, "gives an answer without end")
+
+
+def _no_answer(directory: Path, why: str) -> DdpprofError:
+    return DdpprofError(
+        f"what takes requests in {directory} {why}. Does the job still run? See: ddpprof top {directory}"
+    )
+
+
+def _connect(directory: Path) -> socket.socket:
+    path = directory / rundir.CONTROL_SOCKET
+    job = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with own_files.short_path(path) as short:
+            job.connect(short)
+    except PermissionError as error:
+        job.close()
+        raise DdpprofError(f"the job in {directory} belongs to another user.") from error
+    except OSError as error:
+        job.close()
+        if _is_over(directory):
+            why = f"the job in {directory} is over. See its whole run with: ddpprof report {directory}"
+        else:
+            why = (
+                f"no job takes requests in {directory}. It must run under ddpprof trace or watch, be past its first "
+                "steps, and be asked on the machine of the lowest rank that trains."
+            )
+        raise DdpprofError(why) from error
+    return job
+
+
+def _is_over(directory: Path) -> bool:
+    """Return whether no rank of the job trains any more, as far as their pulses tell."""
+    try:
+        heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
+    except (OSError, DdpprofError):
+        return False
+    return bool(heads) and all(head.state.ended != Ended.NOT_YET or is_gone(head.identity) for head in heads)

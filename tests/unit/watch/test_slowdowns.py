@@ -1,0 +1,264 @@
+"""The slow-downs of a job, with their causes, while it runs and after the fact; and its pauses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
+
+from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart
+from ddpprof.model.tables import rows_of
+from ddpprof.watch import slowdowns
+from ddpprof.watch.causes import Reason
+from ddpprof.watch.level_shifts import LevelShift
+from ddpprof.watch.slowdowns import SlowdownWatch, common_steps, pauses_in, slowdown_of, slowdowns_of_run
+
+
+def test_the_job_has_the_steps_that_all_ranks_have() -> None:
+    ranks = {0: steps_of([{}] * 5, first=3), 1: steps_of([{"forward": 24.0}] * 5, first=5)}
+    steps = common_steps(ranks)
+    assert steps is not None
+    assert steps.number.tolist() == [5, 6, 7]
+    assert steps.length_ns.tolist() == [62 * MS] * 3
+    assert steps.ranks[0].number.tolist() == steps.ranks[1].number.tolist()
+
+
+def test_a_flag_of_one_rank_is_that_of_all() -> None:
+    steps = common_steps({0: steps_of([{}, {}]), 1: steps_of([{}, {"flags": StepFlag.SAVED}])})
+    assert steps is not None
+    assert steps.is_usual.tolist() == [True, False]
+
+
+def test_there_are_no_steps_without_ranks() -> None:
+    assert common_steps({}) is None
+
+
+def test_each_kind_of_pause_is_counted() -> None:
+    rows = [
+        {},
+        {"other": 101.0, "flags": StepFlag.SAVED},
+        {},
+        {"other": 31.0, "flags": StepFlag.EVALUATED | StepFlag.BEGAN_EPOCH},
+        {},
+        {"other": 11.0, "flags": StepFlag.BEGAN_EPOCH},
+        {"other": 1.0, "save": 50.0, "evaluation": 150.0, "flags": StepFlag.SAVED | StepFlag.EVALUATED},
+        {"other": 1.0, "save": 4.0, "flags": StepFlag.SAVED | StepFlag.BEGAN_EPOCH},
+    ]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    assert pauses_in(steps) == (
+        Pause(PauseKind.SAVE, 3, 154 * MS),
+        Pause(PauseKind.EVALUATION, 2, 180 * MS),
+        Pause(PauseKind.EPOCH, 1, 10 * MS),
+    )
+
+
+def test_without_normal_steps_nothing_is_known() -> None:
+    steps = common_steps({0: steps_of([{"flags": StepFlag.SAVED}] * 3)})
+    assert steps is not None
+    assert pauses_in(steps) == ()
+
+
+def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> None:
+    """Rank 1 waits for rank 0, which saves; then both evaluate."""
+    both = StepFlag.SAVED | StepFlag.EVALUATED
+    saves = [{}, {}, {"save": 50.0, "evaluation": 150.0, "flags": both}]
+    waits = [{}, {}, {"backward": 80.0, "wait": 60.0, "evaluation": 150.0, "flags": StepFlag.EVALUATED}]
+    steps = common_steps({0: steps_of(saves), 1: steps_of(waits)})
+    assert steps is not None
+    assert pauses_in(steps) == (Pause(PauseKind.SAVE, 1, 50 * MS), Pause(PauseKind.EVALUATION, 1, 150 * MS))
+
+
+def test_recording_and_the_end_of_an_epoch_are_pauses() -> None:
+    rows = [{}, {"other": 8.0, "flags": StepFlag.RECORDED}, {"other": 4.0, "flags": StepFlag.RAN_OUT}]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    assert pauses_in(steps) == (Pause(PauseKind.RECORDING, 1, 7 * MS), Pause(PauseKind.EPOCH, 1, 3 * MS))
+
+
+WAITS = {"backward": 42.0, "wait": 22.0}
+SLOW = {"forward": 32.0}
+
+
+def job(num_normal: int, num_slow: int, num_after: int = 0) -> tuple[PulseSteps, PulseSteps]:
+    """Return the steps of two ranks, of which rank 1 is slower for a time."""
+    return tuple(
+        steps_of(with_noise([{}] * num_normal + [slow] * num_slow + [{}] * num_after)) for slow in (WAITS, SLOW)
+    )  # type: ignore[return-value]
+
+
+def pulses(steps: tuple[PulseSteps, PulseSteps], until: int) -> dict[int, Pulse]:
+    return {rank: pulse_of(rows_of(one, slice(max(0, until - 2048), until)), rank) for rank, one in enumerate(steps)}
+
+
+def test_a_slow_rank_is_found_while_it_is_slow() -> None:
+    steps = job(300, 30)
+    watch = SlowdownWatch()
+    for until in range(10, 331, 10):
+        watch.update(pulses(steps, until))
+    (slow,) = watch.slowdowns
+    assert abs(slow.first_step - 300) <= 1
+    assert (slow.last_step, slow.cause, slow.ranks, slow.part) == (None, SlowdownCause.OWN_TIME, (1,), StepPart.FORWARD)
+    assert abs(slow.growth - 0.2) < 0.01
+    assert slow.began_ns is not None
+    assert abs(slow.began_ns - BEGIN_NS - 300 * 60.5 * MS) < 200 * MS
+
+
+def test_a_slow_down_that_is_over_stays_as_it_is() -> None:
+    steps = job(300, 100, 2500)
+    watch = SlowdownWatch()
+    watch.update(pulses(steps, 500))
+    (known,) = watch.slowdowns
+    assert known.last_step is not None
+    assert known.ended_ns is not None
+    for until in range(510, 2900, 100):
+        watch.update(pulses(steps, until))
+    assert watch.slowdowns == (known,)
+
+
+def test_a_slow_down_that_was_hardly_one_is_withdrawn() -> None:
+    rows = [{}] * 300 + [{"forward": 26.0}] * 35 + [{"forward": 22.2}] * 200 + [{}] * 200
+    watch, found = SlowdownWatch(), []
+    for until in range(10, 740, 10):
+        watch.update({0: pulse_of(rows_of(steps_of(with_noise(rows)), slice(0, until)), 0)})
+        found.append(len(watch.slowdowns))
+    assert max(found) == 1
+    assert watch.slowdowns == ()
+
+
+def test_the_normal_steps_may_have_left_the_ring() -> None:
+    steps = job(300, 2600)
+    watch = SlowdownWatch()
+    for until in range(100, 2900, 100):
+        watch.update(pulses(steps, until))
+    (slow,) = watch.slowdowns
+    assert (slow.cause, slow.ranks) == (SlowdownCause.OWN_TIME, (1,))
+    assert slow.began_ns is not None
+
+
+def test_ranks_that_are_behind_are_waited_for() -> None:
+    fast, slow = job(300, 40)
+    watch = SlowdownWatch()
+    watch.update({0: pulse_of(fast, 0), 1: pulse_of(rows_of(slow, slice(0, 310)), 1)})
+    assert watch.slowdowns == ()
+    watch.update({0: pulse_of(fast, 0), 1: pulse_of(slow, 1)})
+    assert len(watch.slowdowns) == 1
+
+
+def test_checkpoints_of_one_rank_are_no_slow_down() -> None:
+    saves = [{"other": 400.0, "flags": StepFlag.SAVED} if step % 3 == 0 else {} for step in range(600)]
+    waits = [{"backward": 429.0, "wait": 409.0} if step % 3 == 0 else {} for step in range(600)]
+    watch = SlowdownWatch()
+    watch.update({0: pulse_of(steps_of(saves), 0), 1: pulse_of(steps_of(waits), 1)})
+    assert watch.slowdowns == ()
+
+
+def test_no_ranks_no_slow_downs() -> None:
+    watch = SlowdownWatch()
+    watch.update({})
+    watch.update({0: pulse_of(steps_of([]))})
+    assert watch.slowdowns == ()
+
+
+def test_of_very_many_those_stay_that_cost_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowdowns, "_MOST_KEPT", 4)
+    growths = (6.0, 30.0, 12.0, 18.0, 24.0)
+    rows = [{}] * 300 + [row for growth in growths for row in [{"forward": 20.0 + growth}] * 100 + [{}] * 200]
+    watch = SlowdownWatch()
+    for until in range(10, len(rows) + 1, 10):
+        watch.update({0: pulse_of(rows_of(steps_of(with_noise(rows)), slice(0, until)), 0)})
+    assert [round(slow.growth * 60) for slow in watch.slowdowns] == [30, 18, 24]
+    assert all(slow.last_step is not None and slow.ended_ns is not None for slow in watch.slowdowns)
+
+
+@pytest.mark.parametrize(
+    ("num_known", "cause"),
+    [
+        pytest.param(2, SlowdownCause.LINK, id="all-ranks"),
+        pytest.param(1, SlowdownCause.UNKNOWN, id="the-other-rank-may-be-slow"),
+    ],
+)
+def test_the_link_is_the_cause_only_if_no_rank_is_unknown(num_known: int, cause: SlowdownCause) -> None:
+    waiting = steps_of(with_noise([{}] * 300 + [WAITS] * 100))
+    watch = SlowdownWatch()
+    watch.update({rank: pulse_of(waiting, rank) for rank in range(num_known)})
+    assert [slow.cause for slow in watch.slowdowns] == [cause]
+
+
+def test_a_slow_down_whose_first_step_has_left_the_ring_has_no_begin() -> None:
+    steps = common_steps({0: steps_of([{}] * 10, first=50)})
+    assert steps is not None
+    reason = Reason(SlowdownCause.UNKNOWN, (0,))
+    for first, began_ns in ((40, None), (52, BEGIN_NS + 2 * 60 * MS)):
+        shift = LevelShift(first, 54, 50 * MS, 60 * MS, 3)
+        slow = slowdown_of(shift, reason, steps, None)
+        assert (slow.began_ns, slow.ended_ns) == (began_ns, BEGIN_NS + 5 * 60 * MS)
+    assert slowdown_of(shift, reason, steps, 7).began_ns == 7, "it stays what it was"
+
+
+def run(num_steps: int, *slow: range) -> dict[int, Pulse]:
+    """Return pulses as they are after a run in which rank 1 was slower in some steps."""
+    pulses = {}
+    for rank, row in enumerate((WAITS, SLOW)):
+        rows: list[dict[str, float]] = [{}] * num_steps
+        for span in slow:
+            rows[span.start : span.stop] = [row] * len(span)
+        steps = steps_of(rows)
+        pulses[rank] = pulse_of(rows_of(steps, slice(-2048, None)), rank, summaries=summaries_of(steps))
+    return pulses
+
+
+def test_an_early_slow_down_is_known_from_summaries() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(2000, 2600))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (2000, 2599, True)
+    assert (slow.num_steps, slow.before_ns, slow.after_ns) == (600, 60 * MS, 72 * MS)
+    assert (slow.began_ns, slow.ended_ns) == (BEGIN_NS + 2000 * 60 * MS, BEGIN_NS + (2000 * 60 + 600 * 72) * MS)
+    assert (slow.cause, slow.ranks, slow.part) == (SlowdownCause.OWN_TIME, (1,), StepPart.FORWARD)
+    assert round(slow.growth, 3) == 0.2
+
+
+def test_a_late_slow_down_is_known_to_the_step() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(5000, 5100))).slowdowns
+    assert abs(slow.first_step - 5000) <= 1
+    assert not slow.is_coarse
+
+
+def test_one_that_lasts_to_the_end_began_before_the_last_rows() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(3000, 6000))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (3000, None, True)
+
+
+def test_one_that_begins_among_the_first_rows_is_known_from_summaries() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(3970, 6000))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (4000, None, True)
+    (slow,) = slowdowns_of_run(run(6000, range(3990, 5500))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (4000, 5499, True)
+
+
+def test_both_are_there_in_order() -> None:
+    slowdowns = slowdowns_of_run(run(6000, range(2000, 2600), range(5000, 5100))).slowdowns
+    assert [slow.is_coarse for slow in slowdowns] == [True, False]
+
+
+def test_a_run_without_pulses_has_none() -> None:
+    assert slowdowns_of_run({}).slowdowns == ()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_summaries_in_any_order_are_put_in_order(num_ranks: int) -> None:
+    """A file may be damaged, or be read while its rank halves the number of its summaries."""
+    pulses = dict(islice(run(6000, range(2000, 2600)).items(), num_ranks))
+    first = pulses[0].summaries
+    damaged = {**pulses, 0: replace(pulses[0], summaries=rows_of(first, slice(None, None, -1)))}
+    assert slowdowns_of_run(damaged) == slowdowns_of_run(pulses)
+    assert slowdowns_of_run(pulses).slowdowns
+
+
+def test_ranks_of_which_one_has_lost_its_first_summaries_are_compared_where_both_have_them() -> None:
+    pulses = run(6000, range(2000, 2600))
+    later = replace(pulses[1], summaries=rows_of(pulses[1].summaries, slice(5, None)))
+    (slow,) = slowdowns_of_run({**pulses, 1: later}).slowdowns
+    assert (slow.first_step, slow.last_step, slow.cause, slow.ranks) == (2000, 2599, SlowdownCause.OWN_TIME, (1,))
