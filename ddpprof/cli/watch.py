@@ -38,13 +38,15 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
     from ddpprof.render.hang_words import verdict_lines
-    from ddpprof.watch.examination import examine_end, hung_at_last
+    from ddpprof.watch.examination import examine, hung_at_last
 
     out = job.out
     if not has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
         return
-    verdict = None if end.was_stopped or end.exit_code == 0 else examine_end(rundir.last_attempt(out))
+    hung = hung_at_last(rundir.last_attempt(out)) is not None
+    is_told = end.was_stopped or end.exit_code == 0 or hung
+    verdict = None if is_told else examine(rundir.last_attempt(out)).verdict
     for line in () if verdict is None else verdict_lines(verdict):
         say(f"ddpprof: {line}", file=sys.stderr)
-    why = f"; why it hung: ddpprof diagnose {out}" if hung_at_last(rundir.last_attempt(out)) is not None else ""
+    why = f"; why it hung: ddpprof diagnose {out}" if hung else ""
     say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)

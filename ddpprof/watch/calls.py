@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+from msgspec import structs
 
 from ddpprof.model.backends import backend_of
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.overdue import Call, KindOfCall
 from ddpprof.model.pulse import Activity
 from ddpprof.model.stack import WORK_WAIT
-from ddpprof.watch.position import REDUCER, Position
-from ddpprof.watch.verdicts import lost_a_peer, unusual_collective_of
+from ddpprof.watch.position import REDUCER, Position, Table, others_of
+from ddpprof.watch.verdicts import lost_a_peer, unusual_collective_of, verdict_on, verdict_on_all
 from ddpprof.words import clauses
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
@@ -90,7 +92,7 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
     return None
 
 
-def call_left_out(position: Position) -> str | None:
+def _call_left_out(position: Position) -> str | None:
     """Return the collective of the script that was due when a rank called one of DDP's instead, out of turn.
 
     It is found without the numbers of other ranks. ``None`` if there was none.
@@ -107,7 +109,7 @@ def call_left_out(position: Position) -> str | None:
     return next((one.name for one in due), None)
 
 
-def is_in_due_call(position: Position) -> bool:
+def _is_in_due_call(position: Position) -> bool:
     """Return whether a rank is, or died, in a collective of the script that comes as regularly as in earlier steps."""
     if not position.calls or position.waits_in_ddp:
         return False
@@ -198,25 +200,86 @@ def _short_place(position: Position) -> str:
     return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"
 
 
+def of_calls_that_failed(table: Table) -> Verdict | None:
+    """A collective met one of another size, the job died of that, and the ranks' numbers tell whose call was odd."""
+    odd = odd_by_calls(table) if _died_of_another_size(table) else None
+    if odd is None or odd.position is None:
+        return None
+    return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), others_of(table, odd.position))
+
+
+def of_call_left_out(table: Table) -> Verdict | None:
+    """The same, where the processes of some ranks were killed before they could tell."""
+    if not _died_of_another_size(table):
+        return None
+    found = [(one, "") for one in _those_that_left_out_a_collective(table)]
+    found = found or [(one, name) for one in table if (name := _call_left_out(one)) is not None]
+    due = [one for one in table if _is_in_due_call(one)]
+    if not found and len(due) == 1 and len(table) == 2:
+        found = [(one, due[0].calls[-1].name) for one in others_of(table, due[0])]
+    if len(found) != 1:
+        return None
+    ((blamed, name),) = found
+    if any(_of_unequal_sizes(one) for one in others_of(table, blamed)):
+        return _of_amounts(table, blamed)
+    detail = f"it left out {name}" if name else None
+    return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
+
+
+def _of_unequal_sizes(position: Position) -> bool:
+    """Return whether a rank died in a collective to which ranks may give different amounts of data."""
+    record = position.evidence.record
+    return record is not None and (record.ended_in or "").startswith("all_to_all")
+
+
+def _of_amounts(table: Table, ahead: Position) -> Verdict:
+    """Most died in such a collective. The one that was elsewhere may have left it out, or have come through it."""
+    died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
+    at = f" at {died_in.ended_place}" if died_in.ended_place else ""
+    detail = (
+        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it has left that out, or "
+        "the ranks do not agree on how much each of them sends to each other one"
+    )
+    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
+
+
+def of_collective_that_failed(table: Table) -> Verdict | None:
+    """The same, where only places and errors tell."""
+    blamed = _of_another_collective(table)
+    return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
+
+
+def of_collectives_that_met(table: Table) -> Verdict | None:
+    """A thread of the backend aborted a rank in a collective, and nothing tells whose call was odd."""
+    records = [one.evidence.record for one in table]
+    by_library = any(record is not None and record.was_aborted_by_library for record in records)
+    if not (by_library and _died_of_another_size(table)):
+        return None
+    detail = "the backend aborted a rank as its collective met another one, of another size"
+    places_of = {one.place for one in table if one.place is not None}
+    place = next(iter(places_of)) if len(places_of) == 1 else None
+    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
+
+
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
 """errors of collectives that met others of another size"""
 
 
-def died_of_another_size(positions: Sequence[Position]) -> bool:
+def _died_of_another_size(positions: Sequence[Position]) -> bool:
     """Return whether all ranks died, and one of them because its collective met one of another size."""
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
 
-def those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Position]:
+def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Position]:
     """Return the ranks that died in DDP's own collectives while most died in one of the script."""
-    if not died_of_another_size(positions):
+    if not _died_of_another_size(positions):
         return []
     in_script = [one for one in positions if _collective_of_script(one)]
     return [one for one in positions if one not in in_script] if len(in_script) > len(positions) / 2 else []
 
 
-def of_another_collective(positions: Sequence[Position]) -> Position | None:
+def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     """Return the rank whose collective met one of DDP of another size, if the job died of that.
 
     Either rank may notice: with an error, or gloo aborts its process.

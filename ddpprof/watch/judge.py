@@ -23,16 +23,15 @@ from ddpprof.model.stack import collective_of
 from ddpprof.watch import places
 from ddpprof.watch.calls import (
     behind_by_calls,
-    call_left_out,
-    died_of_another_size,
-    is_in_due_call,
     odd_by_calls,
-    of_another_collective,
+    of_call_left_out,
+    of_calls_that_failed,
+    of_collective_that_failed,
+    of_collectives_that_met,
     of_mismatch,
-    those_that_left_out_a_collective,
 )
 from ddpprof.watch.evidence import RankEvidence, are_all_on_cpu
-from ddpprof.watch.position import Position, position_of, ran_out, why_ended
+from ddpprof.watch.position import Position, Table, others_of, position_of, ran_out, why_ended
 from ddpprof.watch.verdicts import (
     hint_on_death,
     how_likely_a_consequence,
@@ -43,8 +42,6 @@ from ddpprof.watch.verdicts import (
 )
 from ddpprof.words import ranks_in_words
 
-Table = Sequence[Position]
-"""a row for each rank"""
 _WORST_FIRST = (
     Fault.DIED,
     Fault.STOPPED,
@@ -101,74 +98,13 @@ def _is_behind_loop(position: Position) -> bool:
     return is_in_collective and places.is_in_a_loop(position.evidence.stack) is False
 
 
-def _of_calls_that_failed(table: Table) -> Verdict | None:
-    """A collective met one of another size, the job died of that, and the ranks' numbers tell whose call was odd."""
-    odd = odd_by_calls(table) if died_of_another_size(table) else None
-    if odd is None or odd.position is None:
-        return None
-    return verdict_on(odd.fault, replace(odd.position, detail=odd.detail), _others(table, odd.position))
-
-
-def _of_call_left_out(table: Table) -> Verdict | None:
-    """The same, where the processes of some ranks were killed before they could tell."""
-    if not died_of_another_size(table):
-        return None
-    found = [(one, "") for one in those_that_left_out_a_collective(table)]
-    found = found or [(one, name) for one in table if (name := call_left_out(one)) is not None]
-    due = [one for one in table if is_in_due_call(one)]
-    if not found and len(due) == 1 and len(table) == 2:
-        found = [(one, due[0].calls[-1].name) for one in _others(table, due[0])]
-    if len(found) != 1:
-        return None
-    ((blamed, name),) = found
-    if any(_of_unequal_sizes(one) for one in _others(table, blamed)):
-        return _of_amounts(table, blamed)
-    detail = f"it left out {name}" if name else None
-    return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), _others(table, blamed))
-
-
-def _of_unequal_sizes(position: Position) -> bool:
-    """Return whether a rank died in a collective to which ranks may give different amounts of data."""
-    record = position.evidence.record
-    return record is not None and (record.ended_in or "").startswith("all_to_all")
-
-
-def _of_amounts(table: Table, ahead: Position) -> Verdict:
-    """Most died in such a collective. The one that was elsewhere may have left it out, or have come through it."""
-    died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
-    at = f" at {died_in.ended_place}" if died_in.ended_place else ""
-    detail = (
-        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it has left that out, or "
-        "the ranks do not agree on how much each of them sends to each other one"
-    )
-    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
-
-
-def _of_collective_that_failed(table: Table) -> Verdict | None:
-    """The same, where only places and errors tell."""
-    blamed = of_another_collective(table)
-    return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, _others(table, blamed))
-
-
-def _of_collectives_that_met(table: Table) -> Verdict | None:
-    """A thread of the backend aborted a rank in a collective, and nothing tells whose call was odd."""
-    records = [one.evidence.record for one in table]
-    by_library = any(record is not None and record.was_aborted_by_library for record in records)
-    if not (by_library and died_of_another_size(table)):
-        return None
-    detail = "the backend aborted a rank as its collective met another one, of another size"
-    places_of = {one.place for one in table if one.place is not None}
-    place = next(iter(places_of)) if len(places_of) == 1 else None
-    return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
-
-
 def _of_skipped_pass(table: Table) -> Verdict | None:
     """A rank skipped a backward pass and has finished; the others wait, or lost it."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
     blamed = next(one for one in table if one.rank == found.rank)
-    others = _others(table, blamed)
+    others = others_of(table, blamed)
     if not all(one.waits_in is not None or lost_a_peer(one.evidence) for one in others):
         return None
     later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
@@ -199,7 +135,7 @@ def _of_extra_pass(table: Table) -> Verdict | None:
     passes, others_passes = blamed.evidence.state.num_passes, other.evidence.state.num_passes
     detail = f"It has begun {passes:,}, and rank {other.rank} {others_passes:,}"
     told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
-    return verdict_on(Fault.FEWER_PASSES, told, _others(table, blamed))
+    return verdict_on(Fault.FEWER_PASSES, told, others_of(table, blamed))
 
 
 def _has_more_passes(one: Position, other: Position) -> bool:
@@ -293,9 +229,9 @@ def _of_free_rank(table: Table) -> Verdict | None:
     blamed = min(free, key=_guilt)
     waiting = [one for one in table if one.waits_in is not None]
     if not (waiting or _are_by_themselves(table)):
-        waiting = _others(table, blamed)
+        waiting = others_of(table, blamed)
     verdict = verdict_on(blamed.fault, blamed, waiting)
-    if verdict.hint is Hint.UNSEEN_END and any(_was_seen_beside(blamed, one) for one in _others(table, blamed)):
+    if verdict.hint is Hint.UNSEEN_END and any(_was_seen_beside(blamed, one) for one in others_of(table, blamed)):
         return structs.replace(verdict, hint=Hint.ENDED_SILENTLY)
     return verdict
 
@@ -330,7 +266,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
-    return verdict_on(Fault.EVALUATES_ALONE, evaluating[0], _others(table, evaluating[0]))
+    return verdict_on(Fault.EVALUATES_ALONE, evaluating[0], others_of(table, evaluating[0]))
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
@@ -341,7 +277,7 @@ def _of_odd_calls(table: Table) -> Verdict | None:
     if odd.position is None:
         return verdict_on_all(odd.fault, table, odd.detail, odd.hint)
     blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
-    return verdict_on(odd.fault, blamed, _others(table, odd.position))
+    return verdict_on(odd.fault, blamed, others_of(table, odd.position))
 
 
 def _of_odd_place(table: Table) -> Verdict | None:
@@ -358,8 +294,8 @@ def _of_odd_place(table: Table) -> Verdict | None:
     usual = next(one for one in table if _waits_at(one) == places_of[0][0])
     if most > next_most and blamed.waits_in_ddp and not usual.waits_in_ddp:
         detail = f"it left out {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
-        return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), _others(table, blamed))
-    return verdict_on(blamed.fault, blamed, _others(table, blamed))
+        return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
+    return verdict_on(blamed.fault, blamed, others_of(table, blamed))
 
 
 def _of_different_roots(table: Table) -> Verdict | None:
@@ -394,7 +330,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
     if min(passes) == max(passes):
         return None
     blamed = min(table, key=lambda one: one.progress)
-    return verdict_on(blamed.fault, blamed, _others(table, blamed))
+    return verdict_on(blamed.fault, blamed, others_of(table, blamed))
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
@@ -403,17 +339,17 @@ def _of_fewer_calls(table: Table) -> Verdict | None:
     if odd is None or odd.position is None:
         return None
     blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
-    return verdict_on(odd.fault, blamed, _others(table, odd.position))
+    return verdict_on(odd.fault, blamed, others_of(table, odd.position))
 
 
 RULES: tuple[Callable[[Table], Verdict | None], ...] = (
-    _of_calls_that_failed,
-    _of_call_left_out,
-    _of_collective_that_failed,
+    of_calls_that_failed,
+    of_call_left_out,
+    of_collective_that_failed,
     of_mismatch,
     _of_skipped_pass,
     _of_extra_pass,
-    _of_collectives_that_met,
+    of_collectives_that_met,
     _of_barrier_in_vain,
     _of_timeout,
     _of_devices,
@@ -428,10 +364,6 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_fewer_calls,
 )
 """in their order; if none fits, all ranks wait at the same place, and the link is to blame"""
-
-
-def _others(table: Table, blamed: Position) -> list[Position]:
-    return [one for one in table if one is not blamed]
 
 
 _EXIT_S = 8.0

@@ -1,8 +1,8 @@
 """What does a running job do? An overview of its ranks, from their pulses.
 
 DDP keeps ranks in step, so the steps of the lowest rank stand for those of the job. A rank's own time is its step
-without its waiting for other ranks, the median of its last steps. Ranks wait for one that has begun fewer backward passes
-than they have, or for the one whose own time is the largest.
+without its waiting for other ranks, the median of its last steps. Ranks wait for one that has begun fewer backward
+passes than they have, or for the one whose own time is the largest.
 """
 
 from __future__ import annotations

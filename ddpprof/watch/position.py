@@ -5,6 +5,7 @@ The first rule that fits a rank makes its row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpprof.model.hang import Fault, Hint
@@ -71,6 +72,14 @@ class Position:
         """Number of backward passes, and of buckets of the last one, whose reduction this rank has begun."""
         state = self.evidence.state
         return state.num_passes, state.bucket + 1
+
+
+Table = Sequence[Position]
+"""a row for each rank"""
+
+
+def others_of(table: Table, blamed: Position) -> list[Position]:
+    return [one for one in table if one is not blamed]
 
 
 def position_of(evidence: RankEvidence) -> Position:

@@ -25,7 +25,7 @@ from ddpprof.model.slowdown import Slowdowns, StepSlowdown
 from ddpprof.render.hang_words import standstill_line, verdict_lines
 from ddpprof.render.slowdown_words import slowdown_sentence
 from ddpprof.watch.evidence import dump_stacks, gather
-from ddpprof.watch.examination import examine_running
+from ddpprof.watch.examination import examine
 from ddpprof.watch.hang_detector import HangDetector
 from ddpprof.watch.pulse_files import (
     PulseHead,
@@ -242,7 +242,7 @@ class HangLook:
 
     def _examine(self, directory: Path, missed_s: float) -> None:
         """Say once what is wrong, or for what outside the job a rank waits while others wait for it."""
-        seen = examine_running(directory, self._detector, missed_s)
+        seen = examine(directory, self._detector, missed_s)
         if seen.standstill is not None:
             self._tell_of_standstill(seen.standstill)
         if seen.verdict is None:
