@@ -11,8 +11,7 @@ from ddpprof.findings.framework_words import TRAIN_WITHIN_JOIN
 from ddpprof.findings.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
 from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
-from ddpprof.render.error_words import advice_on_error, shortened
-from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
+from ddpprof.render.error_words import advice_on_error, is_of_worker, killer_sentence, shortened, signal_name
 from ddpprof.words import listed, ranks_in_words
 
 _MOST_NAMES = 6

@@ -9,8 +9,7 @@ from ddpprof.findings.hangs import SAME_COLLECTIVES
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.model.backends import backend_of
-from ddpprof.render.error_words import advice_on_error, shortened
-from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
+from ddpprof.render.error_words import NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
 from ddpprof.report import Report
 from ddpprof.words import ranks_in_words
 
