@@ -17,10 +17,18 @@ from ddpprof.model.hang import Standstill, Verdict
 from ddpprof.model.overdue import Wait
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
 from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
-from ddpprof.watch import places
 from ddpprof.watch.evidence import RankEvidence, are_all_on_cpu, gather
 from ddpprof.watch.judge import judge
-from ddpprof.watch.position import OUTSIDE, outside_wait, position_of
+from ddpprof.watch.position import (
+    OUTSIDE,
+    awaits_a_program,
+    is_at_a_lock,
+    is_debugged,
+    is_in_checkpoint,
+    outside_wait,
+    polls,
+    position_of,
+)
 from ddpprof.watch.processes import Process
 from ddpprof.watch.pulse_files import PulseHead, read_heads, read_verdict
 
@@ -157,7 +165,7 @@ class HangDetector:
     ) -> Standstill | None:
         """Return what the rank pauses for, and until when, if it does."""
         idle_s = self._idle.of(one, self._clock())
-        debugged, outside = places.is_debugged(one.stack), _outside_of(one)
+        debugged, outside = is_debugged(one.stack), _outside_of(one)
         works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
         outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
         if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
@@ -350,18 +358,18 @@ def pause_limit_s(one: RankEvidence) -> float:
     if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
         return 0.0
     awaits_others = collective_of(one.stack) is not None
-    if places.is_in_checkpoint(one.stack) and not awaits_others:
+    if is_in_checkpoint(one.stack) and not awaits_others:
         return _ON_PURPOSE_S
     evaluates = one.state.evaluates and not awaits_others
-    awaits_child = one.wait is Wait.PROCESS and not places.is_at_a_lock(one.stack)  # as in os.system()
-    awaits_program = (places.awaits_a_program(one.stack) or awaits_child) and bool(one.workers)
+    awaits_child = one.wait is Wait.PROCESS and not is_at_a_lock(one.stack)  # as in os.system()
+    awaits_program = (awaits_a_program(one.stack) or awaits_child) and bool(one.workers)
     awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others
     if one.computes or one.moves_data or awaits_program or awaits_helpers:
         return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
-    if one.facts.saves_in_thread and places.is_at_a_lock(one.stack) and not awaits_others:
+    if one.facts.saves_in_thread and is_at_a_lock(one.stack) and not awaits_others:
         return _ON_PURPOSE_S
-    if one.wait is Wait.SLEEP and places.polls(one.stack) and not awaits_others:
+    if one.wait is Wait.SLEEP and polls(one.stack) and not awaits_others:
         return _POLLS_S
-    may_wait = not one.stack or places.is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
+    may_wait = not one.stack or is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
     may_wait |= outside_wait(one) is not None
     return _ON_PURPOSE_S if evaluates and not may_wait else 0.0

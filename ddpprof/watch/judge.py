@@ -20,7 +20,6 @@ from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
 from ddpprof.model.stack import collective_of
-from ddpprof.watch import places
 from ddpprof.watch.calls import (
     behind_by_calls,
     odd_by_calls,
@@ -31,7 +30,18 @@ from ddpprof.watch.calls import (
     of_mismatch,
 )
 from ddpprof.watch.evidence import RankEvidence, are_all_on_cpu
-from ddpprof.watch.position import Position, Table, others_of, position_of, ran_out, why_ended
+from ddpprof.watch.position import (
+    Position,
+    Table,
+    is_in_a_loop,
+    loop_left,
+    others_of,
+    place_at_exit,
+    position_of,
+    ran_out,
+    why_ended,
+    why_no_exit,
+)
 from ddpprof.watch.verdicts import (
     hint_on_death,
     how_likely_a_consequence,
@@ -72,7 +82,7 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 def _with_early_ends(table: Table) -> Table:
     """Mark the ranks that have left the training loop while others have not. After the loop of all, none is early."""
-    trains = any(places.is_in_a_loop(one.evidence.stack) for one in table)
+    trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
     over = [
         one
@@ -88,14 +98,14 @@ def _with_early_ends(table: Table) -> Table:
 
 def _as_early(position: Position) -> Position:
     hint = why_ended(position.evidence)
-    detail = places.loop_left(position.evidence.stack) if hint is Hint.LEFT_LOOP else None
+    detail = loop_left(position.evidence.stack) if hint is Hint.LEFT_LOOP else None
     return replace(position, fault=Fault.ENDED_EARLY, detail=detail, hint=hint)
 
 
 def _is_behind_loop(position: Position) -> bool:
     """Return whether a rank is in a collective of the script that no loop contains, and so comes after the loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
-    return is_in_collective and places.is_in_a_loop(position.evidence.stack) is False
+    return is_in_collective and is_in_a_loop(position.evidence.stack) is False
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
@@ -191,7 +201,7 @@ def _of_rank_behind_its_training(table: Table) -> Verdict | None:
 
 def _is_in_training(one: Position) -> bool:
     is_elsewhere = one.fault in (Fault.OWN_CODE, Fault.LOCK) and one.waits_in is None
-    return not is_elsewhere or places.is_in_a_loop(one.evidence.stack) is not False
+    return not is_elsewhere or is_in_a_loop(one.evidence.stack) is not False
 
 
 def _of_devices(table: Table) -> Verdict | None:
@@ -382,7 +392,7 @@ def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
     if not left:
         return None
     first = left[0]
-    place = places.place_at_exit(first.stack)
+    place = place_at_exit(first.stack)
     return Verdict(
         fault=Fault.DOES_NOT_EXIT,
         rank=first.rank,
@@ -390,7 +400,7 @@ def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
         pid=first.identity.pid,
         step=first.state.step,
         place=None if place is None else str(place),
-        detail=places.why_no_exit(first.stack),
+        detail=why_no_exit(first.stack),
         since_unix_ns=first.state.ended_ns,
         at_unix_ns=first.now_ns,
     )
@@ -398,7 +408,7 @@ def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
 
 def _stands_at_exit(one: RankEvidence) -> bool:
     is_busy = one.computes or one.helpers_compute or one.moves_data
-    is_at_exit = places.why_no_exit(one.stack) is not None  # not in the script's own code at exit, such as an upload
+    is_at_exit = why_no_exit(one.stack) is not None  # not in the script's own code at exit, such as an upload
     return bool(one.state.exits) and one.state.stack_ns > one.state.ended_ns and is_at_exit and not is_busy
 
 

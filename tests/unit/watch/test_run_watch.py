@@ -15,11 +15,10 @@ from pulse_files import MadeStep, write_pulse
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
-from ddpprof.watch import run_watch
-from ddpprof.watch import run_watch as hang_look
-from ddpprof.watch import run_watch as slowdown_look
+from ddpprof.watch import looks, run_watch
 from ddpprof.watch.hang_detector import Overdue
-from ddpprof.watch.run_watch import HangLook, LossLook, RunWatch, SlowdownLook
+from ddpprof.watch.looks import HangLook, LossLook, SlowdownLook
+from ddpprof.watch.run_watch import RunWatch
 
 
 class Noting:
@@ -157,7 +156,7 @@ def test_when_a_verdict_is_told(
     write_pulse(tmp_path, 2, tick_ns=time.time_ns() if is_one_left else 0)
     said: list[str] = []
     detector = Detector(verdict)
-    monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
+    monkeypatch.setattr(looks, "HangDetector", lambda _: detector)
     look = HangLook(said.append, None, dumps_stacks=False)
     for detector.waited_s in silent_at_s:
         look.at(tmp_path, 0.0, is_over=False)
@@ -174,7 +173,7 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
     said: list[str] = []
     detector = Detector(Verdict(Fault.LOADER, rank=1))
     detector.waited_s = 6
-    monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
+    monkeypatch.setattr(looks, "HangDetector", lambda _: detector)
     look = HangLook(said.append, 0.0, dumps_stacks=False)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a job that has only begun to hang is not ended"))
     for attempt in ("attempt-0", "attempt-1"):
@@ -207,7 +206,7 @@ def test_a_wait_outside_the_job_is_told_once_for_each_line(
     found: Standstill, said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write_pulse(tmp_path, 0)
-    monkeypatch.setattr(hang_look, "HangDetector", lambda _: Detector(found))
+    monkeypatch.setattr(looks, "HangDetector", lambda _: Detector(found))
     heard: list[str] = []
     look = HangLook(heard.append, 0.0, dumps_stacks=False)
     for _ in range(2):
@@ -232,7 +231,7 @@ def test_a_job_that_waits_for_something_outside_or_whose_training_is_over_is_nev
     write_pulse(tmp_path, 0)
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda *_: killed.append(1))
-    monkeypatch.setattr(hang_look, "HangDetector", lambda _: Detector(Verdict(fault, rank=1, hint=hint)))
+    monkeypatch.setattr(looks, "HangDetector", lambda _: Detector(Verdict(fault, rank=1, hint=hint)))
     look = HangLook(lambda _: None, 0.0, dumps_stacks=False)
     for _ in range(3):
         look.at(tmp_path, 0.0, is_over=False)
@@ -317,8 +316,8 @@ class Launcher:
         self.job = Watched()
         self._monkeypatch, self._folder = monkeypatch, tmp_path
         self._look = SlowdownLook(self.said.append)
-        monkeypatch.setattr(slowdown_look, "read_pulses", lambda _: {})
-        monkeypatch.setattr(slowdown_look, "SlowdownWatch", lambda: self.job)
+        monkeypatch.setattr(looks, "read_pulses", lambda _: {})
+        monkeypatch.setattr(looks, "SlowdownWatch", lambda: self.job)
 
     def looks(self, at_s: float, *found: StepSlowdown) -> list[str]:
         """Return what it says when it looks at this time, and these slow-downs are known."""

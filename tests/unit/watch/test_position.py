@@ -8,8 +8,15 @@ import pytest
 from hung_ranks import ENGINE, USER, distributed
 
 from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack, stack_of_crash
-from ddpprof.watch import places
-from ddpprof.watch.places import is_at_a_lock, is_debugged, is_in_a_loop, is_in_engine, loop_left
+from ddpprof.watch.position import (
+    is_at_a_lock,
+    is_debugged,
+    is_in_a_loop,
+    is_in_engine,
+    loop_left,
+    place_at_exit,
+    why_no_exit,
+)
 
 THREADING = Frame("/usr/lib/python3.11/threading.py", 300, "wait")
 
@@ -81,13 +88,13 @@ def of_python(file: str, function: str) -> Frame:
     ],
 )  # fmt: skip
 def test_why_a_process_does_not_exit(stack: list[Frame], why: str | None) -> None:
-    assert places.why_no_exit(stack) == why
+    assert why_no_exit(stack) == why
 
 
 def test_where_a_process_stands_that_does_not_exit() -> None:
     queue, join = of_python("multiprocessing/queues.py", "_finalize_join"), of_python("threading.py", "join")
-    assert places.place_at_exit([queue, join]) == queue
-    assert places.place_at_exit([join]) is None
+    assert place_at_exit([queue, join]) == queue
+    assert place_at_exit([join]) is None
 
 
 CRASH = """Fatal Python error: Aborted
