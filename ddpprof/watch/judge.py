@@ -241,14 +241,15 @@ def _of_free_rank(table: Table) -> Verdict | None:
     if not (waiting or _are_by_themselves(table)):
         waiting = others_of(table, blamed)
     verdict = verdict_on(blamed.fault, blamed, waiting)
-    if verdict.hint is Hint.UNSEEN_END and any(_was_seen_beside(blamed, one) for one in others_of(table, blamed)):
+    if verdict.hint is Hint.UNSEEN_END and _were_others_seen_to_fail(table, blamed):
         return structs.replace(verdict, hint=Hint.ENDED_SILENTLY)
     return verdict
 
 
-def _was_seen_beside(blamed: Position, other: Position) -> bool:
-    """Return whether the launcher on the same host saw the other rank fail. It notes all that do not exit with 0."""
-    return other.evidence.exit is not None and other.evidence.identity.host == blamed.evidence.identity.host
+def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
+    """Return whether a launcher saw all other ranks of the host fail. It notes all that do not exit with 0."""
+    beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
+    return bool(beside) and all(one.evidence.exit is not None for one in beside)
 
 
 def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:

@@ -401,6 +401,7 @@ def test_a_rank_that_ended_though_its_launcher_saw_no_failure() -> None:
     verdict = judge([unseen, failed])
     assert (verdict.rank, verdict.hint) == (0, Hint.ENDED_SILENTLY)
     assert judge([unseen, died(waiting(1), lost)]).hint is Hint.UNSEEN_END
+    assert judge([unseen, failed, waiting(2)]).hint is Hint.UNSEEN_END, "its launcher may still wait for rank 2"
 
 
 def evaluating(number: int) -> RankEvidence:
