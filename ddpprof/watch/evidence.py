@@ -200,6 +200,8 @@ def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool
     """Return whether others compute for the main thread. On an accelerator threads of libraries may spin for ever."""
     if now.do_children_run and earlier.do_children_run:
         return True
+    if with_threads and now.do_threads_run and earlier.do_threads_run:
+        return True
     computed_s = now.children_cpu_s - earlier.children_cpu_s
     if with_threads:
         computed_s = max(computed_s, now.threads_cpu_s - earlier.threads_cpu_s)

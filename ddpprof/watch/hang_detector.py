@@ -126,11 +126,15 @@ class HangDetector:
         if _has_gone_on(evidence, overdue):
             return None
         told = read_verdict(self._directory)
-        standstill = None if self._was_told(told, overdue) else self.standstill(evidence, overdue, told)
-        if standstill is not None:
-            return standstill
-        evidence = gather(self._directory)
-        return None if _has_gone_on(evidence, overdue) else judge(evidence)
+        was_told = self._was_told(told, overdue)
+        standstill = None if was_told else self.standstill(evidence, overdue, told)
+        if standstill is None:
+            evidence = gather(self._directory)
+            if _has_gone_on(evidence, overdue):
+                return None
+            # On a busy machine, a rank that computes may have had no core at the first look.
+            standstill = None if was_told else self.standstill(evidence, overdue, told)
+        return judge(evidence) if standstill is None else standstill
 
     def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
         """Return whether the launcher has said that the job hangs in this very step."""

@@ -129,6 +129,8 @@ class Process:
     """whether its control group is frozen"""
     do_children_run: bool = False
     """whether one of its living descendants computes now, or is ready to"""
+    do_threads_run: bool = False
+    """the same of its other threads"""
 
     @property
     def is_stopped(self) -> bool:
@@ -167,6 +169,7 @@ def look_at(pid: int, thread: int | None = None) -> Process | None:
         started_ns=_started_ns(pid),
         is_frozen=is_frozen(pid),
         do_children_run=any(one.state == "R" for one in of_children),
+        do_threads_run=_does_another_run(pid, thread or pid),
     )
 
 
@@ -182,6 +185,14 @@ def _started_ns(pid: int) -> int | None:
         return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
     except (OSError, ValueError, IndexError, AttributeError):
         return None
+
+
+def _does_another_run(pid: int, thread: int) -> bool:
+    """Return whether a thread of the process other than the given one computes, or is ready to."""
+    with suppress(OSError):
+        others = (folder for folder in Path(f"/proc/{pid}/task").iterdir() if folder.name != str(thread))
+        return any(found is not None and found.state == "R" for found in map(stat_of, others))
+    return False
 
 
 def _moved_bytes(pid: int, thread: int) -> int:

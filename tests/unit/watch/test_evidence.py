@@ -111,6 +111,22 @@ def test_others_compute_for_a_rank(device: str, spent: dict[str, float], compute
 
 
 @pytest.mark.parametrize(
+    ("device", "seen", "compute"),
+    [
+        pytest.param("cpu", {"do_threads_run": True}, True, id="threads"),
+        pytest.param("cuda", {"do_threads_run": True}, False, id="threads-that-may-spin"),
+        pytest.param("cuda", {"do_children_run": True}, True, id="children"),
+    ],
+)
+def test_others_that_are_ready_to_run_compute_though_they_have_no_core(
+    device: str, seen: dict[str, bool], compute: bool
+) -> None:
+    before, now = process(**seen), process(seen_s=0.2, **seen)
+    assert evidence._helpers_compute(before, now, with_threads=device == "cpu") is compute
+    assert not evidence._helpers_compute(process(), now, with_threads=device == "cpu")
+
+
+@pytest.mark.parametrize(
     ("before", "moved_mib", "moves_data"),
     [
         pytest.param(process(), 2, True, id="much"),

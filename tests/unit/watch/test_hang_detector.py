@@ -432,6 +432,15 @@ def test_a_step_that_was_said_to_hang_still_does(monkeypatch: pytest.MonkeyPatch
         assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
 
 
+def test_a_rank_that_is_seen_to_compute_only_at_the_second_look_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may have no core as it is looked at first."""
+    sleeps, computes = rank(0, USER, since_s=20), replace(rank(0, USER, since_s=20), computes=True)
+    for second, is_hang in ((computes, False), (sleeps, True)):
+        seen = iter(((sleeps, waiting(1)), (second, waiting(1))))
+        monkeypatch.setattr("ddpprof.watch.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
+        assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
+
+
 @pytest.mark.parametrize(("passes", "is_pause"), [(11, True), (10, False)])
 def test_what_a_rank_does_after_the_training_of_all_holds_nobody_up(
     passes: int, is_pause: bool, monkeypatch: pytest.MonkeyPatch
