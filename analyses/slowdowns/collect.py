@@ -29,7 +29,7 @@ import numpy as np
 from hosts import linked_hosts
 from study import RECORDINGS, as_json
 
-from ddpprof.watch.pulse_files import read_pulse
+from ddpprof.monitor.pulse_files import read_pulse
 
 HERE = Path(__file__).resolve().parent
 RATE, BURST = "700mbit", "64kb"

@@ -17,7 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import RECORDINGS
 
-from ddpprof.watch.level_shifts import LevelShift, LevelShifts
+from ddpprof.monitor.level_shifts import LevelShift, LevelShifts
 
 HERE = Path(__file__).resolve().parent
 STEP_NS = 60e6

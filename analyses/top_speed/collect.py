@@ -22,9 +22,9 @@ import msgspec
 from rich.console import Console
 
 from ddpprof.model import pulse_layout as layout
+from ddpprof.monitor.overview import look_at
+from ddpprof.monitor.pulse_files import shared_path
 from ddpprof.render.top import Shown, rows_that_fit, top_view
-from ddpprof.watch.overview import look_at
-from ddpprof.watch.pulse_files import shared_path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import as_json, begin_recording

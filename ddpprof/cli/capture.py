@@ -39,7 +39,7 @@ def _factor(text: str) -> float:
 def run_capture(options: argparse.Namespace) -> int:
     from ddpprof.errors import DdpprofError
     from ddpprof.model.capture import CaptureRequest
-    from ddpprof.watch.requests import ask
+    from ddpprof.monitor.requests import ask
 
     directory = last_attempt_of(options.run_directory)
     request = CaptureRequest(

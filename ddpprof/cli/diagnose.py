@@ -15,8 +15,8 @@ from ddpprof.files import local
 
 if TYPE_CHECKING:
     from ddpprof.model.hang import Verdict
-    from ddpprof.watch.evidence import RankEvidence
-    from ddpprof.watch.examination import Examination
+    from ddpprof.monitor.evidence import RankEvidence
+    from ddpprof.monitor.examination import Examination
 
 _WELL, _NOT_WELL = 0, 1
 
@@ -46,9 +46,9 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
 
 def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
-    from ddpprof.watch.evidence import dump_stacks, gather
-    from ddpprof.watch.examination import examine
-    from ddpprof.watch.overview import STARTING, is_starting
+    from ddpprof.monitor.evidence import dump_stacks, gather
+    from ddpprof.monitor.examination import examine
+    from ddpprof.monitor.overview import STARTING, is_starting
 
     run: Path = options.run_directory
     if is_starting(run):
@@ -130,7 +130,7 @@ def _why_well(seen: Examination, run: Path) -> str:
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     from ddpprof.findings.losses import nonfinite_finding
     from ddpprof.model.pulse import Ended
-    from ddpprof.watch.whole_run import nonfinite_steps
+    from ddpprof.monitor.whole_run import nonfinite_steps
 
     ends = {one.state.ended for one in evidence}
     if Ended.UNWATCHED in ends:
@@ -146,7 +146,7 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
 def _judge_dumps(folder: Path, form: str) -> int:
     """Compare the dumps of torch's flight recorder in a folder."""
     from ddpprof.layout import clean, count
-    from ddpprof.watch.flight_dumps import dumps_in, judge_dumps, lonely_calls, read_dump
+    from ddpprof.monitor.flight_dumps import dumps_in, judge_dumps, lonely_calls, read_dump
 
     dumps = dumps_in(folder)
     if not dumps:

@@ -21,7 +21,7 @@ from ddpprof.cli.this_machine import for_this_machine
 from ddpprof.errors import DdpprofError, how_to_install
 
 if TYPE_CHECKING:
-    from ddpprof.watch.metrics import Metric, MetricKind
+    from ddpprof.monitor.metrics import Metric, MetricKind
 
 _LISTEN = re.compile(r"(?:(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):)?(?P<port>\d{1,5})")
 _OTLP = "otlp:"
@@ -72,7 +72,7 @@ def check(target: MetricsTarget) -> None:
 
 def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
     """Begin to publish the metrics of the job that writes into `out`; return what ends that. Raises ``OSError``."""
-    from ddpprof.watch.metrics import read_metrics
+    from ddpprof.monitor.metrics import read_metrics
 
     def read() -> list[Metric]:
         return read_metrics(out)
@@ -123,7 +123,7 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
 
-    from ddpprof.watch.metrics import METRICS
+    from ddpprof.monitor.metrics import METRICS
 
     exporter = OTLPMetricExporter(endpoint=f"{collector.rstrip('/')}/v1/metrics", timeout=5)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_MS)

@@ -35,7 +35,7 @@ _DRAW_EVERY_S = 0.1
 def last_attempt_of(run: Path) -> Path:
     """Return the directory of the last attempt of a job that may still run. Raises `DdpprofError` if it is no run."""
     from ddpprof import rundir
-    from ddpprof.watch.overview import refuse_starting
+    from ddpprof.monitor.overview import refuse_starting
 
     refuse_starting(run)
     if not rundir.is_run(run):
@@ -124,7 +124,7 @@ def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[
 def refuse_missing(path: Location) -> None:
     """Raise `NotARun` if there is nothing at a local path, before anything heavy is imported."""
     if isinstance(path, Path) and not os.path.lexists(path) and path.name != "attempt-0":
-        from ddpprof.watch.overview import refuse_starting
+        from ddpprof.monitor.overview import refuse_starting
 
         refuse_starting(path)
         raise NotARun(f"{path} does not exist. Record one with: ddpprof trace --out {path} train.py")

@@ -20,8 +20,8 @@ from ddpprof.cli.saying import say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ddpprof.monitor.overview import Overview
     from ddpprof.render.top import Order, Shown
-    from ddpprof.watch.overview import Overview
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
@@ -44,7 +44,7 @@ def add_top_options(parser: argparse.ArgumentParser) -> None:
 def run_top(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ddpprof.watch.overview import find_pulses
+    from ddpprof.monitor.overview import find_pulses
 
     find_pulses(options.path)  # raises if there is nothing to look at
     console = Console(highlight=False, no_color=bool(os.environ.get("NO_COLOR")))
@@ -59,8 +59,8 @@ def run_top(options: argparse.Namespace) -> int:
 
 def _look(path: Path) -> tuple[Overview, Shown]:
     """Return the job at this moment, and what its launcher has said of it, which is shown beside it."""
+    from ddpprof.monitor.overview import find_pulses, look_at
     from ddpprof.render.top import Shown
-    from ddpprof.watch.overview import find_pulses, look_at
 
     directory = find_pulses(path)
     now = look_at(directory, time.time_ns())
@@ -97,7 +97,7 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 def _about_end(path: Path, overview: Overview) -> str:
     """Say why there is no more to see, and name the command to run next: diagnose if a rank failed, else report."""
-    from ddpprof.watch.overview import Standing
+    from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):
         return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
@@ -170,8 +170,8 @@ def _no_key(at_most_s: float) -> str:
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
     """Return the verdict on a hang that has not ended yet."""
+    from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.render.hang_words import verdict_lines
-    from ddpprof.watch.pulse_files import read_verdict
 
     verdict = read_verdict(directory)
     if verdict is None or verdict.resumed_unix_ns is not None or now.is_over:
@@ -181,8 +181,8 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
     """Return a sentence for each of the last slow-downs that the job's launcher has found."""
+    from ddpprof.monitor.pulse_files import read_slowdowns
     from ddpprof.render.slowdown_words import slowdown_sentence
-    from ddpprof.watch.pulse_files import read_slowdowns
 
     found = read_slowdowns(directory)
     return [] if found is None else [slowdown_sentence(one, world_size) for one in found.slowdowns[-_MOST_SLOWDOWNS:]]

@@ -37,8 +37,8 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     """Say how the job failed, if it did, and what to do with the run. `inside`: this process is a rank itself."""
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
+    from ddpprof.monitor.examination import examine, hung_at_last
     from ddpprof.render.hang_words import verdict_lines
-    from ddpprof.watch.examination import examine, hung_at_last
 
     out = job.out
     if not has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):

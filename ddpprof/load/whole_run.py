@@ -15,10 +15,10 @@ from ddpprof.load.rank import RankFiles
 from ddpprof.model.pulse import Pulse
 from ddpprof.model.pulse_layout import NotAPulseError, decode
 from ddpprof.model.whole_run import RankWholeRun, WholeRun
+from ddpprof.monitor.pulse_files import MOST_COMPARED, read_pulse, read_slowdowns, read_verdict
+from ddpprof.monitor.slowdowns import slowdowns_of_run
+from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
 from ddpprof.rundir import captures_in, pulse_file, pulses_in
-from ddpprof.watch.pulse_files import MOST_COMPARED, read_pulse, read_slowdowns, read_verdict
-from ddpprof.watch.slowdowns import slowdowns_of_run
-from ddpprof.watch.whole_run import whole_run, whole_run_of_rank
 
 
 def load_whole_run(

@@ -14,8 +14,8 @@ from typing import Protocol
 from torch.distributed import Store
 
 from ddpprof import own_files
+from ddpprof.monitor.pulse_files import machine_id
 from ddpprof.rundir import BOARD_DIRECTORY
-from ddpprof.watch.pulse_files import machine_id
 
 _PATIENCE_S = 10.0
 """seconds for all ranks to say on which machine they run"""

@@ -24,12 +24,12 @@ import numpy as np
 from ddpprof import rundir
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.model.tables import Int64Column
+from ddpprof.monitor.pulse_files import read_head
 from ddpprof.record.boards import Board
 from ddpprof.record.control import Control
 from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
-from ddpprof.watch.pulse_files import read_head
 
 _ANSWER_S = 60.0
 """seconds for all ranks to be ready"""

@@ -20,6 +20,7 @@ from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Record
 from ddpprof.model.pulse import PulseIdentity
+from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
 from ddpprof.record.agreement import Agreement
 from ddpprof.record.boards import Neighbours
@@ -29,7 +30,6 @@ from ddpprof.record.output import RankOutput
 from ddpprof.record.run_directory import keep_part, open_capture, open_run
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
-from ddpprof.watch.pulse_files import machine_id, shared_path
 
 _session_numbers = itertools.count()
 _LAST_PATIENCE_S = 0.5

@@ -12,8 +12,8 @@ from types import FrameType
 
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, crc_of
 from ddpprof.model.stack import frames_of, place_of_user
+from ddpprof.monitor.processes import wait_of
 from ddpprof.record.flight_recorder import NumberedCollective, numbered_collectives
-from ddpprof.watch.processes import wait_of
 
 _MOST_CALLS = 150
 _MOST_KINDS = 60

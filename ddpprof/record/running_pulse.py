@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record.captures import Captures
 from ddpprof.record.job import JobRank
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
-from ddpprof.watch.pulse_files import gather_left
 from ddpprof.words import CONSTRUCT_AGAIN, not_averaged, trained_apart
 
 _ROUNDS_PER_LOOK = 8

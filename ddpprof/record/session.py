@@ -31,7 +31,7 @@ from ddpprof.record.recording import Recording, harmless
 from ddpprof.record.reducer import ddp_modules, known_to_ddp
 from ddpprof.record.standby import STANDBY
 
-_OTHER_PACKAGES = ("ddpprof.model", "ddpprof.watch")
+_OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _MOST_TO_ALLOCATE = 3
 """number of steps on a DDP module's inner module that a script may take to allocate memory, before it calls DDP"""
 _COMPILED = "optimizer_hooks"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.layout import ABSENT, clean, count, duration, three_digits
-from ddpprof.watch.overview import Overview, RankNow, Standing, StepTimes
+from ddpprof.monitor.overview import Overview, RankNow, Standing, StepTimes
 from ddpprof.words import ranks_in_words
 
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"

@@ -21,8 +21,8 @@ from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training
 from ddpprof import rundir
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import StepFlag
-from ddpprof.watch.pulse_files import read_pulse
-from ddpprof.watch.requests import ask
+from ddpprof.monitor.pulse_files import read_pulse
+from ddpprof.monitor.requests import ask
 
 Report = Callable[[str], dict[str, Any]]
 

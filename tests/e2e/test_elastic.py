@@ -17,8 +17,8 @@ from ports import unused_port
 from processes import is_gone
 
 from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.rundir import attempts_in, pulses_in
-from ddpprof.watch.pulse_files import read_pulse
 
 Report = Callable[[str], dict[str, Any]]
 

@@ -16,8 +16,8 @@ from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 from ddpprof.model.pulse import Ended, Pulse
 from ddpprof.model.slowdown import StepPart
 from ddpprof.model.tables import rows_of
+from ddpprof.monitor.causes import RankChange, portrait, reason_for
 from ddpprof.rundir import pulses_in
-from ddpprof.watch.causes import RankChange, portrait, reason_for
 
 pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
 

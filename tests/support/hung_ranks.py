@@ -12,9 +12,9 @@ from ddpprof.model import DdpModule, Parameter, ProcessExit, Record
 from ddpprof.model.pulse import Activity, PulseIdentity, PulseSteps
 from ddpprof.model.pulse_layout import decode_rows, empty_state
 from ddpprof.model.stack import Frame
-from ddpprof.watch.evidence import RankEvidence
-from ddpprof.watch.processes import Process
-from ddpprof.watch.pulse_files import machine_id
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.processes import Process
+from ddpprof.monitor.pulse_files import machine_id
 
 NOW_NS = 1_000_000_000_000
 S = 1_000_000_000

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Pulse, PulseIdentity
+from ddpprof.monitor import pulse_files
 from ddpprof.record.output import LastStep
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.rundir import last_step_file
-from ddpprof.watch import pulse_files
 
 
 def identity(directory: Path, first_step: int = 0) -> PulseIdentity:

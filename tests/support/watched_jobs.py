@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpprof.model.pulse import Pulse
+from ddpprof.monitor.pulse_files import SHARED_FOLDER, read_pulse
 from ddpprof.rundir import pulses_in
-from ddpprof.watch.pulse_files import SHARED_FOLDER, read_pulse
 
 NEEDS_SHARED_MEMORY = pytest.mark.skipif(not SHARED_FOLDER.is_dir(), reason=f"this system has no {SHARED_FOLDER}")
 TWO = ("--nproc-per-node", "2")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 
+from ddpprof.monitor.pulse_files import gather_left, read_pulse
 from ddpprof.rundir import LAST_STEP, last_step_file
-from ddpprof.watch.pulse_files import gather_left, read_pulse
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.monitor.requests import ask
 from ddpprof.own_files import short_path
 from ddpprof.record import boards, captures
 from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
@@ -26,7 +27,6 @@ from ddpprof.record.control import Control
 from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 from ddpprof.rundir import CONTROL_SOCKET
-from ddpprof.watch.requests import ask
 
 REQUEST = CaptureRequest(steps=2)
 
@@ -326,7 +326,7 @@ def test_an_answer_without_end_is_one_error(tmp_path: Path) -> None:
 
 
 def test_silence_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.watch.requests.FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr("ddpprof.monitor.requests.FIRST_ANSWER_S", 0.2)
     over = threading.Event()
     with stranger(tmp_path, lambda _client: over.wait(60)):
         with pytest.raises(DdpprofError, match=r"has not answered for 0\.2 s"):
@@ -335,9 +335,9 @@ def test_silence_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_silence_after_an_answer_lasts_as_long_as_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.watch.requests.LATER_ANSWERS_S", 0.05)
+    monkeypatch.setattr("ddpprof.monitor.requests.LATER_ANSWERS_S", 0.05)
     looks = iter([False, False, True])
-    monkeypatch.setattr("ddpprof.watch.requests._is_over", lambda _directory: next(looks))
+    monkeypatch.setattr("ddpprof.monitor.requests._is_over", lambda _directory: next(looks))
     over = threading.Event()
 
     def one_answer(client: socket.socket) -> None:

@@ -20,8 +20,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.monitor.pulse_files import read_head, read_pulse
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.watch.pulse_files import read_head, read_pulse
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 

@@ -18,11 +18,11 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Ended
 from ddpprof.model.stack import Frame
+from ddpprof.monitor import pulse_files
+from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.flight_recorder import GlooCollective
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
-from ddpprof.watch import pulse_files
-from ddpprof.watch.pulse_files import gather_left, read_head, read_pulse
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 

@@ -13,8 +13,8 @@ from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.model.pulse_layout import state_word
+from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.watch.pulse_files import read_pulse
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 

@@ -18,6 +18,8 @@ from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
 from ddpprof.model.whole_run import RankWholeRun, WholeRun
+from ddpprof.monitor.pulse_files import read_pulse
+from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import read_report, render_json
@@ -25,8 +27,6 @@ from ddpprof.render.sections import sections
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
-from ddpprof.watch.pulse_files import read_pulse
-from ddpprof.watch.whole_run import whole_run, whole_run_of_rank
 
 
 def ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:

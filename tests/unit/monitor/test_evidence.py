@@ -12,10 +12,10 @@ from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 
 from ddpprof.model.overdue import OverdueFacts, crc_of
 from ddpprof.model.pulse import Ended
-from ddpprof.watch import evidence, pulse_files
-from ddpprof.watch.evidence import RankEvidence, gather
-from ddpprof.watch.processes import Process
-from ddpprof.watch.pulse_files import PulseHead
+from ddpprof.monitor import evidence, pulse_files
+from ddpprof.monitor.evidence import RankEvidence, gather
+from ddpprof.monitor.processes import Process
+from ddpprof.monitor.pulse_files import PulseHead
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.watch.overview import Overview, RankNow, Standing, find_pulses, look_at
-from ddpprof.watch.pulse_files import SILENT_FAR_NS
+from ddpprof.monitor.overview import Overview, RankNow, Standing, find_pulses, look_at
+from ddpprof.monitor.pulse_files import SILENT_FAR_NS
 
 TEN_STEPS_NS = BEGIN_NS + SECOND
 
@@ -62,7 +62,7 @@ def test_how_a_rank_stands(tmp_path: Path, state: dict[str, int], late_ns: int, 
 
 def test_a_dead_rank_of_this_machine_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody holds a lock on its pulse in memory, which does not even exist any more."""
-    monkeypatch.setattr("ddpprof.watch.pulse_files.machine_id", lambda: "of another machine")
+    monkeypatch.setattr("ddpprof.monitor.pulse_files.machine_id", lambda: "of another machine")
     assert one_rank(tmp_path, TEN_STEPS_NS + 2 * SECOND).standing is Standing.TRAINING
     assert one_rank(tmp_path, TEN_STEPS_NS + 3 * SECOND).standing is Standing.GONE
 

@@ -13,8 +13,8 @@ from ddpprof.model.hang import Fault, Hint
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts
 from ddpprof.model.pulse import Activity
 from ddpprof.model.stack import Frame
-from ddpprof.watch.evidence import RankEvidence
-from ddpprof.watch.judge import judge
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.judge import judge
 
 REDUCE, BARRIER, METRIC, BROADCAST = ("all_reduce", 2), ("barrier", 0), ("all_reduce", 3), ("broadcast", 5)
 """the first one is as large as a bucket of the module"""

@@ -13,7 +13,7 @@ from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.model.pulse import Ended
-from ddpprof.watch.pulse_files import is_gone, read_head
+from ddpprof.monitor.pulse_files import is_gone, read_head
 
 _MOST_BYTES = 65_536
 """of an answer, which is one line; the path of a folder is the longest part"""

@@ -15,10 +15,10 @@ from pulse_files import MadeStep, write_pulse
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
-from ddpprof.watch import looks, run_watch
-from ddpprof.watch.hang_detector import Overdue
-from ddpprof.watch.looks import HangLook, LossLook, SlowdownLook
-from ddpprof.watch.run_watch import RunWatch
+from ddpprof.monitor import looks, run_watch
+from ddpprof.monitor.hang_detector import Overdue
+from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
+from ddpprof.monitor.run_watch import RunWatch
 
 
 class Noting:

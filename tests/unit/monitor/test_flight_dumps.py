@@ -12,7 +12,7 @@ import pytest
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault
-from ddpprof.watch.flight_dumps import DumpedCollective, dumps_in, judge_dumps, lonely_calls, read_dump
+from ddpprof.monitor.flight_dumps import DumpedCollective, dumps_in, judge_dumps, lonely_calls, read_dump
 
 
 def called(*names: str, group: str = "0", numel: int = 8) -> tuple[DumpedCollective, ...]:

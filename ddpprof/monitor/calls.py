@@ -20,8 +20,8 @@ from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.overdue import Call, KindOfCall
 from ddpprof.model.pulse import Activity
 from ddpprof.model.stack import WORK_WAIT
-from ddpprof.watch.position import REDUCER, Position, Table, others_of
-from ddpprof.watch.verdicts import lost_a_peer, unusual_collective_of, verdict_on, verdict_on_all
+from ddpprof.monitor.position import REDUCER, Position, Table, others_of
+from ddpprof.monitor.verdicts import lost_a_peer, unusual_collective_of, verdict_on, verdict_on_all
 from ddpprof.words import clauses
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)

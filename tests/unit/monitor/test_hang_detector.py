@@ -15,10 +15,10 @@ from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
-from ddpprof.watch import pulse_files
-from ddpprof.watch.evidence import RankEvidence
-from ddpprof.watch.hang_detector import HangDetector, Overdue, overdue_limit_s
-from ddpprof.watch.pulse_files import PulseHead
+from ddpprof.monitor import pulse_files
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.hang_detector import HangDetector, Overdue, overdue_limit_s
+from ddpprof.monitor.pulse_files import PulseHead
 
 CHECKPOINT = Frame("/usr/lib/python3/site-packages/torch/distributed/checkpoint/utils.py", 1, "all_reduce")
 LOCK = Frame("/usr/lib/python3.11/threading.py", 1, "acquire")
@@ -151,7 +151,7 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
     ended = tuple(rank(number, USER, step=11, ended=Ended.FINISHED) for number in range(2))
     for later, is_hang in ((held, True), (gone_on, False), (ended, False)):
         seen = iter((held, later))
-        monkeypatch.setattr("ddpprof.watch.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
+        monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
         assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
 
 
@@ -426,9 +426,9 @@ def test_a_pause_like_one_that_ended(
 def test_a_step_that_was_said_to_hang_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks anew does not know since when the rank has been idle."""
     ranks = (waits_for(Wait.PIPE, since_s=20), waiting(1))
-    monkeypatch.setattr("ddpprof.watch.hang_detector.gather", lambda *_, **__: ranks)
+    monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
     for before, is_hang in ((told(9, resumed=False), True), (told(9, resumed=True), False), (None, False)):
-        monkeypatch.setattr("ddpprof.watch.hang_detector.read_verdict", lambda _, before=before: before)
+        monkeypatch.setattr("ddpprof.monitor.hang_detector.read_verdict", lambda _, before=before: before)
         assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
 
 
@@ -437,7 +437,7 @@ def test_a_rank_that_is_seen_to_compute_only_at_the_second_look_pauses(monkeypat
     sleeps, computes = rank(0, USER, since_s=20), replace(rank(0, USER, since_s=20), computes=True)
     for second, is_hang in ((computes, False), (sleeps, True)):
         seen = iter(((sleeps, waiting(1)), (second, waiting(1))))
-        monkeypatch.setattr("ddpprof.watch.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
+        monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, seen=seen, **__: next(seen))
         assert isinstance(Job(monkeypatch).detector.diagnose(overdue(20)), Verdict) is is_hang
 
 

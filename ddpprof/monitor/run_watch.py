@@ -94,7 +94,7 @@ class RunWatch:
 
     def _looks(self) -> tuple[Look, ...]:
         """Import what takes a while, which the start of a job need not wait for."""
-        from ddpprof.watch.looks import HangLook, LossLook, SlowdownLook
+        from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
 
         return (
             HangLook(self._say, self._kill_after_s, self._dumps_stacks),

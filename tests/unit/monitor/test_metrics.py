@@ -17,8 +17,8 @@ from ddpprof.cli.metrics_out import MetricsTarget, check, metrics_target, opente
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended
-from ddpprof.watch.metrics import METRICS, MOST_RANKS, Metric, read_metrics
-from ddpprof.watch.pulse_files import write_verdict
+from ddpprof.monitor.metrics import METRICS, MOST_RANKS, Metric, read_metrics
+from ddpprof.monitor.pulse_files import write_verdict
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpprof.watch.level_shifts import (
+from ddpprof.monitor.level_shifts import (
     OF_SUMMARIES,
     LevelShift,
     LevelShifts,

@@ -16,12 +16,10 @@ from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
 from ddpprof.model.slowdown import Slowdowns, StepSlowdown
-from ddpprof.render.hang_words import standstill_line, verdict_lines
-from ddpprof.render.slowdown_words import slowdown_sentence
-from ddpprof.watch.evidence import dump_stacks, gather
-from ddpprof.watch.examination import examine
-from ddpprof.watch.hang_detector import HangDetector
-from ddpprof.watch.pulse_files import (
+from ddpprof.monitor.evidence import dump_stacks, gather
+from ddpprof.monitor.examination import examine
+from ddpprof.monitor.hang_detector import HangDetector
+from ddpprof.monitor.pulse_files import (
     PulseHead,
     is_gone,
     is_silent,
@@ -30,8 +28,10 @@ from ddpprof.watch.pulse_files import (
     write_slowdowns,
     write_verdict,
 )
-from ddpprof.watch.slowdowns import SlowdownWatch, common_steps, pauses_in, world_size_of
-from ddpprof.watch.whole_run import nonfinite_steps
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, world_size_of
+from ddpprof.monitor.whole_run import nonfinite_steps
+from ddpprof.render.hang_words import standstill_line, verdict_lines
+from ddpprof.render.slowdown_words import slowdown_sentence
 
 Say = Callable[[str], None]
 

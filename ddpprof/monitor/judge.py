@@ -20,7 +20,7 @@ from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
 from ddpprof.model.stack import collective_of
-from ddpprof.watch.calls import (
+from ddpprof.monitor.calls import (
     behind_by_calls,
     odd_by_calls,
     of_call_left_out,
@@ -29,8 +29,8 @@ from ddpprof.watch.calls import (
     of_collectives_that_met,
     of_mismatch,
 )
-from ddpprof.watch.evidence import RankEvidence, are_all_on_cpu
-from ddpprof.watch.position import (
+from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu
+from ddpprof.monitor.position import (
     Position,
     Table,
     is_in_a_loop,
@@ -42,7 +42,7 @@ from ddpprof.watch.position import (
     why_ended,
     why_no_exit,
 )
-from ddpprof.watch.verdicts import (
+from ddpprof.monitor.verdicts import (
     hint_on_death,
     how_likely_a_consequence,
     lost_a_peer,

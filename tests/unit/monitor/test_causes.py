@@ -8,7 +8,7 @@ from pulses import MS, no_samples, samples_of, steps_of
 
 from ddpprof.model.slowdown import SlowdownCause, StepPart
 from ddpprof.model.tables import rows_of
-from ddpprof.watch.causes import RankChange, Reason, portrait, reason_for
+from ddpprof.monitor.causes import RankChange, Reason, portrait, reason_for
 
 
 def change(before: dict[str, float], after: dict[str, float], **per_step: tuple[float, float]) -> RankChange:

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown
+from ddpprof.monitor.pulse_files import read_slowdowns, read_verdict, write_slowdowns, write_verdict
 from ddpprof.rundir import HANG_FILE, SLOWDOWNS_FILE
-from ddpprof.watch.pulse_files import read_slowdowns, read_verdict, write_slowdowns, write_verdict
 
 MS = 1_000_000
 SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.OWN_TIME, (3,), StepPart.FORWARD)

@@ -11,10 +11,10 @@ from ddpprof.model import ProcessExit
 from ddpprof.model.hang import Standstill, Verdict
 from ddpprof.model.process_exit import last_exit_of_job
 from ddpprof.model.pulse import Ended
-from ddpprof.watch.evidence import RankEvidence, gather, record_of
-from ddpprof.watch.hang_detector import HangDetector, Overdue
-from ddpprof.watch.judge import judge, judge_exit, judge_records
-from ddpprof.watch.pulse_files import read_heads, read_verdict
+from ddpprof.monitor.evidence import RankEvidence, gather, record_of
+from ddpprof.monitor.hang_detector import HangDetector, Overdue
+from ddpprof.monitor.judge import judge, judge_exit, judge_records
+from ddpprof.monitor.pulse_files import read_heads, read_verdict
 
 
 @dataclass(frozen=True, slots=True)

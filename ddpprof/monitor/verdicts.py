@@ -11,8 +11,8 @@ from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
 from ddpprof.model.stack import WORK_WAIT, is_of_ddp
-from ddpprof.watch.evidence import RankEvidence
-from ddpprof.watch.position import Position
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.position import Position
 
 UNREDUCED = "Expected to have finished reduction"
 """how DDP's error begins if parameters got no gradient"""

@@ -17,9 +17,9 @@ from ddpprof.model.hang import Standstill, Verdict
 from ddpprof.model.overdue import Wait
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
 from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
-from ddpprof.watch.evidence import RankEvidence, are_all_on_cpu, gather
-from ddpprof.watch.judge import judge
-from ddpprof.watch.position import (
+from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu, gather
+from ddpprof.monitor.judge import judge
+from ddpprof.monitor.position import (
     OUTSIDE,
     awaits_a_program,
     is_at_a_lock,
@@ -29,8 +29,8 @@ from ddpprof.watch.position import (
     polls,
     position_of,
 )
-from ddpprof.watch.processes import Process
-from ddpprof.watch.pulse_files import PulseHead, read_heads, read_verdict
+from ddpprof.monitor.processes import Process
+from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0

@@ -25,9 +25,9 @@ from ddpprof.model.overdue import OverdueFacts, Wait, crc_of
 from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
-from ddpprof.watch import pulse_files
-from ddpprof.watch.processes import Process, look_at, num_swapped_in, workers_of
-from ddpprof.watch.pulse_files import PulseHead, is_gone, is_here, read_head
+from ddpprof.monitor import pulse_files
+from ddpprof.monitor.processes import Process, look_at, num_swapped_in, workers_of
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2

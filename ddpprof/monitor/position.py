@@ -18,7 +18,7 @@ from ddpprof.model.hang import Fault, Hint
 from ddpprof.model.overdue import Call, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame, collective_of, is_of_ddp, is_of_peers, place_of_user
-from ddpprof.watch.evidence import RankEvidence
+from ddpprof.monitor.evidence import RankEvidence
 
 REDUCER = "the reducer"
 OUTSIDE = {

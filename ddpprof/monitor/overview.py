@@ -20,8 +20,8 @@ from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model.pulse import Activity, Ended, Pulse, PulseSteps, PulseSummaries, activity_word
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import NonfiniteSteps
-from ddpprof.watch.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns, read_head, read_pulse
-from ddpprof.watch.whole_run import history, nonfinite_steps, usual_length_ns
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns, read_head, read_pulse
+from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
 
 _LATE_SIGN_NS = 2 * 10**9

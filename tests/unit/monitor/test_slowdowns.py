@@ -11,10 +11,10 @@ from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart
 from ddpprof.model.tables import rows_of
-from ddpprof.watch import slowdowns
-from ddpprof.watch.causes import Reason
-from ddpprof.watch.level_shifts import LevelShift
-from ddpprof.watch.slowdowns import SlowdownWatch, common_steps, pauses_in, slowdown_of, slowdowns_of_run
+from ddpprof.monitor import slowdowns
+from ddpprof.monitor.causes import Reason
+from ddpprof.monitor.level_shifts import LevelShift
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, slowdown_of, slowdowns_of_run
 
 
 def test_the_job_has_the_steps_that_all_ranks_have() -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
 from ddpprof.model.tables import Int64Column, rows_of
-from ddpprof.watch.causes import Portrait, RankChange, Reason, portrait, reason_for
-from ddpprof.watch.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
+from ddpprof.monitor.causes import Portrait, RankChange, Reason, portrait, reason_for
+from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from ddpprof.model.hang import Fault, Hint
 from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame
-from ddpprof.watch.evidence import RankEvidence
-from ddpprof.watch.judge import judge, judge_exit, judge_records
-from ddpprof.watch.processes import Process
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.judge import judge, judge_exit, judge_records
+from ddpprof.monitor.processes import Process
 
 LIBRARY = Frame("/usr/lib/python3.11/queue.py", 180, "get")
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from ddpprof.model.overdue import Wait
-from ddpprof.watch import processes
-from ddpprof.watch.processes import look_at, num_swapped_in, wait_of
+from ddpprof.monitor import processes
+from ddpprof.monitor.processes import look_at, num_swapped_in, wait_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 

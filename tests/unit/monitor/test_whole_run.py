@@ -14,8 +14,8 @@ from ddpprof.model.pulse import Activity, Ended, Pulse, PulseSamples, StepFlag
 from ddpprof.model.pulse_layout import NUM_STEPS_KEPT
 from ddpprof.model.tables import UNKNOWN
 from ddpprof.model.whole_run import RankWholeRun
-from ddpprof.watch.pulse_files import read_pulse
-from ddpprof.watch.whole_run import (
+from ddpprof.monitor.pulse_files import read_pulse
+from ddpprof.monitor.whole_run import (
     history,
     rows_of_single_steps,
     stretch_of,
