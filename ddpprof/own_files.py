@@ -50,14 +50,29 @@ def _mode(full: int) -> int:
     return full & (0o755 if os.environ.get(WORLD_READABLE) else 0o750)
 
 
+_SPARE = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(4)]
+"""kept so that a process that has as many files open as it may can still say so"""
+
+
+def _open(path: Path, flags: int, mode: int = 0o777) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not _SPARE:
+            raise
+    while _SPARE:
+        os.close(_SPARE.pop())
+    return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
 def create(path: Path) -> int:
     """Return the descriptor of a new file. Raises ``OSError``, also if the name is taken."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(0o644))
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _mode(0o644))
 
 
 def append_to(path: Path) -> int:
     """Return a descriptor that appends to the file, which is created if need be. Raises ``OSError`` for a link."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(0o644))
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _mode(0o644))
 
 
 def overwrite(path: Path) -> int:
@@ -229,8 +244,8 @@ def _holder_of(name: str) -> str | None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` so that a reader sees the old file or the whole new one. Raises ``OSError``."""
-    with whole_file(path) as part:
-        part.write_bytes(content)
+    with whole_file(path) as part, os.fdopen(_open(part, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
+        file.write(content)
 
 
 def write_named(path: Path, content: bytes) -> None:

@@ -18,14 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from planted_faults import CLASSES, PAUSES, share_of
+from planted_faults import CLASSES, PAUSES, SHARES, share_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Trial = dict[str, Any]
 Row = dict[str, Any]
-SHARES = ("tuned", "held-out")
 LAST_PARAMETER = {"mlp": "last.weight", "convolutions": "head.2.weight", "attention": "last.weight"}
 """a parameter of each model's first bucket, which has the last layers"""
 UNUSED = ["branch.weight", "branch.bias"]
@@ -139,16 +138,22 @@ CHECKS: dict[str, Callable[[Trial], bool | None]] = {
 
 def measure(recordings: Path) -> dict[str, Any]:
     recorded: list[Trial] = json.loads((recordings / "trials.json").read_text(encoding="utf-8"))
+    first: list[Trial] = json.loads((recordings / "first_trials.json").read_text(encoding="utf-8"))
     mixed = json.loads((recordings / "pauses.json").read_text(encoding="utf-8"))
     trials = [one for one in recorded if "fault" in one]
     rows = [_of_trials(fault, of) for fault in CLASSES if (of := [one for one in trials if one["fault"] == fault])]
-    pauses = [_of_pause(one) for name in PAUSES for one in recorded if one.get("pause") == name]
+    pauses = _of_pauses(recorded)
+    first_faults = [one for one in first if "fault" in one]
     return {
         "ddpprof": dict(sorted(Counter(one["ddpprof"] for one in recorded).items())),
         "trials": len(trials),
         "launchers": dict(sorted(Counter(trial["launcher"] for trial in trials).items())),
         "faults": rows,
         "shares": {share: _of_share(share, trials, pauses) for share in SHARES},
+        "first_trials": {
+            "classes": [_of_trials(one["fault"], [one]) for one in first_faults],
+            "share": _of_share("second held-out", first_faults, _of_pauses(first)),
+        },
         "pauses": pauses,
         "mixed": {
             "pauses": sum(sum(job["pauses"].values()) for job in mixed),
@@ -167,6 +172,10 @@ def _of_trials(name: str, trials: Sequence[Trial]) -> Row:
     hung = [trial["seconds"] for trial in trials if trial["while"] == "hanging" and trial["seconds"] is not None]
     found["seconds"] = [round(median(hung), 1), round(max(hung), 1)] if hung else None
     return found
+
+
+def _of_pauses(recorded: Sequence[dict[str, Any]]) -> list[Row]:
+    return [_of_pause(one) for name in PAUSES for one in recorded if one.get("pause") == name]
 
 
 def _of_pause(job: dict[str, Any]) -> Row:
@@ -209,15 +218,24 @@ def table(results: dict[str, Any]) -> list[str]:
         if rows:
             summary = results["shares"][share]
             lines += [*map(_line, rows), _line({**summary["faults"], "planted": f"**all {share}**"})]
+    first = results["first_trials"]
+    lines += [_line({**row, "planted": f"{row['planted']}, first trial"}) for row in first["classes"] if _is_wrong(row)]
+    lines.append(_line({**first["share"]["faults"], "planted": "**all second held-out, first trials**"}))
     for share in SHARES:
         quiet, of = results["shares"][share]["quiet_pauses"]
         if of:
             noisy = [job["pause"] for job in results["pauses"] if job["share"] == share and _is_noisy(job)]
             wrong = f"; called a hang: {', '.join(noisy)}" if noisy else ""
             lines.append(f"| {share} pauses left alone | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|")
+    quiet, of = first["share"]["quiet_pauses"]
+    lines.append(f"| second held-out pauses left alone, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|")
     mixed = results["mixed"]
     left_alone = f"{mixed['pauses'] - mixed['alarms']} of {mixed['pauses']}"
     return [*lines, f"| six kinds of pauses, mixed, left alone | {left_alone} {'| ' * (len(HEADER) - 1)}|"]
+
+
+def _is_wrong(row: Row) -> bool:
+    return any(right < of for right, of in (row[name] for name in CHECKS))
 
 
 def _is_noisy(job: Row) -> bool:

@@ -1,7 +1,7 @@
 """Plant faults and pauses in real jobs, one in each, and keep what ddpprof says of them.
 
 python analyses/fault_injection/collect.py --share tuned      classes that ddpprof was made for
-python analyses/fault_injection/collect.py --share held-out   classes that were set aside
+python analyses/fault_injection/collect.py --share held-out   classes that were set aside, or "second held-out"
 python analyses/fault_injection/collect.py --tenth            every tenth class
 python analyses/fault_injection/collect.py --only sleep       one class
 python analyses/fault_injection/collect.py --repeats 12       twelve trials of each fault, with other ranks and models
@@ -39,7 +39,7 @@ from study import end_recording
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import trial_jobs
 from collect_pauses import run_pauses
-from planted_faults import CLASSES, PAUSES, STEP, TRAIN, Planted, share_of
+from planted_faults import CLASSES, PAUSES, SHARES, STEP, TRAIN, Planted, share_of
 
 HERE = Path(__file__).resolve().parent
 TRIALS = HERE / "recordings" / "trials.json"
@@ -339,7 +339,7 @@ class Recording:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", choices=("tuned", "held-out"), help="only these classes")
+    parser.add_argument("--share", choices=SHARES, help="only these classes")
     parser.add_argument("--only", choices=sorted({*CLASSES, *PAUSES}), nargs="+", metavar="CLASS", default=())
     parser.add_argument("--tenth", action="store_true", help="every tenth class")
     parser.add_argument("--repeats", type=int, default=1, help="trials of each fault (%(default)s)")

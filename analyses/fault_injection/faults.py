@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 3 faults.py file_lock --rank 1           # the fault happens in step 60 of rank 1
     torchrun --nproc-per-node 3 faults.py file_lock --rank 1 --fixed   # the same after the advice on it was followed
 
-A line that a verdict may name ends with ``# FAULT``. What the verdict should say is in `planted_faults.py`.
+A line that a verdict may name ends with ``# FAULT``. What the verdict should say is in `planted_faults.py`. More
+faults are in `further_faults.py`, which has the same options.
 """
 # ruff: noqa: B007, B023, PLW1510, PTH123, SIM105, SIM115
 
@@ -596,7 +597,7 @@ def run(rank, args):
     torch.manual_seed(rank)
     dist.init_process_group("gloo")
     job = Job(rank, dist.get_world_size(), args.rank, args.fixed)
-    globals()[args.fault](job)
+    getattr(sys.modules["__main__"], args.fault)(job)
     if dist.is_initialized():
         time.sleep(0.2)
         dist.destroy_process_group()

@@ -7,6 +7,8 @@ A line on stdout tells of each pause. For the pause ``sleep`` the machine must b
 """
 
 import argparse
+import copy
+import fcntl
 import gc
 import hashlib
 import io
@@ -21,10 +23,12 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
@@ -297,6 +301,108 @@ def validation_soon(model, seconds):
     model.train()
 
 
+# Pauses that were set aside second
+
+
+HEAVY = """
+#include <algorithm>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <regex>
+int main() { std::cout << std::regex_replace(std::string("a"), std::regex("a"), "b"); }
+"""
+
+
+def compiles_extension(_model, seconds):
+    """As torch.utils.cpp_extension does: the first rank compiles under a lock, and the others wait for it."""
+    end = time.monotonic() + seconds
+    if dist.get_rank() == 0:
+        Path("build").unlink(missing_ok=True)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        time.sleep(0.5)
+    with open("lock", "w") as lock:  # noqa: PTH123
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not Path("build").exists() and time.monotonic() < end:
+            subprocess.run(["c++", "-x", "c++", "-O2", "-", "-o", "extension"], input=HEAVY, text=True, check=True)
+        Path("build").touch()
+
+
+def copies_data(_model, seconds):
+    if dist.get_rank() == 0:
+        shards = "for i in $(seq 1000); do head -c 200000 /dev/zero > shard-$i; sleep 0.05; done"
+        subprocess.run(["timeout", str(seconds), "sh", "-c", shards], check=False)
+    dist.barrier()
+
+
+def long_inference(model, seconds):
+    """One forward of the module takes very long, and the others are in a barrier."""
+    if dist.get_rank() == 0:
+        model.module.eval()
+        end = time.monotonic() + seconds
+        with torch.inference_mode():
+            x = torch.randn(512, 512)
+            while time.monotonic() < end:
+                x = torch.relu(x @ x / 512)
+        model.module.train()
+    dist.barrier()
+
+
+def finds_learning_rate(model, seconds):
+    """The first rank trains a copy of the model, and tells the others what it found."""
+    found = torch.zeros(1)
+    if dist.get_rank() == 0:
+        trial = copy.deepcopy(model.module)
+        optimizer = torch.optim.SGD(trial.parameters(), lr=1e-4)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            optimizer.zero_grad()
+            trial(torch.randn(512, 64)).square().mean().backward()
+            optimizer.step()
+    dist.broadcast(found, src=0)
+
+
+def compiles_later(_model, _seconds):
+    """A part of the training is compiled only now, by the compiler for C++, and anew for each pause."""
+    torch._dynamo.reset()
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(6)))
+    compiled = torch.compile(layers)
+    compiled(torch.randn(32, 64)).sum().backward()
+
+
+def writes_shards(_model, seconds):
+    if dist.get_rank() == 0:
+        end = time.monotonic() + seconds
+        with open("shards", "wb") as shards:  # noqa: PTH123
+            while time.monotonic() < end:
+                shards.seek(0)
+                shards.write(os.urandom(MIB))
+                os.fsync(shards.fileno())
+    dist.barrier()
+
+
+def monitored_barrier_waits(_model, seconds):
+    """The others wait in a barrier that says who has not come, with time enough."""
+    if dist.get_rank() == 0:
+        compute(seconds)
+    dist.monitored_barrier(timeout=timedelta(minutes=10))
+
+
+def distributed_save(model, seconds):
+    """All ranks save together, and what one of them has takes long."""
+    part = SlowToSave(seconds if dist.get_rank() == 0 else 0)
+    dcp.save({"model": model.state_dict(), f"part of rank {dist.get_rank()}": part}, checkpoint_id="checkpoint")
+
+
+def workers_start_slowly(_model, seconds):
+    """Each worker opens an archive before it reads."""
+    loader = DataLoader(Slow(), batch_size=16, num_workers=1, worker_init_fn=lambda _: compute(seconds))
+    for _ in loader:
+        pass
+
+
 def restarted(_model, _seconds):
     """A rank fails after a while, and torchrun starts the job anew."""
     if dist.get_rank() == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -310,6 +416,8 @@ PAUSES = {
         *(simulator_server, simulator_program, awaits_file, sleeps_on_all_ranks),
         *(checkpoint_upload_rank0, save_to_slow_disk, awaits_saving_thread, loads_slowly),
         *(process_pool, thread_computes, reads_program_output, garbage, accumulates_long, validation_soon, restarted),
+        *(compiles_extension, copies_data, long_inference, finds_learning_rate, compiles_later, writes_shards),
+        *(monitored_barrier_waits, distributed_save, workers_start_slowly),
     )
 }
 """pauses between two epochs"""

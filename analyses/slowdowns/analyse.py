@@ -22,8 +22,7 @@ from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseSteps, PulseSummaries
 from ddpprof.model.slowdown import StepSlowdown
 from ddpprof.model.tables import rows_of
-from ddpprof.monitor.job_steps import common_steps
-from ddpprof.monitor.slowdowns import SlowdownWatch
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -43,9 +43,20 @@ def has_run_to_tell_of(
         failed = end.exit_code != 0 and not end.was_stopped
         known = end.was_reached or failed
         why = nothing_recorded([out], job.name, failed, job.is_one_node) if known else _NOT_REACHED
+        _say_how_it_failed(out)
         say(why, file=sys.stderr)
         return False
     return True
+
+
+def _say_how_it_failed(out: Path) -> None:
+    """Say which rank failed before there was a run, if one did."""
+    from ddpprof.monitor.examination import examine
+    from ddpprof.render.hang_words import verdict_lines
+
+    verdict = examine(out).verdict if out.is_dir() else None
+    for line in () if verdict is None else verdict_lines(verdict):
+        say(f"ddpprof: {line}", file=sys.stderr)
 
 
 def report_stream() -> TextIO:

@@ -14,9 +14,9 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.diagnosis.evidence import RankEvidence
-    from ddpprof.diagnosis.examination import Examination
     from ddpprof.model.hang import Verdict
+    from ddpprof.monitor.evidence import RankEvidence
+    from ddpprof.monitor.examination import Examination
 
 _WELL, _NOT_WELL = 0, 1
 
@@ -46,39 +46,29 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
 
 def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
-    from ddpprof.diagnosis.evidence import gather
-    from ddpprof.diagnosis.examination import examine, failed_early
-    from ddpprof.diagnosis.stacks import dump_stacks
+    from ddpprof.monitor.evidence import dump_stacks, gather
+    from ddpprof.monitor.examination import examine
     from ddpprof.monitor.overview import STARTING, is_starting
 
     run: Path = options.run_directory
     if is_starting(run):
         return _say_well(f"{STARTING.format(run)} Ask again in some seconds.", options.format)
-    if not rundir.is_run(run) and run.is_dir():
+    has_failed_early = not rundir.is_run(run) and (run / rundir.EXITS_FILE).is_file()
+    if not rundir.is_run(run) and run.is_dir() and not has_failed_early:
         return _judge_dumps(run, options.format)
-    directory = last_attempt_of(run)
-    if not rundir.pulses_in(directory):
-        if _starts_again(run, directory):
-            return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
-        early = failed_early(directory)
-        if early is not None:
-            _print(early, options.format)
-            return _NOT_WELL
-        raise DdpprofError(
-            f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
-            "with: ddpprof watch train.py"
-        )
+    directory = run if has_failed_early else last_attempt_of(run)
+    if not rundir.pulses_in(directory) and not has_failed_early and _starts_again(run, directory):
+        return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
     if options.dump_stacks and options.format != "text":
         raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
-    evidence = gather(directory)
-    if not evidence:
-        raise DdpprofError(f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it.")
-    seen = examine(directory, evidence)
+    seen = examine(directory)
+    if not seen.evidence and seen.verdict is None:
+        raise DdpprofError(_why_unknown(run, directory))
     if stacks is not None:
         say(stacks)
     if seen.verdict is None:
-        return _say_well(_why_well(seen, evidence, run), options.format)
+        return _say_well(_why_well(seen, run), options.format)
     hung_before = seen.hung_at_last and seen.is_over
     if hung_before and options.format == "text":
         say("The job has ended.")
@@ -104,13 +94,24 @@ def _say_well(words: str, form: str) -> int:
     return _WELL
 
 
-def _why_well(seen: Examination, evidence: Sequence[RankEvidence], run: Path) -> str:
+def _why_unknown(run: Path, directory: Path) -> str:
+    from ddpprof import rundir
+
+    if rundir.pulses_in(directory):
+        return f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it."
+    return (
+        f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
+        "with: ddpprof watch train.py"
+    )
+
+
+def _why_well(seen: Examination, run: Path) -> str:
     """Return a sentence on a job that neither hangs nor has failed."""
     from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
     from ddpprof.render.hang_words import standstill_line
 
-    step = max(one.state.step for one in evidence)
+    evidence, step = seen.evidence, max(one.state.step for one in seen.evidence)
     if seen.is_over:
         how = "the training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
         return f"{how}. See the whole run with: ddpprof report {run}"
@@ -144,8 +145,8 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
 
 def _judge_dumps(folder: Path, form: str) -> int:
     """Compare the dumps of torch's flight recorder in a folder."""
-    from ddpprof.diagnosis.flight_dumps import dumps_in, judge_dumps, lonely_calls, read_dump
     from ddpprof.layout import clean, count
+    from ddpprof.monitor.flight_dumps import dumps_in, judge_dumps, lonely_calls, read_dump
 
     dumps = dumps_in(folder)
     if not dumps:

@@ -23,7 +23,7 @@ from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.saying import say
 from ddpprof.errors import RunExists
 from ddpprof.files import local
-from ddpprof.job_watch.run_watch import RunWatch
+from ddpprof.monitor.run_watch import RunWatch
 
 if TYPE_CHECKING:
     from ddpprof.record.launch import JobEnd
@@ -289,7 +289,7 @@ def _with_launcher(job: JobCommand, verb: str) -> str:
 
 def _check_packages(options: argparse.Namespace) -> None:
     """Look for what these options need, before the job runs. Raises `DdpprofError`."""
-    from ddpprof.diagnosis.stacks import find_py_spy
+    from ddpprof.monitor.evidence import find_py_spy
 
     if options.metrics is not None:
         check(options.metrics)

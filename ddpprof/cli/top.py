@@ -97,7 +97,7 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 def _about_end(path: Path, overview: Overview) -> str:
     """Say why there is no more to see, and name the command to run next: diagnose if a rank failed, else report."""
-    from ddpprof.monitor.rank_now import Standing
+    from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):
         return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
@@ -170,7 +170,7 @@ def _no_key(at_most_s: float) -> str:
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
     """Return the verdict on a hang that has not ended yet."""
-    from ddpprof.monitor.verdict_files import read_verdict
+    from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.render.hang_words import verdict_lines
 
     verdict = read_verdict(directory)
@@ -181,7 +181,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
     """Return a sentence for each of the last slow-downs that the job's launcher has found."""
-    from ddpprof.monitor.verdict_files import read_slowdowns
+    from ddpprof.monitor.pulse_files import read_slowdowns
     from ddpprof.render.slowdown_words import slowdown_sentence
 
     found = read_slowdowns(directory)

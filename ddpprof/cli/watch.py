@@ -37,14 +37,16 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     """Say how the job failed, if it did, and what to do with the run. `inside`: this process is a rank itself."""
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
-    from ddpprof.diagnosis.examination import examine_end, hung_at_last
+    from ddpprof.monitor.examination import examine, hung_at_last
     from ddpprof.render.hang_words import verdict_lines
 
     out = job.out
     if not has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
         return
-    verdict = None if end.was_stopped or end.exit_code == 0 else examine_end(rundir.last_attempt(out))
+    hung = hung_at_last(rundir.last_attempt(out)) is not None
+    is_told = end.was_stopped or end.exit_code == 0 or hung
+    verdict = None if is_told else examine(rundir.last_attempt(out)).verdict
     for line in () if verdict is None else verdict_lines(verdict):
         say(f"ddpprof: {line}", file=sys.stderr)
-    why = f"; why it hung: ddpprof diagnose {out}" if hung_at_last(rundir.last_attempt(out)) is not None else ""
+    why = f"; why it hung: ddpprof diagnose {out}" if hung else ""
     say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)

@@ -15,9 +15,8 @@ from ddpprof.load.rank import RankFiles
 from ddpprof.model.pulse import Pulse
 from ddpprof.model.pulse_layout import NotAPulseError, decode
 from ddpprof.model.whole_run import RankWholeRun, WholeRun
-from ddpprof.monitor.past_slowdowns import slowdowns_of_run
-from ddpprof.monitor.pulse_files import MOST_COMPARED, read_pulse
-from ddpprof.monitor.verdict_files import read_slowdowns, read_verdict
+from ddpprof.monitor.pulse_files import MOST_COMPARED, read_pulse, read_slowdowns, read_verdict
+from ddpprof.monitor.slowdowns import slowdowns_of_run
 from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
 from ddpprof.rundir import captures_in, pulse_file, pulses_in
 

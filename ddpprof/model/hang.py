@@ -68,6 +68,12 @@ class Hint(StrEnum):
     """DDP has ``static_graph=True``, and the parameters that a step uses have changed"""
     SKIPPED_COLLECTIVE = "skipped-collective"
     """the rank has called the collective in earlier steps"""
+    TIMED_OUT = "timed-out"
+    """collectives of the other ranks timed out as they waited for the rank"""
+    DIFFERENT_ROOTS = "different-roots"
+    """a collective in which one rank sends to the others, or receives from them, has another such rank on some"""
+    WITHIN_BACKWARD = "within-backward"
+    """the rank is in the backward pass in which it has left a reduction out"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (no password)
     """the rank has begun more backward passes, in fewer steps, than another one"""
     LATE_FOR_BARRIER = "late-for-barrier"
@@ -81,6 +87,8 @@ class Hint(StrEnum):
     """a signal of the processor ended the rank, such as SIGSEGV"""
     UNSEEN_END = "unseen-end"
     """nobody saw how the rank's process ended"""
+    ENDED_SILENTLY = "ended-silently"
+    """nobody saw the rank's process fail, though the ends of others were seen, so its exit code was probably 0"""
 
 
 class Verdict(Struct, frozen=True):

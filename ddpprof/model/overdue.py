@@ -77,6 +77,10 @@ class OverdueFacts(Struct, frozen=True):
     """learning rate of the optimizer's first parameters"""
     peer: int | None = None
     """rank to which it sends, or from which it receives, if it waits in that"""
+    thread: int | None = None
+    """the system's number of the training thread; ``None`` if that is the main thread"""
+    saves_in_thread: bool = False
+    """whether another thread is within `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
         """Return what is known of earlier calls of this kind; ``None`` if there were none."""

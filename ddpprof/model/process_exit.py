@@ -25,6 +25,10 @@ class ProcessExit(Struct, frozen=True):
     num_oom_kills: Count | None = None
     """number of processes that the kernel killed on the parent's host for lack of memory, since the parent began or saw
     another process fail"""
+    error: str | None = None
+    """error that ended a rank before it had a DDP module, in its own words: ``"failed: …"``"""
+    place: str | None = None
+    """line of the user's code that raised it"""
 
 
 def last_exit_of_job(exits: Sequence[ProcessExit]) -> ProcessExit | None:

@@ -1,1 +1,1 @@
-"""Whole runs: readers of the pulses that ranks leave, and verdicts on them. Nothing in here imports torch."""
+"""Whole runs: the pulses of all ranks, who reads them, and verdicts on jobs that slow down, hang or fail."""

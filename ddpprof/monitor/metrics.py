@@ -17,8 +17,7 @@ import numpy as np
 from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model.pulse import Activity, Ended
-from ddpprof.monitor.pulse_files import PulseHead, is_silent, read_heads
-from ddpprof.monitor.verdict_files import read_verdict
+from ddpprof.monitor.pulse_files import PulseHead, is_silent, read_heads, read_verdict
 
 MOST_RANKS = 64
 _STEPS = 64

@@ -1,23 +1,202 @@
 """What does a running job do? An overview of its ranks, from their pulses.
 
-DDP keeps ranks in step, so the steps of the lowest rank stand for those of the job.
+DDP keeps ranks in step, so the steps of the lowest rank stand for those of the job. A rank's own time is its step
+without its waiting for other ranks, the median of its last steps. Ranks wait for one that has begun fewer backward
+passes than they have, or for the one whose own time is the largest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from statistics import median_high
 
 import numpy as np
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError, NotARun
-from ddpprof.model.pulse import Pulse, PulseSummaries
-from ddpprof.model.tables import rows_of
-from ddpprof.monitor.history import history, usual_length_ns
-from ddpprof.monitor.pulse_files import PulseHead, read_head, read_pulse
-from ddpprof.monitor.rank_now import RankNow, rank_now
-from ddpprof.monitor.waiting import waiting_lines
+from ddpprof.model.pulse import Activity, Ended, Pulse, PulseSteps, PulseSummaries, activity_word
+from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
+from ddpprof.model.whole_run import NonfiniteSteps
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns, read_head, read_pulse
+from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
+from ddpprof.words import clauses
+
+_LATE_SIGN_NS = 2 * 10**9
+"""age of a sign, which comes every second, beyond which it is worth checking whether the process still exists"""
+
+
+class Standing(StrEnum):
+    """How a rank stands."""
+
+    TRAINING = "training"
+    WAITS = "waits"
+    """it has been in its backward pass for longer than it computes there, and waits for the other ranks"""
+    NO_SIGN = "no sign"
+    """not even ddpprof's own thread runs: the process is stopped, or something holds the interpreter's lock"""
+    GONE = "gone"
+    """the process is dead and has noted no end"""
+    ENDED = "ended"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    UNWATCHED = "unwatched"
+    """ddpprof stopped noting, while training went on"""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the rank will report nothing more."""
+        return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
+
+    @property
+    def is_trouble(self) -> bool:
+        """Return whether the rank holds the others up, whatever they do."""
+        return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
+
+
+_ENDS: Mapping[int, Standing] = {
+    Ended.FINISHED: Standing.ENDED,
+    Ended.FAILED: Standing.FAILED,
+    Ended.INTERRUPTED: Standing.INTERRUPTED,
+    Ended.UNWATCHED: Standing.UNWATCHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankNow:
+    """One rank at this moment. Lengths are medians of its last steps; ages count until now."""
+
+    rank: int
+    host: str
+    step: int
+    activity: str
+    activity_age_ns: int
+    step_ns: int | None
+    own_ns: int | None
+    """``None`` if the waiting is unknown, as on accelerators"""
+    data_ns: int | None
+    wait_ns: int | None
+    """``None`` if unknown, as on accelerators"""
+    memory_bytes: int | None
+    standing: Standing
+    sign_age_ns: int
+    num_passes: int
+    stack: str | None
+    nonfinite: NonfiniteSteps | None = None
+    """its steps whose loss was NaN or infinite"""
+
+
+def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
+    state, usual = head.state, _usual(head.steps)
+    known = _with_waiting(usual)
+    standing = _standing(head, usual, now_ns)
+    until_ns = state.last_ns if standing.is_over else now_ns
+    return RankNow(
+        rank=rank,
+        host=head.identity.host,
+        step=state.step,
+        activity=activity_word(state.activity) or "unknown",
+        activity_age_ns=max(until_ns - state.since_ns, 0),
+        step_ns=_median(usual.length_ns),
+        own_ns=_median(known.own_ns),
+        data_ns=_median(usual.data_ns),
+        wait_ns=_median(known.wait_ns),
+        memory_bytes=head.memory_bytes,
+        standing=standing,
+        sign_age_ns=max(now_ns - last_sign_ns(head.identity, state), 0),
+        num_passes=state.num_passes,
+        stack=head.stack,
+        nonfinite=nonfinite_steps(state),
+    )
+
+
+def _usual(steps: PulseSteps) -> PulseSteps:
+    """Return the steps in which nothing special happened, or all of them if there are none."""
+    usual = rows_of(steps, steps.flags == 0)
+    return usual if len(usual) else steps
+
+
+def _with_waiting(steps: PulseSteps) -> PulseSteps:
+    """Return the steps whose waiting is known, which with many gradients is not every one."""
+    return rows_of(steps, steps.wait_ns != UNKNOWN)
+
+
+def _median(values: Int64Column) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
+    if head.state.ended in _ENDS:
+        return _ENDS[head.state.ended]
+    if now_ns - last_sign_ns(head.identity, head.state) > _LATE_SIGN_NS and is_gone(head.identity):
+        return Standing.GONE
+    if is_silent(head.identity, head.state, now_ns):
+        return Standing.NO_SIGN
+    return Standing.WAITS if _waits(head, usual, now_ns) else Standing.TRAINING
+
+
+def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
+    """Return whether the rank has been in its backward pass for longer than it usually computes in it."""
+    known = _with_waiting(usual)
+    if head.state.activity != Activity.BACKWARD or not len(known):
+        return False
+    return now_ns - head.state.since_ns > float(np.median(known.backward_ns - known.wait_ns))
+
+
+_STUCK_NS = 10**9
+"""least time for which a rank stands where it stands before it is said to wait for a rank that is behind"""
+_WORTH = 0.1
+"""least share of a step by which a rank's own time must be larger than that of others"""
+_MOST_NAMED = 3
+
+
+def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
+    """Return a sentence for each reason for which ranks wait."""
+    return (*_behind(ranks), *([] if any(one.standing.is_trouble for one in ranks) else _slowest(ranks)))
+
+
+def _behind(ranks: Sequence[RankNow]) -> list[str]:
+    """Name ranks that have begun fewer backward passes than others that stand and wait."""
+    ahead = max(one.num_passes for one in ranks)
+    late = [one for one in ranks if one.num_passes < ahead]
+    waiting = [one for one in ranks if one.num_passes == ahead and _stands(one)]
+    if not late or not waiting:
+        return []
+    since_ns = min(one.activity_age_ns for one in waiting)
+    named = clauses([_where(one, ahead) for one in late], _MOST_NAMED)
+    who = "1 rank has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
+    return [f"{who} waited {since_ns / 1e9:.0f} s for {named}"]
+
+
+def _stands(one: RankNow) -> bool:
+    return one.activity == "backward" and one.activity_age_ns > max(_STUCK_NS, 2 * (one.step_ns or 0))
+
+
+def _where(one: RankNow, ahead: int) -> str:
+    passes = ahead - one.num_passes
+    behind = "a backward pass" if passes == 1 else f"{passes} backward passes"
+    at = f"in step {one.step}, {one.activity} for {one.activity_age_ns / 1e9:.0f} s"
+    state = "" if one.standing is Standing.TRAINING else f", {one.standing}"
+    return f"rank {one.rank}, which is {behind} behind ({at}{state})"
+
+
+def _slowest(ranks: Sequence[RankNow]) -> list[str]:
+    """Name the rank whose own time is the largest, if the others wait for it."""
+    known = [(one.own_ns, one) for one in ranks if one.own_ns is not None and one.wait_ns is not None]
+    if len(known) < 2:
+        return []
+    own_ns, slowest = max(known, key=lambda pair: pair[0])
+    usual_ns = median_high(own for own, one in known if one is not slowest)
+    waiting_ns = median_high(one.wait_ns or 0 for _, one in known if one is not slowest)
+    beyond_ns = own_ns - usual_ns
+    they_wait_longer_ns = waiting_ns - (slowest.wait_ns or 0)
+    if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:
+        return []
+    take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the others take", "wait")
+    times = f"{own_ns / 1e6:.1f} ms of its own per step; {take} {usual_ns / 1e6:.1f} ms"
+    return [f"rank {slowest.rank} is the slowest: {times}, and {wait} {waiting_ns / 1e6:.1f} ms in each step"]
+
 
 WINDOW_NS = 300 * 10**9
 """the last minutes, which percentiles and the sparkline are about"""

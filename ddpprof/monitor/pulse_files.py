@@ -1,7 +1,8 @@
-"""The pulses of a run, read from outside while its ranks train, hang or are dead.
+"""The pulses of a run, read from outside while its ranks train, hang or are dead, and what a watcher keeps beside them.
 
 A rank writes its pulse in memory (``/dev/shm``) and copies it into the run directory every second. On the rank's own
-machine the one in memory is read, on any other the copy.
+machine the one in memory is read, on any other the copy. A watcher keeps what it has found in ``hang.json`` and
+``slowdowns.json``.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
+from ddpprof.files import Location
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
+from ddpprof.model.hang import Verdict
 from ddpprof.model.overdue import OverdueFacts, decode_facts
 from ddpprof.model.pulse import Ended, Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps
 from ddpprof.model.pulse_layout import NotAPulseError
+from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import rows_of
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
@@ -258,3 +263,24 @@ def _keep(content: bytes) -> None:
             os.close(last_step)
     finally:
         os.close(copy)
+
+
+def write_verdict(directory: Path, verdict: Verdict) -> None:
+    """Write ``hang.json``. Raises ``OSError``."""
+    own_files.write_whole(directory / rundir.HANG_FILE, msgspec.json.encode(verdict))
+
+
+def read_verdict(directory: Location) -> Verdict | None:
+    """Return the last verdict on a job that hung, if any."""
+    return rundir.read_json(directory / rundir.HANG_FILE, Verdict)
+
+
+def write_slowdowns(directory: Path, found: Slowdowns) -> None:
+    """Write ``slowdowns.json``. Raises ``OSError``."""
+    content = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    own_files.write_whole(directory / rundir.SLOWDOWNS_FILE, content)
+
+
+def read_slowdowns(directory: Location) -> Slowdowns | None:
+    """Return the slow-downs and pauses so far, if a watcher has written them."""
+    return rundir.read_json(directory / rundir.SLOWDOWNS_FILE, Slowdowns)

@@ -1,22 +1,97 @@
-"""The slow-downs of a job, with their causes, found while it runs.
+"""The slow-downs of a job with their causes, while it runs and after the fact, and the pauses between its steps.
+
+All-reduces keep the ranks in step, so that a step takes nearly as long on each. The job's step is the median of them. A
+flag that a step has on one rank, it has on all: when one rank saves, the others wait.
 
 A slow-down's size and cause are refined as long as it lasts, and stay once it is over. It is withdrawn if all of its
 steps together turn out to have been hardly longer, or steps of this job to differ as much as that.
+
+After the fact, there is a row for each of the last steps, and of earlier ones a summary of 100 steps or more. In
+summaries a slow-down is found if it lasts for three of them or more. Where both show one, the steps count; but they
+show none that begins among the first of them, since nothing tells how long normal steps take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
 from typing import TypeVar
 
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries
-from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
-from ddpprof.model.tables import rows_of
+from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
+from ddpprof.model.tables import Int64Column, rows_of
 from ddpprof.monitor.causes import Portrait, RankChange, Reason, portrait, reason_for
-from ddpprof.monitor.job_steps import JobSteps, common_steps
-from ddpprof.monitor.level_shifts import LevelShift, LevelShifts
+from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
+
+
+@dataclass(frozen=True, slots=True)
+class JobSteps:
+    """Steps that all ranks have finished; each rank's rows are those of the same steps."""
+
+    number: Int64Column
+    start_ns: Int64Column
+    length_ns: Int64Column
+    flags: Int64Column
+    ranks: Mapping[int, PulseSteps]
+
+    @property
+    def is_usual(self) -> Flags:
+        """Whether no known reason makes a step longer."""
+        usual: Flags = self.flags == 0
+        return usual
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+def common_steps(ranks: Mapping[int, PulseSteps]) -> JobSteps | None:
+    """Return the steps that all ranks have; ``None`` if there are no ranks."""
+    if not ranks:
+        return None
+    number: Int64Column = reduce(np.intersect1d, [steps.number for steps in ranks.values()])
+    rows = {rank: rows_of(steps, np.searchsorted(steps.number, number)) for rank, steps in ranks.items()}
+    return JobSteps(
+        number=number,
+        start_ns=np.median([steps.start_ns for steps in rows.values()], axis=0).astype(np.int64),
+        length_ns=np.median([steps.length_ns for steps in rows.values()], axis=0).astype(np.int64),
+        flags=np.bitwise_or.reduce([steps.flags for steps in rows.values()]),
+        ranks=rows,
+    )
+
+
+_KINDS = (
+    (StepFlag.EVALUATED, PauseKind.EVALUATION),
+    (StepFlag.RECORDED, PauseKind.RECORDING),
+    (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
+    (StepFlag.RAN_OUT, PauseKind.EPOCH),
+)
+"""A step with several flags counts for the first of them."""
+
+
+def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
+    """Return the pauses of each kind that there were; none if no normal step shows how much longer they took.
+
+    In a step that saves and evaluates, what saving took counts for the checkpoint, and the rest for the evaluation.
+    """
+    if not steps.is_usual.any():
+        return ()
+    normal_ns = int(np.median(steps.length_ns[steps.is_usual]))
+    left_ns = np.maximum(steps.length_ns - normal_ns, 0)
+    saved, evaluated = ((steps.flags & flag) != 0 for flag in (int(StepFlag.SAVED), int(StepFlag.EVALUATED)))
+    saving_ns = np.max([rank.save_ns for rank in steps.ranks.values()], axis=0)
+    saving_ns = np.where(saved, np.where(evaluated, np.minimum(left_ns, saving_ns), left_ns), 0)
+    pauses = [Pause(PauseKind.SAVE, int(saved.sum()), int(saving_ns.sum()))] if saved.any() else []
+    left_ns, left = left_ns - saving_ns, evaluated | ~saved
+    for flag, kind in _KINDS:
+        mine = left & ((steps.flags & int(flag)) != 0)
+        left &= ~mine
+        if mine.any():
+            pauses.append(Pause(kind, int(mine.sum()), int(left_ns[mine].sum())))
+    return tuple(pauses)
+
 
 _MOST_KEPT = 200
 """number of slow-downs that are kept; a job of weeks may have more"""
@@ -122,3 +197,79 @@ def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]
 def world_size_of(pulses: Mapping[int, Pulse]) -> int:
     """Return the number of ranks of the job, of which these may be a part."""
     return max((one.identity.world_size for one in pulses.values()), default=0)
+
+
+_COMPARED = 64
+"""number of summaries that are compared for the cause, at most"""
+
+
+def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
+    """Return the slow-downs of a run, and the pauses in its last steps."""
+    steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
+    if steps is None:
+        return Slowdowns()
+    watch = SlowdownWatch()
+    watch.update(pulses)
+    first_row = int(steps.number[0]) if len(steps) else 0
+    found = watch.slowdowns
+    unseen = [
+        coarse
+        for coarse in slowdowns_of_summaries(pulses)
+        if coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
+    ]
+    return Slowdowns(tuple(sorted([*unseen, *found], key=lambda one: one.first_step)), pauses_in(steps))
+
+
+def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:
+    first, second = sorted((one, other), key=lambda slowdown: slowdown.first_step)
+    return first.last_step is None or first.last_step >= second.first_step
+
+
+def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
+    """Return the slow-downs that last for three summaries or more."""
+    ranks = _common({rank: pulse.summaries for rank, pulse in pulses.items()})
+    if not ranks:
+        return []
+    one = next(iter(ranks.values()))
+    detector = LevelShifts(OF_SUMMARIES)
+    length_ns = np.median([summaries.median_ns for summaries in ranks.values()], axis=0).astype(np.int64)
+    detector.feed(one.first_step, length_ns, one.num_flagged < one.num_steps)
+    return [_slowdown(shift, detector, ranks, pulses) for shift in detector.shifts if shift.was_slow]
+
+
+def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
+    """Return the summaries of the same steps, in order, which a damaged file may not have them in.
+
+    They differ if ranks have halved the number of theirs at other times.
+    """
+    if not ranks:
+        return {}
+    places = {rank: np.unique(one.first_step, return_index=True) for rank, one in ranks.items()}
+    first = reduce(np.intersect1d, [steps for steps, _ in places.values()])
+    rows = {rank: rows_of(ranks[rank], at[np.searchsorted(steps, first)]) for rank, (steps, at) in places.items()}
+    same = np.ptp([one.num_steps for one in rows.values()], axis=0) == 0
+    return {rank: rows_of(one, same) for rank, one in rows.items()}
+
+
+def _slowdown(
+    shift: LevelShift, detector: LevelShifts, ranks: Mapping[int, PulseSummaries], pulses: Mapping[int, Pulse]
+) -> StepSlowdown:
+    one = next(iter(ranks.values()))
+    rows = np.flatnonzero(shift.holds(one.first_step))
+    normal = np.flatnonzero(detector.normal_before(shift, one.first_step))
+    before, after = (portraits(ranks, compared[-_COMPARED:], pulses) for compared in (normal, rows))
+    reason = reason_between(before, after, world_size_of(pulses))
+    is_over = shift.last_step is not None
+    return StepSlowdown(
+        first_step=shift.first_step,
+        last_step=int(one.first_step[rows[-1]] + one.num_steps[rows[-1]] - 1) if is_over else None,
+        before_ns=shift.before_ns,
+        after_ns=shift.after_ns,
+        num_steps=int(one.num_steps[rows].sum()),
+        began_ns=int(one.start_ns[rows[0]]),
+        ended_ns=int(one.end_ns[rows[-1]]) if is_over else None,
+        cause=reason.cause,
+        ranks=reason.ranks,
+        part=reason.part,
+        is_coarse=True,
+    )

@@ -143,7 +143,39 @@ def install(distributed: ModuleType) -> None:
     if settings is not None:
         modify_ddp(distributed, settings)
         patches.install(distributed)
-        patches.wait_for_ddp(lambda: _record_until_exit(settings, distributed))
+        early_end = _EarlyEnd()
+
+        def begin() -> None:
+            early_end.may_come = False
+            _record_until_exit(settings, distributed)
+
+        patches.wait_for_ddp(begin)
+
+
+_OF_RANK = "DDPPROF_RANK_PROCESS"
+"""variable by which processes that a rank starts know that they are none"""
+
+
+class _EarlyEnd:
+    """Notes the error that ends this process, if it is a rank and ends before it has a DDP module."""
+
+    def __init__(self) -> None:
+        process = str(os.getpid())
+        self.may_come = "RANK" not in os.environ or os.environ.setdefault(_OF_RANK, process) == process
+        multiprocessing.util.Finalize(None, self._note, exitpriority=100)
+        atexit.register(self._note)
+
+    def _note(self) -> None:
+        if self.may_come:
+            self.may_come = False
+            with suppress(Exception):  # the process ends already
+                from ddpprof.record.torchrun import note_early_end
+
+                note_early_end(_error_at_exit())
+
+
+def _error_at_exit() -> BaseException | None:
+    return sys.exc_info()[1] or getattr(sys, "last_value", None)
 
 
 def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
@@ -169,7 +201,7 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
     def close() -> None:
         session.process_exits = True
         with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
-            session.close(sys.exc_info()[1] or getattr(sys, "last_value", None))
+            session.close(_error_at_exit())
 
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
     multiprocessing.util.Finalize(None, close, exitpriority=100)

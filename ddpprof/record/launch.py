@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from ddpprof import rundir
+from ddpprof import own_files, rundir
 from ddpprof.child_processes import (
     Process,
     adopt_orphans,
@@ -133,6 +133,9 @@ def clear_out(settings: Settings, inside: bool = False) -> Settings:
             rundir.remove_run(directory)
         except OSError as error:
             raise CannotRecord(f"cannot replace the run in {directory}: {error.strerror}.") from error
+    elif not rundir.is_run(directory):
+        with suppress(OSError):  # there is none, unless ranks of an earlier job failed before they had a run
+            own_files.remove_file(directory / rundir.EXITS_FILE)
     return dataclasses.replace(settings, force=False)
 
 

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, crc_of
 from ddpprof.model.stack import Frame, frames_of, place_of_user
-from ddpprof.monitor.kernel_waits import wait_of
+from ddpprof.monitor.processes import wait_of
 
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 """functions of torch that dump it"""
@@ -162,6 +163,10 @@ def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | No
         wait=_wait_of(training_thread),
         learning_rate=learning_rate,
         peer=_peer_of(training_thread),
+        thread=None if training_thread == threading.main_thread().ident else _number_of(training_thread),
+        saves_in_thread=any(
+            _saves(frame) for thread, frame in sys._current_frames().items() if thread != training_thread
+        ),
     )
 
 
@@ -188,9 +193,19 @@ def _error_of(thread: int) -> tuple[str | None, str | None]:
 
 def _wait_of(thread: int) -> Wait | None:
     with suppress(OSError):
-        native = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
-        return None if native is None else wait_of(Path(f"/proc/self/task/{native}"))
+        number = _number_of(thread)
+        return None if number is None else wait_of(Path(f"/proc/self/task/{number}"))
     return None
+
+
+def _number_of(thread: int) -> int | None:
+    return next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
+
+
+def _saves(frame: FrameType) -> bool:
+    """Return whether a thread is within ``torch.save``."""
+    frames = frames_of(traceback.walk_stack(frame))
+    return any(one.function == "save" and one.file.endswith("/torch/serialization.py") for one in frames)
 
 
 def _peer_of(thread: int) -> int | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ddpprof import own_files, rundir
 from ddpprof.linux_files import OF_MACHINE, number_in, own_groups
+from ddpprof.model.record import error_in
 from ddpprof.record.inject._ddpprof_ends import place
 from ddpprof.record.settings import settings_from_environment
 
@@ -123,10 +124,29 @@ def note_child(pid: int, exit_code: int) -> None:
         append_exit(Path(settings.out), {"pid": pid, "exit_code": exit_code})
 
 
-def append_exit(out: Path, seen: dict[str, Any]) -> None:
-    """Append a line to the run's file, if there is a run. Raises ``OSError``."""
-    if not rundir.is_run(out):
+def note_early_end(error: BaseException | None) -> None:
+    """Note the error that ends this process, if it is a rank. It has no DDP module, so there may be no run.
+
+    Raises ``OSError``.
+    """
+    from ddpprof.record.job import how_it_ends, where_it_ends
+
+    settings, rank, said = settings_from_environment(), os.environ.get("RANK", ""), how_it_ends(error)
+    if settings is None or not rank.isdecimal() or error_in(said) is None:
         return
+    out = Path(settings.out)
+    own_files.make_named_folder(out)
+    place = where_it_ends(error).get("ended_place")
+    _write_exit(out, {"rank": int(rank), "pid": os.getpid(), "exit_code": 1, "error": said, "place": place})
+
+
+def append_exit(out: Path, seen: dict[str, Any]) -> None:
+    """Append a line to the run's file, if there is a run, or a rank has failed before it. Raises ``OSError``."""
+    if rundir.is_run(out) or (out / rundir.EXITS_FILE).exists():
+        _write_exit(out, seen)
+
+
+def _write_exit(out: Path, seen: dict[str, Any]) -> None:
     line = json.dumps({"host": socket.gethostname(), "unix_ns": time.time_ns(), **seen})
     with os.fdopen(own_files.append_to(out / rundir.EXITS_FILE), "wb") as file:
         file.write(f"{line}\n".encode())

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from ddpprof.engine.frameworks import TRAIN_WITHIN_JOIN
 from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
-from ddpprof.render.error_words import advice_on_error, shortened
-from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
+from ddpprof.render.error_words import advice_on_error, is_of_worker, killer_sentence, shortened, signal_name
 from ddpprof.topics.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
 from ddpprof.words import listed, ranks_in_words
 
@@ -44,6 +43,8 @@ _WHAT_BY_HINT = {
     Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
+    Hint.ENDED_SILENTLY: "rank {rank} has ended before the others, probably with exit code 0",
+    Hint.TIMED_OUT: "rank {rank} took part in no collective until those of the other ranks timed out",
 }
 """what happened, where the kind of fault alone says too much or too little"""
 _WHAT_OF_ALL = {
@@ -92,7 +93,8 @@ _DO_BY_HINT = {
         Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
         early stopping, let the ranks agree first, by an all_reduce of the decision. If their numbers of batches differ,
         give every rank as many, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let
-        all ranks skip it, or there call {ZERO_LOSS}.""",
+        all ranks skip it, or there call {ZERO_LOSS}. If the rank accumulates gradients (`no_sync()`) in steps in which
+        the others reduce them, let all ranks do so in the same steps.""",
     Hint.ERROR_IN_FLIGHT: """
         Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
         let the error end the rank, and its launcher ends the others.""",
@@ -106,6 +108,14 @@ _DO_BY_HINT = {
         With static_graph=True every step must use the same parameters. Leave it out and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, and that rank did in earlier steps: {_WHERE_LEFT_OUT}",
+    Hint.TIMED_OUT: """
+        Look at what that rank did meanwhile; a launcher then ended it. If that may take so long, give
+        init_process_group() or new_group() a longer timeout.""",
+    Hint.DIFFERENT_ROOTS: """
+        Pass the same dst or src, and the same group, on every rank: look for one that depends on the rank.""",
+    Hint.WITHIN_BACKWARD: """
+        It waits within the same backward pass: look at its comm hook, if it has one, whose future may never be
+        completed, and at parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank, for which a
         DistributedSampler helps, or for a second backward() or step that depends on the rank or its batch.""",
@@ -121,6 +131,9 @@ _DO_BY_HINT = {
     Hint.CRASHED: """
         Code in C crashed: look at the line above and at the libraries that it calls. rank-{rank}.crash.txt in the run
         has the stacks of all threads, and `dmesg` may name the library.""",
+    Hint.ENDED_SILENTLY: """
+        Its launcher saw other ranks fail, and not this one: look for os._exit(0), and for code that ends the process
+        without an error.""",
     Hint.UNSEEN_END: """
         Nobody saw how its process ended, and it said nothing: look for os._exit(), for a signal that something sent to
         it (dmesg tells of the out-of-memory killer), and at the output of its launcher.""",
@@ -181,7 +194,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     if verdict.fault is Fault.DOES_NOT_EXIT:
         return _does_not_exit(verdict, is_over=is_over)
     what = _what(verdict)
-    if verdict.fault is Fault.DIED:
+    if verdict.fault is Fault.DIED and verdict.hint is not Hint.ENDED_SILENTLY:
         what += _how_it_died(verdict)
     elif verdict.detail is not None:
         what += f"{'. ' if verdict.detail[:1].isupper() else '; '}{clean(verdict.detail)}"
@@ -220,6 +233,8 @@ def _how_it_died(verdict: Verdict) -> str:
 
 def _where(verdict: Verdict) -> Iterator[str]:
     if verdict.rank is None:
+        if verdict.place is not None:
+            yield f"It happened at {clean(verdict.place)}."
         return
     process = f", process {verdict.pid}" if verdict.pid is not None and not verdict.has_failed else ""
     place = f", at {clean(verdict.place)}" if verdict.place is not None else ""

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpprof.layout import ABSENT, clean, count, duration, three_digits
-from ddpprof.monitor.overview import Overview, StepTimes
-from ddpprof.monitor.rank_now import RankNow, Standing
+from ddpprof.monitor.overview import Overview, RankNow, Standing, StepTimes
 from ddpprof.topics.losses import nonfinite_finding
 from ddpprof.words import ranks_in_words
 

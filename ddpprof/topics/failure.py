@@ -150,8 +150,9 @@ def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) 
         RankEnd(
             rank=rank,
             host=one.host or "",
-            ended=None,
-            is_consequence=False,
+            ended=one.error,
+            is_consequence=one.error is not None and is_of_a_lost_peer(one.error),
+            place=one.place,
             unix_ns=one.unix_ns,
             exit_code=one.exit_code,
             pid=one.pid,

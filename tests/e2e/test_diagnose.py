@@ -51,6 +51,15 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     jsonschema.validate(verdict, schema)
 
 
+def test_a_rank_that_fails_before_it_has_a_ddp_module_is_named(ddpprof: Run) -> None:
+    fails = [str(FAULTS.with_name("faults.py")), "fails_at_start", "--rank", "1"]
+    done = ddpprof("watch", "--out", "run", *TWO, *fails)
+    said = "The job failed: rank 1 has died: FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'."
+    assert f"ddpprof: {said}" in done.stderr.splitlines()
+    diagnosed = ddpprof("diagnose", "run")
+    assert (diagnosed.returncode, diagnosed.stdout.splitlines()[0]) == (1, said)
+
+
 HANGS = Path(__file__).parent / "scripts" / "hangs.py"
 
 

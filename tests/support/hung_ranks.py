@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace as replace_struct
 
-from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.diagnosis.processes import Process
 from ddpprof.model import DdpModule, Parameter, ProcessExit, Record
 from ddpprof.model.pulse import Activity, PulseIdentity, PulseSteps
 from ddpprof.model.pulse_layout import decode_rows, empty_state
 from ddpprof.model.stack import Frame
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.processes import Process
 from ddpprof.monitor.pulse_files import machine_id
 
 NOW_NS = 1_000_000_000_000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,3 +151,17 @@ def test_a_second_job_into_one_folder_is_refused_before_it_starts(
     said = capsys.readouterr().err
     assert f"another ddpprof, process {os.getpid()}, is recording into {tmp_path / 'run'}" in said
     assert "The job was not started." in said
+
+
+def test_a_process_without_descriptors_can_still_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_files, "_SPARE", spare := [os.open(os.devnull, os.O_RDONLY)])
+    opened = os.open
+
+    def full(*arguments: Any) -> int:
+        if spare:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(*arguments)
+
+    monkeypatch.setattr(os, "open", full)
+    os.close(own_files.create(tmp_path / "facts.json"))
+    assert not spare

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.model.backends import backend_of
-from ddpprof.render.error_words import advice_on_error, shortened
-from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
+from ddpprof.render.error_words import NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
 from ddpprof.report import Report
 from ddpprof.topics.failure import Failure, RankEnd
 from ddpprof.topics.hangs import SAME_COLLECTIVES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.diagnosis.processes import look_at, workers_of
+from ddpprof.monitor.processes import look_at, workers_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 

@@ -13,7 +13,7 @@ from ddpprof import rundir
 from ddpprof.cli import main
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.verdict_files import write_verdict
+from ddpprof.monitor.pulse_files import write_verdict
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ddpprof.model.pulse import Ended
 from ddpprof.model.pulse_layout import FORMAT, MAGIC
 from ddpprof.model.slowdown import Pause, PauseKind, Slowdowns
 from ddpprof.model.whole_run import WholeRun
-from ddpprof.monitor.verdict_files import write_slowdowns, write_verdict
+from ddpprof.monitor.pulse_files import write_slowdowns, write_verdict
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.report import Report

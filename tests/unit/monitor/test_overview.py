@@ -11,9 +11,8 @@ from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.monitor.overview import Overview, find_pulses, look_at
+from ddpprof.monitor.overview import Overview, RankNow, Standing, find_pulses, look_at
 from ddpprof.monitor.pulse_files import SILENT_FAR_NS
-from ddpprof.monitor.rank_now import RankNow, Standing
 
 TEN_STEPS_NS = BEGIN_NS + SECOND
 

@@ -1,16 +1,83 @@
+"""The slow-downs of a job, with their causes, while it runs and after the fact; and its pauses."""
+
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 import pytest
-from pulses import BEGIN_NS, MS, pulse_of, steps_of, with_noise
+from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
 
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
-from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart
 from ddpprof.model.tables import rows_of
 from ddpprof.monitor import slowdowns
 from ddpprof.monitor.causes import Reason
-from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.level_shifts import LevelShift
-from ddpprof.monitor.slowdowns import SlowdownWatch, slowdown_of
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, slowdown_of, slowdowns_of_run
+
+
+def test_the_job_has_the_steps_that_all_ranks_have() -> None:
+    ranks = {0: steps_of([{}] * 5, first=3), 1: steps_of([{"forward": 24.0}] * 5, first=5)}
+    steps = common_steps(ranks)
+    assert steps is not None
+    assert steps.number.tolist() == [5, 6, 7]
+    assert steps.length_ns.tolist() == [62 * MS] * 3
+    assert steps.ranks[0].number.tolist() == steps.ranks[1].number.tolist()
+
+
+def test_a_flag_of_one_rank_is_that_of_all() -> None:
+    steps = common_steps({0: steps_of([{}, {}]), 1: steps_of([{}, {"flags": StepFlag.SAVED}])})
+    assert steps is not None
+    assert steps.is_usual.tolist() == [True, False]
+
+
+def test_there_are_no_steps_without_ranks() -> None:
+    assert common_steps({}) is None
+
+
+def test_each_kind_of_pause_is_counted() -> None:
+    rows = [
+        {},
+        {"other": 101.0, "flags": StepFlag.SAVED},
+        {},
+        {"other": 31.0, "flags": StepFlag.EVALUATED | StepFlag.BEGAN_EPOCH},
+        {},
+        {"other": 11.0, "flags": StepFlag.BEGAN_EPOCH},
+        {"other": 1.0, "save": 50.0, "evaluation": 150.0, "flags": StepFlag.SAVED | StepFlag.EVALUATED},
+        {"other": 1.0, "save": 4.0, "flags": StepFlag.SAVED | StepFlag.BEGAN_EPOCH},
+    ]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    assert pauses_in(steps) == (
+        Pause(PauseKind.SAVE, 3, 154 * MS),
+        Pause(PauseKind.EVALUATION, 2, 180 * MS),
+        Pause(PauseKind.EPOCH, 1, 10 * MS),
+    )
+
+
+def test_without_normal_steps_nothing_is_known() -> None:
+    steps = common_steps({0: steps_of([{"flags": StepFlag.SAVED}] * 3)})
+    assert steps is not None
+    assert pauses_in(steps) == ()
+
+
+def test_what_the_rank_that_saves_longest_takes_counts_for_the_checkpoint() -> None:
+    """Rank 1 waits for rank 0, which saves; then both evaluate."""
+    both = StepFlag.SAVED | StepFlag.EVALUATED
+    saves = [{}, {}, {"save": 50.0, "evaluation": 150.0, "flags": both}]
+    waits = [{}, {}, {"backward": 80.0, "wait": 60.0, "evaluation": 150.0, "flags": StepFlag.EVALUATED}]
+    steps = common_steps({0: steps_of(saves), 1: steps_of(waits)})
+    assert steps is not None
+    assert pauses_in(steps) == (Pause(PauseKind.SAVE, 1, 50 * MS), Pause(PauseKind.EVALUATION, 1, 150 * MS))
+
+
+def test_recording_and_the_end_of_an_epoch_are_pauses() -> None:
+    rows = [{}, {"other": 8.0, "flags": StepFlag.RECORDED}, {"other": 4.0, "flags": StepFlag.RAN_OUT}]
+    steps = common_steps({0: steps_of(rows)})
+    assert steps is not None
+    assert pauses_in(steps) == (Pause(PauseKind.RECORDING, 1, 7 * MS), Pause(PauseKind.EPOCH, 1, 3 * MS))
+
 
 WAITS = {"backward": 42.0, "wait": 22.0}
 SLOW = {"forward": 32.0}
@@ -130,3 +197,68 @@ def test_a_slow_down_whose_first_step_has_left_the_ring_has_no_begin() -> None:
         slow = slowdown_of(shift, reason, steps, None)
         assert (slow.began_ns, slow.ended_ns) == (began_ns, BEGIN_NS + 5 * 60 * MS)
     assert slowdown_of(shift, reason, steps, 7).began_ns == 7, "it stays what it was"
+
+
+def run(num_steps: int, *slow: range) -> dict[int, Pulse]:
+    """Return pulses as they are after a run in which rank 1 was slower in some steps."""
+    pulses = {}
+    for rank, row in enumerate((WAITS, SLOW)):
+        rows: list[dict[str, float]] = [{}] * num_steps
+        for span in slow:
+            rows[span.start : span.stop] = [row] * len(span)
+        steps = steps_of(rows)
+        pulses[rank] = pulse_of(rows_of(steps, slice(-2048, None)), rank, summaries=summaries_of(steps))
+    return pulses
+
+
+def test_an_early_slow_down_is_known_from_summaries() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(2000, 2600))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (2000, 2599, True)
+    assert (slow.num_steps, slow.before_ns, slow.after_ns) == (600, 60 * MS, 72 * MS)
+    assert (slow.began_ns, slow.ended_ns) == (BEGIN_NS + 2000 * 60 * MS, BEGIN_NS + (2000 * 60 + 600 * 72) * MS)
+    assert (slow.cause, slow.ranks, slow.part) == (SlowdownCause.OWN_TIME, (1,), StepPart.FORWARD)
+    assert round(slow.growth, 3) == 0.2
+
+
+def test_a_late_slow_down_is_known_to_the_step() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(5000, 5100))).slowdowns
+    assert abs(slow.first_step - 5000) <= 1
+    assert not slow.is_coarse
+
+
+def test_one_that_lasts_to_the_end_began_before_the_last_rows() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(3000, 6000))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (3000, None, True)
+
+
+def test_one_that_begins_among_the_first_rows_is_known_from_summaries() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(3970, 6000))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (4000, None, True)
+    (slow,) = slowdowns_of_run(run(6000, range(3990, 5500))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (4000, 5499, True)
+
+
+def test_both_are_there_in_order() -> None:
+    slowdowns = slowdowns_of_run(run(6000, range(2000, 2600), range(5000, 5100))).slowdowns
+    assert [slow.is_coarse for slow in slowdowns] == [True, False]
+
+
+def test_a_run_without_pulses_has_none() -> None:
+    assert slowdowns_of_run({}).slowdowns == ()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_summaries_in_any_order_are_put_in_order(num_ranks: int) -> None:
+    """A file may be damaged, or be read while its rank halves the number of its summaries."""
+    pulses = dict(islice(run(6000, range(2000, 2600)).items(), num_ranks))
+    first = pulses[0].summaries
+    damaged = {**pulses, 0: replace(pulses[0], summaries=rows_of(first, slice(None, None, -1)))}
+    assert slowdowns_of_run(damaged) == slowdowns_of_run(pulses)
+    assert slowdowns_of_run(pulses).slowdowns
+
+
+def test_ranks_of_which_one_has_lost_its_first_summaries_are_compared_where_both_have_them() -> None:
+    pulses = run(6000, range(2000, 2600))
+    later = replace(pulses[1], summaries=rows_of(pulses[1].summaries, slice(5, None)))
+    (slow,) = slowdowns_of_run({**pulses, 1: later}).slowdowns
+    assert (slow.first_step, slow.last_step, slow.cause, slow.ranks) == (2000, 2599, SlowdownCause.OWN_TIME, (1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, decode_facts, encode_facts
 from ddpprof.record import overdue_facts
@@ -155,3 +157,37 @@ def test_facts_that_are_too_long_lose_their_oldest_calls() -> None:
     assert kept is not None
     assert (kept.calls, kept.kinds, kept.wait) == (calls[-100:], facts.kinds, Wait.NETWORK)
     assert decode_facts(b"") is None
+
+
+def test_a_checkpoint_that_another_thread_saves() -> None:
+    """The training waits for the one before."""
+    begins, ends = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self) -> tuple[type, tuple[()]]:
+            begins.set()
+            ends.wait()
+            return (str, ())
+
+    saves = threading.Thread(target=lambda: torch.save({"model": Slow()}, io.BytesIO()))
+    saves.start()
+    begins.wait()
+    facts = overdue_facts.overdue_facts(threading.get_ident(), 0, None, "")
+    ends.set()
+    saves.join()
+    assert facts.saves_in_thread
+    assert not overdue_facts.overdue_facts(threading.get_ident(), 0, None, "").saves_in_thread
+
+
+def test_a_training_in_another_thread_than_the_main_one() -> None:
+    seen: list[OverdueFacts] = []
+
+    def trains() -> None:
+        seen.append(overdue_facts.overdue_facts(threading.get_ident(), 0, None, ""))
+        seen.append(replace(seen[0], thread=threading.get_native_id()))
+
+    thread = threading.Thread(target=trains)
+    thread.start()
+    thread.join()
+    assert seen[0].thread == seen[1].thread
+    assert overdue_facts.overdue_facts(threading.get_ident(), 0, None, "").thread is None

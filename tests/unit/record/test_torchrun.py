@@ -11,7 +11,10 @@ from types import ModuleType
 import pytest
 
 from ddpprof.linux_files import own_groups
+from ddpprof.load.attempts import load_exits
 from ddpprof.record import torchrun
+from ddpprof.record.api import _EarlyEnd
+from ddpprof.record.settings import Settings
 from ddpprof.record.torchrun import OPTIONS, OomKills, give_back_rank, launcher_variables
 
 
@@ -122,3 +125,38 @@ def test_a_process_that_was_moved_to_another_machine_counts_from_there(system: P
     kills = OomKills()
     (system / "vmstat").write_text("oom_kill 4\n")
     assert kills.since_last_time() == 0
+
+
+def test_a_rank_that_fails_early_leaves_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in Settings(str(tmp_path / "run")).to_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "1")
+    torchrun.note_early_end(None)
+    torchrun.append_exit(tmp_path / "run", {"pid": 9, "exit_code": 1})
+    assert not (tmp_path / "run").exists()
+    torchrun.note_early_end(FileNotFoundError(2, "No such file or directory", "train.bin"))
+    torchrun.append_exit(tmp_path / "run", {"pid": 9, "exit_code": 1})
+    first, second = load_exits(tmp_path / "run")
+    assert (first.rank, first.pid, first.exit_code) == (1, os.getpid(), 1)
+    assert first.error == "failed: FileNotFoundError: [Errno 2] No such file or directory: 'train.bin'"
+    assert (second.pid, second.rank) == (9, None)
+
+
+def test_a_process_that_is_no_rank_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in Settings(str(tmp_path / "run")).to_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RANK", raising=False)
+    torchrun.note_early_end(ValueError("no data"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("marked_by", "is_rank"), [(None, True), ("own", True), ("1", False)])
+def test_a_program_that_a_rank_starts_is_no_rank(
+    marked_by: str | None, is_rank: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("DDPPROF_RANK_PROCESS", "")  # so that it is as before in the end
+    monkeypatch.delenv("DDPPROF_RANK_PROCESS")
+    if marked_by is not None:
+        monkeypatch.setenv("DDPPROF_RANK_PROCESS", str(os.getpid()) if marked_by == "own" else marked_by)
+    assert _EarlyEnd().may_come == is_rank

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from ddpprof.model.pulse import Ended
 from ddpprof.model.whole_run import NonfiniteSteps
-from ddpprof.monitor.overview import Overview, look_at
-from ddpprof.monitor.rank_now import Standing
+from ddpprof.monitor.overview import Overview, Standing, look_at
 from ddpprof.render.top import ORDERS, Shown, in_order, one_line, rows_that_fit, top_view
 
 

@@ -1,1 +1,0 @@
-"""Jobs that hang or have failed: which rank holds them up, where, and why."""

@@ -1,0 +1,298 @@
+"""Everything that is known of each rank of a run, gathered from outside.
+
+Where all threads of the ranks stand, py-spy can read, without stopping a process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof import rundir
+from ddpprof.child_processes import helper_environment, start
+from ddpprof.errors import DdpprofError, how_to_install
+from ddpprof.load.attempts import load_exits
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.model import ProcessExit, Record
+from ddpprof.model.overdue import OverdueFacts, Wait, crc_of
+from ddpprof.model.process_exit import oom_kills_seen
+from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
+from ddpprof.model.stack import Frame, read_stack
+from ddpprof.monitor import pulse_files
+from ddpprof.monitor.processes import Process, look_at, num_swapped_in, workers_of
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head
+
+_STEPS = 64
+_LOOK_AGAIN_S = 0.2
+"""seconds between two looks at a process, which show whether it computes"""
+_COMPUTES = 0.3
+"""share of a core; a process that is ready to run computes as soon as it gets one"""
+_MOVES_BYTES_PER_S = 2**20
+"""least that a thread moves while it writes a file, even to slow storage; one that asks for something moves less"""
+_SWAPPING_PER_S = 50
+"""least number of pages a second that a swapping thread reads back"""
+_MUCH_SWAPPED_BYTES = 16 * 2**20
+_NO_FACTS = OverdueFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    identity: PulseIdentity
+    state: PulseState
+    steps: PulseSteps
+    stack: tuple[Frame, ...]
+    """where the training thread stands, the innermost frame last; empty if unknown"""
+    record: Record | None
+    process: Process | None
+    """its process, if that is on this machine and alive"""
+    workers: tuple[Process, ...]
+    computes: bool
+    helpers_compute: bool
+    """whether processes that it has started compute, or on the CPU other threads of its own"""
+    moves_data: bool
+    """whether its main thread reads or writes much"""
+    is_swapping: bool
+    exit: ProcessExit | None
+    num_oom_kills: int | None
+    """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
+    now_ns: int
+    facts: OverdueFacts = _NO_FACTS
+    """what the process itself tells while its step is overdue"""
+
+    @property
+    def rank(self) -> int:
+        return self.identity.rank
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs, or ran, on this machine."""
+        return pulse_files.is_here(self.identity)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank itself said that its training was over."""
+        return self.state.ended != Ended.NOT_YET
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process ended without finishing the training."""
+        if self.state.ended == Ended.FAILED:
+            return True
+        if self.exit is not None:  # launchers send SIGTERM to all ranks when one fails
+            return self.exit.exit_code != 0 and not (
+                self.state.ended == Ended.FINISHED and self.exit.exit_code == -signal.SIGTERM
+            )
+        return not self.has_ended and self.is_here and self.process is None
+
+    @property
+    def lingers_s(self) -> float:
+        """For how many seconds its process has been alive after its training was over; 0 if it is not."""
+        process, ended_ns = self.process, self.state.ended_ns
+        if not self.has_ended or self.exit is not None or process is None:
+            return 0.0
+        if process.started_ns is not None and process.started_ns > ended_ns:
+            return 0.0  # another process has got its number
+        return max(0, self.now_ns - ended_ns) / 1e9
+
+    @property
+    def wait(self) -> Wait | None:
+        """For what its training thread sleeps, as its machine tells, or else as the process itself says."""
+        seen = None if self.process is None else self.process.wait
+        return seen if self.is_silent else seen or self.facts.wait
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether even ddpprof's own thread in the process does not run."""
+        return pulse_files.is_silent(self.identity, self.state, self.now_ns)
+
+
+def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
+    """Return the evidence of all ranks that left a pulse; without `records`, only what tells whether a rank waits.
+
+    Raises ``OSError`` if there is no such directory.
+    """
+    before = {rank: _process_now(directory, rank) for rank in rundir.pulses_in(directory)}
+    exits, swapped_in_before = load_exits(directory), num_swapped_in()
+    time.sleep(_LOOK_AGAIN_S)
+    swapped_in = num_swapped_in() - swapped_in_before
+    found = (_of_rank(directory, rank, exits, earlier, swapped_in, records) for rank, earlier in before.items())
+    return tuple(one for one in found if one is not None)
+
+
+def are_all_on_cpu(evidence: Sequence[RankEvidence]) -> bool:
+    """Return whether all ranks of the job are seen, and train on CPU. On an accelerator they may wait at any line."""
+    are_all = {one.identity.world_size for one in evidence} == {len(evidence)}
+    return are_all and all(one.identity.device == "cpu" for one in evidence)
+
+
+def _process_now(directory: Path, rank: int) -> Process | None:
+    with suppress(OSError, DdpprofError):
+        return _process_of(read_head(directory, rank, 0))
+    return None
+
+
+def _process_of(head: PulseHead) -> Process | None:
+    """Return the rank's living process on this machine. Another one may have got the number of a dead one."""
+    identity = head.identity
+    if not is_here(identity) or (head.state.ended == Ended.NOT_YET and is_gone(identity)):
+        return None
+    return look_at(identity.pid, None if head.facts is None else head.facts.thread)
+
+
+def _of_rank(
+    directory: Path,
+    rank: int,
+    exits: tuple[ProcessExit, ...],
+    earlier: Process | None,
+    swapped_in: int,
+    records: bool,
+) -> RankEvidence | None:
+    try:
+        head = read_head(directory, rank, _STEPS)
+    except (OSError, DdpprofError):
+        return None
+    identity = head.identity
+    process, seen = _process_of(head), _exit_of(identity, exits)
+    return RankEvidence(
+        identity=identity,
+        state=head.state,
+        steps=head.steps,
+        stack=read_stack(head.stack),
+        record=record_of(directory, rank) if records else None,
+        process=process,
+        workers=tuple(workers_of(identity.pid)) if process is not None else (),
+        computes=process is not None and _computes(earlier, process),
+        helpers_compute=earlier is not None
+        and process is not None
+        and _helpers_compute(earlier, process, with_threads=identity.device == "cpu"),
+        moves_data=earlier is not None and process is not None and _moves_data(earlier, process),
+        is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process, swapped_in),
+        exit=seen,
+        num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
+        now_ns=time.time_ns(),
+        facts=_facts_of(head),
+    )
+
+
+def _facts_of(head: PulseHead) -> OverdueFacts:
+    """Return what the process tells of where it stands now, or stood as it failed."""
+    if head.facts is None:
+        return _NO_FACTS
+    is_of_now = head.state.ended == Ended.FAILED or head.facts.stack_crc == crc_of(head.stack or "")
+    return head.facts if is_of_now else _NO_FACTS
+
+
+def _computes(earlier: Process | None, now: Process) -> bool:
+    if now.state == "R" or earlier is None:
+        return now.state == "R"
+    took_s = now.seen_s - earlier.seen_s
+    return now.main_thread_cpu_s - earlier.main_thread_cpu_s > _COMPUTES * took_s
+
+
+def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
+    """Return whether others compute for the main thread. On an accelerator threads of libraries may spin for ever."""
+    if now.do_children_run and earlier.do_children_run:
+        return True
+    if with_threads and now.do_threads_run and earlier.do_threads_run:
+        return True
+    computed_s = now.children_cpu_s - earlier.children_cpu_s
+    if with_threads:
+        computed_s = max(computed_s, now.threads_cpu_s - earlier.threads_cpu_s)
+    return computed_s > _COMPUTES * (now.seen_s - earlier.seen_s)
+
+
+def _moves_data(earlier: Process, now: Process) -> bool:
+    return now.moved_bytes - earlier.moved_bytes > _MOVES_BYTES_PER_S * (now.seen_s - earlier.seen_s)
+
+
+def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
+    """Return whether the process reads its memory back from swap again and again.
+
+    Some of it may lie in swap for good, and pages of files in memory are read from a disk, too. `swapped_in`: number of
+    pages that the machine read back from swap in the meantime.
+    """
+    num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
+    enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
+    return now.swapped_bytes > _MUCH_SWAPPED_BYTES and num_paged_in > enough
+
+
+def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:
+    """Return how the rank's process ended, as its launcher saw it. If the job ended well, then so did the rank."""
+    own = (one for one in exits if not one.is_job and _is_of(one, identity))
+    of_job = (one for one in exits if one.is_job and one.exit_code == 0 and _is_later(one, identity))
+    return next(own, None) or next(of_job, None)
+
+
+def _is_later(seen: ProcessExit, identity: PulseIdentity) -> bool:
+    return seen.unix_ns is None or seen.unix_ns >= identity.created_ns
+
+
+def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
+    """Return whether it is the end of this rank, and not of one of the same number in an earlier attempt."""
+    if not _is_later(seen, identity):
+        return False
+    return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
+
+
+def record_of(directory: Path, rank: int) -> Record | None:
+    """Return the record of a rank, as far as it can be read."""
+    try:
+        return load_record(directory, rank)
+    except BadRecordError as error:
+        return error.record
+
+
+_PATIENCE_S = 20.0
+"""seconds that py-spy gets for one process"""
+
+
+def find_py_spy() -> str:
+    """Return the path of py-spy. Raises `DdpprofError` if it is not installed."""
+    beside_python = Path(sys.executable).with_name("py-spy")
+    found = str(beside_python) if beside_python.exists() else shutil.which("py-spy")
+    if found is None:
+        raise DdpprofError(f"--dump-stacks needs py-spy. {how_to_install('py-spy')}")
+    return found
+
+
+def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
+    """Return the stacks of all threads of the ranks that run on this machine, or why one cannot be read.
+
+    Raises `DdpprofError` if py-spy is not installed.
+    """
+    py_spy = find_py_spy()
+    return "\n".join(_stacks_of(py_spy, one) for one in evidence)
+
+
+def _stacks_of(py_spy: str, one: RankEvidence) -> str:
+    if not one.is_here:
+        return f"Rank {one.rank} runs on {one.identity.host}: run this command there, too.\n"
+    if one.process is None:
+        return f"Rank {one.rank} has no process any more.\n"
+    command = [py_spy, "dump", "--nonblocking", "--full-filenames", "--pid", str(one.process.pid)]
+    try:
+        found, said = _output_of(command)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found, said = "", str(error)
+    if not found:
+        return f"Rank {one.rank}: py-spy cannot read process {one.process.pid}: {said}\n"
+    return f"Rank {one.rank}, process {one.process.pid}:\n{found}\n"
+
+
+def _output_of(command: list[str]) -> tuple[str, str]:
+    """Return what a command prints, which is nothing if it fails, and the last thing that it complains of."""
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start(command, helper_environment(), begin=None, **options) as process:
+        try:
+            printed, complaints = process.communicate(timeout=_PATIENCE_S)
+        finally:
+            process.kill()
+    last = (complaints.strip().splitlines() or ["it does not say why"])[-1].removeprefix("Reason: ")
+    return ("" if process.returncode else printed.strip()), last

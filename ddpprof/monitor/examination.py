@@ -1,0 +1,98 @@
+"""What is wrong with the job in a run directory? The launcher's watch and ``ddpprof diagnose`` both ask `examine`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof import rundir
+from ddpprof.load.attempts import load_exits
+from ddpprof.model import ProcessExit
+from ddpprof.model.hang import Standstill, Verdict
+from ddpprof.model.process_exit import last_exit_of_job
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor.evidence import RankEvidence, gather, record_of
+from ddpprof.monitor.hang_detector import HangDetector, Overdue
+from ddpprof.monitor.judge import judge, judge_exit, judge_records
+from ddpprof.monitor.pulse_files import read_heads, read_verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found about a job."""
+
+    verdict: Verdict | None = None
+    """what is wrong; ``None`` if nothing is"""
+    overdue: Overdue | None = None
+    """step that no rank ends, if the job runs"""
+    standstill: Standstill | None = None
+    """why that is no hang"""
+    evidence: tuple[RankEvidence, ...] = ()
+    """what was gathered to find whether the job still runs"""
+    is_over: bool = False
+    was_interrupted: bool = False
+    hung_at_last: bool = False
+    """whether the verdict is about the hang in which the job ended"""
+
+
+def examine(directory: Path, detector: HangDetector | None = None, missed_s: float = 0.0) -> Examination:
+    """Look at a job: one that runs, whose processes do not exit, or that has ended. Raises ``OSError``.
+
+    `detector`: that of a launcher, which has looked at the job from the beginning and knows that it runs.
+    `missed_s`: see `HangDetector.look`.
+    """
+    evidence: tuple[RankEvidence, ...] = ()
+    if detector is None:
+        evidence = gather(directory)
+        ended = _examine_end(directory, evidence)
+        if ended is not None:
+            return ended
+        detector = HangDetector(directory)
+    overdue = detector.look(missed_s)
+    if overdue is None:
+        lingers = judge_exit(gather(directory, records=False)) if _all_have_ended(directory) else None
+        return Examination(lingers, evidence=evidence)
+    found = detector.diagnose(overdue)
+    if isinstance(found, Verdict):
+        return Examination(found, overdue, evidence=evidence)
+    return Examination(None, overdue, found, evidence)
+
+
+def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examination | None:
+    """Return how the job ended; ``None`` if it runs."""
+    if not evidence:  # it may have failed before its ranks had pulses
+        records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
+        early = judge_records([one for one in records if one is not None], load_exits(directory))
+        return Examination(early, is_over=True)
+    job = last_exit_of_job(load_exits(directory))
+    was_interrupted = job is not None and job.interrupted
+    is_over = all(one.has_ended or one.is_dead or (was_interrupted and _is_left(one, job)) for one in evidence)
+    some_died = any(one.is_dead for one in evidence)
+    hang = hung_at_last(directory) if is_over or some_died else None
+    if hang is not None:
+        return Examination(hang, evidence=evidence, is_over=is_over, hung_at_last=True)
+    if some_died and not was_interrupted:
+        return Examination(judge(evidence), evidence=evidence, is_over=is_over)
+    lingers = judge_exit(evidence)
+    if lingers is None and not is_over:
+        return None
+    return Examination(lingers, evidence=evidence, is_over=is_over, was_interrupted=was_interrupted)
+
+
+def hung_at_last(directory: Path) -> Verdict | None:
+    """Return the verdict on the hang in which the job ended, if it did."""
+    verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
+    ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
+    if ended_well and _all_have_ended(directory):
+        return None  # it went on, and exited in the end or is looked at now
+    return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
+
+
+def _all_have_ended(directory: Path) -> bool:
+    """Return whether every rank has finished training, as far as they have pulses."""
+    return all(head.state.ended == Ended.FINISHED for head in read_heads(directory, 1))
+
+
+def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:
+    """Return whether the job's first process has ended on the rank's host, and the rank is no longer there."""
+    return job is not None and job.host in (None, rank.identity.host) and rank.process is None

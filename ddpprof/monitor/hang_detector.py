@@ -1,0 +1,379 @@
+"""Does a job hang? It does if no rank ends its step for ten times as long as usual, and at least for some seconds.
+
+Pauses that jobs make on purpose are told apart: the first steps, saving and evaluation, the first batch of a pass over
+the data, a script that computes, reads or writes by itself or awaits a program or something outside the job, a
+debugger; and a machine that slept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof.model.hang import Standstill, Verdict
+from ddpprof.model.overdue import Wait
+from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
+from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
+from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu, gather
+from ddpprof.monitor.judge import judge
+from ddpprof.monitor.position import (
+    OUTSIDE,
+    awaits_a_program,
+    is_at_a_lock,
+    is_debugged,
+    is_in_checkpoint,
+    outside_wait,
+    polls,
+    position_of,
+)
+from ddpprof.monitor.processes import Process
+from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
+
+_FEW_STEPS = 5
+_FIRST_STEPS_S = 600.0
+"""seconds that a step may take among the first ones, in which torch.compile compiles"""
+_ON_PURPOSE_S = 600.0
+"""seconds that a rank may save or evaluate"""
+_FIRST_BATCH_S = 120.0
+"""seconds that a rank may wait for the first batch of an epoch, while it or its workers do anything: see `_IDLE_S`"""
+_WORKS_S = 120.0
+"""seconds that a rank may compute, read, write or await a program outside DDP in a step without an evaluation"""
+_POLLS_S = 60.0
+"""seconds that a rank may look for something again and again, and sleep in between"""
+_HELPERS_STEP_S = 5.0
+_OWN_STEP_S = 0.1
+"""seconds of computing that show that a rank is not idle; one that only asks now and then for a batch needs less"""
+_IDLE_S = 60.0
+"""seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
+_OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.PIPE: 60.0}
+"""seconds that a rank may wait for something outside the job, though it does nothing"""
+_LIKE_BEFORE = 2.0
+"""a pause that was said to be a hang, and ended, may last so many times as long the next time"""
+_REST_S, _REST_OF_FIRST_S = 2.5, 60.0
+"""least seconds in which a step may end after a pause in it, and seconds for one of the first steps"""
+_MOST_MOVES = 3
+"""number of times that a job is left alone because a rank has just begun to do something else, in one step"""
+_FORWARD_S = 3.0
+"""seconds that DDP's broadcast of buffers may take in an evaluation, while another rank waits elsewhere"""
+_STEPS = 64
+_SLEPT_S = 5.0
+"""seconds by which a look is only late if the machine slept, this process was stopped, or somebody set the clock"""
+_STACKS_S = 2.5
+"""seconds for the ranks to write where they stand, which they do once their step is overdue"""
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A step that no rank ends."""
+
+    step: int
+    waited_s: float
+    usual_s: float | None
+
+
+class HangDetector:
+    """Looks at the run in a directory again and again, while it hangs or afterwards."""
+
+    def __init__(self, directory: Path, clock: Callable[[], int] = time.time_ns) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._waking = _Waking()
+        self._idle = _IdleTimes()
+        self._pause = _Pause()
+
+    def look(self, missed_s: float = 0.0) -> Overdue | None:
+        """Return the step that is overdue now; ``None`` while all is well, or nothing is known.
+
+        `missed_s`: by how much this look comes later than it was meant to, or by how much the clock was set.
+        """
+        now = self._clock()
+        if missed_s > _SLEPT_S:
+            self._wakes(now)
+        heads = self._heads()
+        if self._waking.may_have_slept(self._clock() - now):
+            self._wakes(self._clock())
+            return None
+        living = [head for head in heads if head.state.ended == Ended.NOT_YET]
+        if not living or any(head.state.ended == Ended.UNWATCHED for head in heads):
+            return None
+        latest = max(living, key=lambda head: head.state.step_since_ns)
+        waited_s = (now - self._waking.begin_of_step_ns(latest.state, now)) / 1e9
+        usual_s = _usual_s(latest)
+        if waited_s < overdue_limit_s(usual_s):
+            self._idle, self._pause = _IdleTimes(), _Pause()
+            return None
+        overdue = Overdue(latest.state.step, waited_s, usual_s)
+        return None if self._pause.was_just_now(overdue, now) else overdue
+
+    def _wakes(self, now_ns: int) -> None:
+        """Handle that times before now say nothing: the machine slept, or the clock was set."""
+        self._waking.wakes(now_ns)
+        self._idle = _IdleTimes()
+
+    def diagnose(self, overdue: Overdue) -> Verdict | Standstill | None:
+        """Return what holds up a job whose step is overdue, or why that is no hang; ``None`` if it has gone on.
+
+        Ranks that can still write where they stand get some seconds for it.
+        """
+        deadline = time.monotonic() + _STACKS_S
+        evidence = gather(self._directory, records=False)
+        while _lacks_stacks(evidence) and time.monotonic() < deadline:
+            time.sleep(0.2)
+            evidence = gather(self._directory, records=False)
+        if _has_gone_on(evidence, overdue):
+            return None
+        told = read_verdict(self._directory)
+        was_told = self._was_told(told, overdue)
+        standstill = None if was_told else self.standstill(evidence, overdue, told)
+        if standstill is None:
+            evidence = gather(self._directory)
+            if _has_gone_on(evidence, overdue):
+                return None
+            # On a busy machine, a rank that computes may have had no core at the first look.
+            standstill = None if was_told else self.standstill(evidence, overdue, told)
+        return judge(evidence) if standstill is None else standstill
+
+    def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
+        """Return whether the launcher has said that the job hangs in this very step."""
+        if told is None or told.resumed_unix_ns is not None or told.at_unix_ns is None:
+            return False
+        return told.at_unix_ns > self._clock() - overdue.waited_s * 1e9
+
+    def standstill(
+        self, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None = None
+    ) -> Standstill | None:
+        """Return why an overdue job does not hang, if a rank pauses on purpose or has just ended a pause; it is noted.
+
+        `told`: the last hang of the job, which is over.
+        """
+        now = self._clock()
+        pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
+        found = next(filter(None, pauses), None)
+        if found is None and overdue.waited_s < _IDLE_S and _nobody_waits(evidence):
+            found = Standstill(overdue.waited_s)
+        if found is None:
+            moved = _that_moved(evidence, _rest_s(overdue.usual_s))
+            evaluates = any(one.state.activity == Activity.EVALUATION for one in moved)  # each forward is progress
+            if not moved or (self._pause.num_moves == _MOST_MOVES and not evaluates):
+                return None
+            self._pause.num_moves += not evaluates
+            found = Standstill(overdue.waited_s)
+        self._pause.step, self._pause.seen_ns = overdue.step, now
+        return found
+
+    def _pause_of(
+        self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
+    ) -> Standstill | None:
+        """Return what the rank pauses for, and until when, if it does."""
+        idle_s = self._idle.of(one, self._clock())
+        debugged, outside = is_debugged(one.stack), _outside_of(one)
+        works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
+        outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
+        if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
+            return None
+        waits_for = "somebody who debugs it" if debugged else OUTSIDE[outside] if outside is not None else None
+        place = place_of_user(one.stack)
+        return Standstill(
+            waited_s=overdue.waited_s,
+            rank=one.rank,
+            step=overdue.step,
+            waits_for=waits_for,
+            place=None if place is None else str(place),
+            waiting=tuple(other.rank for other in evidence if position_of(other).waits_in is not None),
+            hangs_after_s=None if debugged else outside_s,
+        )
+
+    def _heads(self) -> list[PulseHead]:
+        with suppress(OSError):  # the run has not begun
+            return list(read_heads(self._directory, _STEPS))
+        return []
+
+
+class _Waking:
+    """The time since which clocks can be trusted: the machine may have slept, and somebody may have set the clock."""
+
+    def __init__(self) -> None:
+        self._since_ns = 0
+        self._took_long = False
+        """whether the last look took so long that the machine may have slept meanwhile"""
+        self._seen: tuple[int, int] = (-1, 0)
+        """the current step, and since when it is seen"""
+
+    def wakes(self, now_ns: int) -> None:
+        """Trust no clock before now."""
+        self._since_ns = now_ns
+        self._seen = (-1, 0)
+
+    def may_have_slept(self, took_ns: int) -> bool:
+        """Return whether the machine may have slept in a look; if looks take long again and again, storage is slow."""
+        took_long_before, self._took_long = self._took_long, took_ns > _SLEPT_S * 1e9
+        return self._took_long and not took_long_before
+
+    def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
+        """Return when the current step began: by its pulse, unless that is in the future, as after a clock was set."""
+        if self._seen[0] != state.step:
+            self._seen = state.step, now_ns
+        is_past = state.step_since_ns <= now_ns + _SLEPT_S * 1e9
+        return max(state.step_since_ns if is_past else self._seen[1], self._since_ns)
+
+
+class _IdleTimes:
+    """Idle times of ranks and their workers, as far as they were seen."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[tuple[float, int], int]] = {}
+        """by rank: what its processes had computed, read and written, and since when that has not changed"""
+
+    def of(self, one: RankEvidence, now_ns: int) -> float:
+        """Return the idle time of a rank in seconds; 0 if its process is not known."""
+        if one.process is None:
+            return 0.0
+        processes = (one.process, *one.workers)
+        done = (
+            sum(each.main_thread_cpu_s for each in processes) // _OWN_STEP_S + _of_helpers_s(one, one.process),
+            sum(each.moved_bytes for each in processes),
+        )
+        if self._done.get(one.rank, (None, 0))[0] != done:
+            self._done[one.rank] = done, now_ns
+        return (now_ns - self._done[one.rank][1]) / 1e9
+
+
+def _of_helpers_s(one: RankEvidence, process: Process) -> float:
+    """Return what others have computed for the rank, in steps that are more than ddpprof's own thread needs."""
+    computed_s = process.children_cpu_s + (process.threads_cpu_s if one.identity.device == "cpu" else 0.0)
+    return computed_s // _HELPERS_STEP_S * _HELPERS_STEP_S
+
+
+class _Pause:
+    """The last pause on purpose that was seen in the current step."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.seen_ns = 0
+        self.num_moves = 0
+        """how often ranks were seen to move on in the step, except in an evaluation"""
+
+    def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
+        """Return whether it was a moment ago, so that the rest of its step may still be to come."""
+        return self.step == overdue.step and now_ns - self.seen_ns < _rest_s(overdue.usual_s) * 1e9
+
+
+def _outside_of(one: RankEvidence) -> Wait | None:
+    """Return for what outside the job a living rank waits, outside DDP."""
+    process = one.process
+    is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
+    is_held = process is not None and (process.is_stopped or process.is_traced)
+    is_outside = one.state.activity in (Activity.OTHER, Activity.FORWARD)
+    return outside_wait(one) if is_free and is_outside and not is_held else None
+
+
+def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
+    """Return how long a rank may pause at a line at which it paused before, and then went on."""
+    place = place_of_user(one.stack)
+    if told is None or told.resumed_unix_ns is None or told.since_unix_ns is None or place is None:
+        return 0.0
+    is_same = (told.rank, told.place) == (one.rank, str(place)) and not (one.is_dead or one.has_ended)
+    return _LIKE_BEFORE * (told.resumed_unix_ns - told.since_unix_ns) / 1e9 if is_same else 0.0
+
+
+def _has_gone_on(evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
+    """Return whether a rank has ended the step, or all ranks have ended."""
+    training = [one.state.step for one in evidence if not one.has_ended]
+    return not training or max(training) > overdue.step
+
+
+def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
+    return any(not (one.stack or one.has_ended or one.is_dead or one.is_silent) for one in evidence)
+
+
+def _rest_s(usual_s: float | None) -> float:
+    """Return in how many seconds a step ends after a pause in it."""
+    return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
+
+
+def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
+    """Return whether every rank is busy with the script's own code, so that none holds another up.
+
+    Or some have finished, and the others are busy after as many backward passes.
+    """
+    left = [one for one in evidence if one.state.ended != Ended.FINISHED]
+    is_after_training = len(left) == len(evidence) or len({one.state.num_passes for one in evidence}) == 1
+    return are_all_on_cpu(evidence) and is_after_training and all(map(_is_by_itself, left))
+
+
+def _is_by_itself(one: RankEvidence) -> bool:
+    process, activity = one.process, one.state.activity
+    runs = not (process is None or process.is_stopped or one.is_silent or one.has_ended or one.is_swapping)
+    is_outside = activity in (Activity.OTHER, Activity.FORWARD) and bool(one.stack)
+    return runs and is_outside and collective_of(one.stack) is None
+
+
+def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
+    """Return the ranks that have begun what they do within the last seconds. In a job that hangs, none has."""
+    return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
+
+
+def _evaluates_alone(one: RankEvidence, evidence: Sequence[RankEvidence]) -> bool:
+    """Return whether the rank's evaluation waits in DDP's broadcast of buffers for ranks that do not evaluate.
+
+    If all ranks evaluate with the DDP module, each of them is in that broadcast now and then.
+    """
+    if one.state.activity != Activity.EVALUATION or not is_of_ddp(collective_of(one.stack)):
+        return False
+    took_s = (one.now_ns - one.state.since_ns) / 1e9
+    return took_s > _FORWARD_S and any(map(_is_outside_evaluation, evidence))
+
+
+def _is_outside_evaluation(one: RankEvidence) -> bool:
+    """Return whether the rank takes part in no evaluation any more: it trains, waits elsewhere, or has ended."""
+    if one.has_ended or one.is_dead or one.state.activity == Activity.BACKWARD:
+        return True
+    return one.state.activity != Activity.EVALUATION and collective_of(one.stack) is not None
+
+
+def _usual_s(head: PulseHead) -> float | None:
+    """Return the usual length of a step; ``None`` among the first steps."""
+    usual = usual_ns(head.steps, _FEW_STEPS)
+    return None if usual is None else usual / 1e9
+
+
+def overdue_limit_s(usual_s: float | None) -> float:
+    """Return how many seconds a step may take before its job is looked at."""
+    return _FIRST_STEPS_S if usual_s is None else overdue_after_s(usual_s)
+
+
+def pause_limit_s(one: RankEvidence) -> float:
+    """Return how many seconds what a living rank does may take; 0 if that is nothing that jobs pause for."""
+    process, activity, flags = one.process, one.state.activity, one.state.flags
+    if one.is_dead or one.has_ended or (process is not None and process.is_stopped):
+        return 0.0
+    if activity == Activity.SAVE:  # which may keep the interpreter's lock
+        return _ON_PURPOSE_S
+    if one.is_silent:
+        return 0.0
+    if activity == Activity.EVALUATION:
+        return _ON_PURPOSE_S
+    if activity == Activity.DATA:
+        works = one.computes or one.moves_data or one.helpers_compute
+        return _FIRST_BATCH_S if flags & StepFlag.BEGAN_EPOCH else _WORKS_S if works else 0.0
+    if activity not in (Activity.OTHER, Activity.FORWARD) or one.is_swapping:
+        return 0.0
+    awaits_others = collective_of(one.stack) is not None
+    if is_in_checkpoint(one.stack) and not awaits_others:
+        return _ON_PURPOSE_S
+    evaluates = one.state.evaluates and not awaits_others
+    awaits_child = one.wait is Wait.PROCESS and not is_at_a_lock(one.stack)  # as in os.system()
+    awaits_program = (awaits_a_program(one.stack) or awaits_child) and bool(one.workers)
+    awaits_helpers = one.helpers_compute and bool(one.stack) and not awaits_others
+    if one.computes or one.moves_data or awaits_program or awaits_helpers:
+        return _ON_PURPOSE_S if flags & StepFlag.EVALUATED or evaluates else _WORKS_S
+    if one.facts.saves_in_thread and is_at_a_lock(one.stack) and not awaits_others:
+        return _ON_PURPOSE_S
+    if one.wait is Wait.SLEEP and polls(one.stack) and not awaits_others:
+        return _POLLS_S
+    may_wait = not one.stack or is_at_a_lock(one.stack) or one.identity.device not in (None, "cpu")
+    may_wait |= outside_wait(one) is not None
+    return _ON_PURPOSE_S if evaluates and not may_wait else 0.0

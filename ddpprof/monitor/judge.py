@@ -1,0 +1,438 @@
+"""From the evidence to a verdict: which rank holds the others up, and for what do they wait?
+
+Each rank is one row of a table (`Position`): where it stands, whether it waits for others, what holds it from outside,
+which collectives it has called. The rules look at the table in their order; the first one that fits gives the verdict.
+Ranks that wait for others are innocent as long as there is one that does not wait.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from ddpprof.model import UNKNOWN, ProcessExit, Record
+from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
+from ddpprof.model.stack import collective_of
+from ddpprof.monitor.calls import (
+    behind_by_calls,
+    odd_by_calls,
+    of_call_left_out,
+    of_calls_that_failed,
+    of_collective_that_failed,
+    of_collectives_that_met,
+    of_mismatch,
+)
+from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu
+from ddpprof.monitor.position import (
+    Position,
+    Table,
+    is_in_a_loop,
+    loop_left,
+    others_of,
+    place_at_exit,
+    position_of,
+    ran_out,
+    why_ended,
+    why_no_exit,
+)
+from ddpprof.monitor.verdicts import (
+    hint_on_death,
+    how_likely_a_consequence,
+    lost_a_peer,
+    verdict_on,
+    verdict_on_all,
+    without_gradient,
+)
+from ddpprof.topics.failure import find_failure, rank_end
+from ddpprof.topics.hangs import Passes, find_skipped_pass
+from ddpprof.words import ranks_in_words
+
+_WORST_FIRST = (
+    Fault.DIED,
+    Fault.STOPPED,
+    Fault.SWAPPING,
+    Fault.TRACED,
+    Fault.INTERPRETER_HELD,
+    Fault.ENDED_EARLY,
+    Fault.LOADER,
+    Fault.STORAGE,
+    Fault.LOCK,
+    Fault.OWN_CODE,
+)
+_HOLDS_A_MACHINE = (Fault.STOPPED, Fault.TRACED, Fault.SWAPPING)
+"""faults that all ranks have at once if something happens to their machine or their job"""
+
+
+def judge(evidence: Sequence[RankEvidence]) -> Verdict:
+    """Return the verdict on a job that hangs or has ended badly."""
+    table = _with_early_ends([position_of(one) for one in evidence])
+    if not table:
+        return Verdict(Fault.UNKNOWN)
+    found = (rule(table) for rule in RULES)
+    return next((verdict for verdict in found if verdict is not None), None) or verdict_on_all(Fault.LINK, table)
+
+
+_MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
+
+
+def _with_early_ends(table: Table) -> Table:
+    """Mark the ranks that have left the training loop while others have not. After the loop of all, none is early."""
+    trains = any(is_in_a_loop(one.evidence.stack) for one in table)
+    is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
+    over = [
+        one
+        for one in table
+        if one.evidence.has_ended
+        or (ran_out(one.evidence) and not is_between_epochs)
+        or (trains and _is_behind_loop(one))
+    ]
+    if len(over) == len(table):
+        return table
+    return [_as_early(one) if one in over and one.fault in _MAY_BE_EARLY and one.hint is None else one for one in table]
+
+
+def _as_early(position: Position) -> Position:
+    hint = why_ended(position.evidence)
+    detail = loop_left(position.evidence.stack) if hint is Hint.LEFT_LOOP else None
+    return replace(position, fault=Fault.ENDED_EARLY, detail=detail, hint=hint)
+
+
+def _is_behind_loop(position: Position) -> bool:
+    """Return whether a rank is in a collective of the script that no loop contains, and so comes after the loop."""
+    is_in_collective = position.waits_in is not None and not position.waits_in_ddp
+    return is_in_collective and is_in_a_loop(position.evidence.stack) is False
+
+
+def _of_skipped_pass(table: Table) -> Verdict | None:
+    """A rank skipped a backward pass and has finished; the others wait, or lost it."""
+    found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
+    if found is None:
+        return None
+    blamed = next(one for one in table if one.rank == found.rank)
+    others = others_of(table, blamed)
+    if not all(one.waits_in is not None or lost_a_peer(one.evidence) for one in others):
+        return None
+    later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
+    detail = (
+        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, gradients of "
+        "different batches have been averaged"
+    )
+    return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
+
+
+def _passes(state: PulseState) -> Passes:
+    first_unpaired = state.unpaired_step if state.num_unpaired > 0 else None
+    return Passes(state.num_passes, state.ended == Ended.FINISHED, state.num_unpaired, first_unpaired)
+
+
+def _of_extra_pass(table: Table) -> Verdict | None:
+    """A rank has begun more backward passes than another one, in fewer steps, or after most have left the loop."""
+    early = [one for one in table if one.fault is Fault.ENDED_EARLY]
+    trains_on = [one for one in table if one not in early]
+    if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
+        found = [(trains_on[0], other) for other in early]
+        pair = found[0] if all(one.progress[0] > other.progress[0] for one, other in found) else None
+    else:
+        pair = next(((one, other) for one in table for other in table if _has_more_passes(one, other)), None)
+    if pair is None:
+        return None
+    blamed, other = pair
+    passes, others_passes = blamed.evidence.state.num_passes, other.evidence.state.num_passes
+    detail = f"It has begun {passes:,}, and rank {other.rank} {others_passes:,}"
+    told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
+    return verdict_on(Fault.FEWER_PASSES, told, others_of(table, blamed))
+
+
+def _has_more_passes(one: Position, other: Position) -> bool:
+    return one.progress[0] > other.progress[0] and one.evidence.state.step < other.evidence.state.step
+
+
+def _of_barrier_in_vain(table: Table) -> Verdict | None:
+    """A ``monitored_barrier()`` gave up, and its error names the ranks that did not come."""
+    errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
+    named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
+    if named is None:
+        return None
+    numbers = {int(word) for word in re.findall(r"\d+", named[1])}
+    late = [one for one in table if one.rank in numbers]
+    if not late:
+        return None
+    blamed = replace(late[0], detail=None, hint=Hint.LATE_FOR_BARRIER)
+    return verdict_on(Fault.OWN_CODE, blamed, [one for one in table if one not in late])
+
+
+_DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitoredBarrier", re.IGNORECASE)
+
+
+def _of_timeout(table: Table) -> Verdict | None:
+    """Collectives of all other ranks timed out, and a launcher then ended the one that had not taken part."""
+    late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
+    others = [one for one in table if one not in late]
+    if len(late) != 1 or not others or not all(map(_timed_out, others)):
+        return None
+    return verdict_on(Fault.OWN_CODE, replace(late[0], hint=Hint.TIMED_OUT), others)
+
+
+def _stood_outside(one: Position) -> bool:
+    """Return whether a rank was in no collective when it ended, as far as is known."""
+    is_outside = one.evidence.state.activity == Activity.OTHER and collective_of(one.evidence.stack) is None
+    return one.fault is Fault.DIED and is_outside
+
+
+def _timed_out(one: Position) -> bool:
+    record = one.evidence.record
+    return one.fault is Fault.DIED and record is not None and rank_end(record).waited_for_a_peer
+
+
+def _of_rank_behind_its_training(table: Table) -> Verdict | None:
+    """A rank has trained as often as those that have finished, and its process does not go on after the training."""
+    over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
+    left = [one for one in table if one not in over]
+    passes = {one.evidence.state.num_passes for one in table}
+    if not over or not left or len(passes) > 1 or any(map(_is_in_training, left)):
+        return None
+    return verdict_on(Fault.DOES_NOT_EXIT, left[0], ())
+
+
+def _is_in_training(one: Position) -> bool:
+    is_elsewhere = one.fault in (Fault.OWN_CODE, Fault.LOCK) and one.waits_in is None
+    return not is_elsewhere or is_in_a_loop(one.evidence.stack) is not False
+
+
+def _of_devices(table: Table) -> Verdict | None:
+    """All ranks stand at one line until their accelerators have finished, as in ``loss.item()``."""
+    if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
+        return None
+    where = {(one.fault, one.place, one.progress) for one in table}
+    if len(where) > 1 or table[0].fault is not Fault.OWN_CODE or table[0].place is None:
+        return None
+    return verdict_on_all(Fault.LINK, table) if all(map(_may_await_a_device, table)) else None
+
+
+def _may_await_a_device(position: Position) -> bool:
+    """Return whether the rank may be waiting for its accelerator, at a line of the user's or within torch.
+
+    A thread that waits so does not sleep: it asks the accelerator again and again.
+    """
+    innermost = position.evidence.stack[-1]
+    return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)
+
+
+def _of_all_held(table: Table) -> Verdict | None:
+    """Something holds all ranks at once, so that none of them is to blame."""
+    first = table[0]
+    if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
+        return None
+    return verdict_on_all(first.fault, table, first.detail, first.hint)
+
+
+def _of_free_rank(table: Table) -> Verdict | None:
+    """A rank does not wait for the others, so they wait for it."""
+    free = [one for one in table if one.waits_in is None]
+    if not free:
+        return None
+    blamed = min(free, key=_guilt)
+    waiting = [one for one in table if one.waits_in is not None]
+    if not (waiting or _are_by_themselves(table)):
+        waiting = others_of(table, blamed)
+    verdict = verdict_on(blamed.fault, blamed, waiting)
+    if verdict.hint is Hint.UNSEEN_END and _were_others_seen_to_fail(table, blamed):
+        return structs.replace(verdict, hint=Hint.ENDED_SILENTLY)
+    return verdict
+
+
+def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
+    """Return whether a launcher saw all other ranks of the host fail. It notes all that do not exit with 0."""
+    beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
+    return bool(beside) and all(one.evidence.exit is not None for one in beside)
+
+
+def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
+    """Return a key that is smaller the more likely the rank is to blame."""
+    is_dead, seen = position.fault is Fault.DIED, position.evidence.exit
+    ended_ns = (seen.unix_ns or 0) if is_dead and seen is not None else 0
+    consequence = how_likely_a_consequence(position.evidence) if is_dead else 0
+    order = _WORST_FIRST.index(position.fault)
+    return consequence, order, ended_ns if consequence else 0, position.progress, _ended_at(position.evidence)
+
+
+def _ended_at(evidence: RankEvidence) -> int:
+    """Return when a rank ended, or last did something."""
+    return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.since_ns
+
+
+def _are_by_themselves(table: Table) -> bool:
+    """Return whether all ranks of the job are seen to be in the script's own code."""
+    are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in table)
+    return are_free and are_all_on_cpu([one.evidence for one in table])
+
+
+def _of_lone_evaluation(table: Table) -> Verdict | None:
+    """All wait, and at most half of them in an evaluation with the DDP module."""
+    evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
+    if not 0 < len(evaluating) <= len(table) / 2:
+        return None
+    return verdict_on(Fault.EVALUATES_ALONE, evaluating[0], others_of(table, evaluating[0]))
+
+
+def _of_odd_calls(table: Table) -> Verdict | None:
+    """All wait, and torch's numbers of collectives tell which rank called another one, or left one out."""
+    odd = odd_by_calls(table)
+    if odd is None:
+        return None
+    if odd.position is None:
+        return verdict_on_all(odd.fault, table, odd.detail, odd.hint)
+    blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
+    return verdict_on(odd.fault, blamed, others_of(table, odd.position))
+
+
+def _of_odd_place(table: Table) -> Verdict | None:
+    """All wait, and one waits where most do not, or if it is one against one, in a collective of the script."""
+    places_of = Counter(map(_waits_at, table)).most_common()
+    if len(places_of) == 1:
+        return None
+    (_, most), (_, next_most), *_ = places_of
+    if most > next_most:
+        others = [one for one in table if _waits_at(one) != places_of[0][0]]
+    else:
+        others = [one for one in table if not one.waits_in_ddp] or list(table)
+    blamed = min(others, key=lambda one: one.progress)
+    usual = next(one for one in table if _waits_at(one) == places_of[0][0])
+    if most > next_most and blamed.waits_in_ddp and not usual.waits_in_ddp:
+        detail = f"it left out {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
+        return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
+    return verdict_on(blamed.fault, blamed, others_of(table, blamed))
+
+
+def _of_different_roots(table: Table) -> Verdict | None:
+    """Some wait in a collective that has a root, and another rank has come through it, as torch's numbers tell."""
+    waiting = [one for one in table if one.calls and one.waits_in in _ROOTED]
+    if not waiting:
+        return None
+    last = waiting[0].calls[-1]
+    through = [one for one in table if one.calls and one not in waiting and one.calls[-1].sequence > last.sequence]
+    if len(through) + len(waiting) < len(table) or not all(last in one.calls for one in table):
+        return None
+    wait = f"{ranks_in_words([one.rank for one in waiting])} wait{'s' if len(waiting) == 1 else ''}"
+    came = f"{ranks_in_words([one.rank for one in through])} came through it"
+    said = f"{wait} in {waiting[0].waits_in}, at {waiting[0].place}, and {came}"
+    return verdict_on_all(Fault.MISMATCH, waiting, said, Hint.DIFFERENT_ROOTS)
+
+
+_ROOTED = (
+    *("gather", "gather_object", "scatter", "scatter_object_list", "reduce"),
+    *("broadcast", "broadcast_object_list"),
+)
+"""collectives in which one rank sends to all others, or receives from them"""
+
+
+def _waits_at(position: Position) -> tuple[str | None, str | None]:
+    return (None, None) if position.waits_in_ddp else (position.waits_in, position.place)
+
+
+def _of_fewer_passes(table: Table) -> Verdict | None:
+    """All wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
+    passes = [one.evidence.state.num_passes for one in table]
+    if min(passes) == max(passes):
+        return None
+    blamed = min(table, key=lambda one: one.progress)
+    return verdict_on(blamed.fault, blamed, others_of(table, blamed))
+
+
+def _of_fewer_calls(table: Table) -> Verdict | None:
+    """All wait in the same backward pass, and one of them has not begun a reduction that all others have begun."""
+    odd = behind_by_calls(table) if all(one.waits_in_reducer for one in table) else None
+    if odd is None or odd.position is None:
+        return None
+    blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
+    return verdict_on(odd.fault, blamed, others_of(table, odd.position))
+
+
+RULES: tuple[Callable[[Table], Verdict | None], ...] = (
+    of_calls_that_failed,
+    of_call_left_out,
+    of_collective_that_failed,
+    of_mismatch,
+    _of_skipped_pass,
+    _of_extra_pass,
+    of_collectives_that_met,
+    _of_barrier_in_vain,
+    _of_timeout,
+    _of_devices,
+    _of_all_held,
+    _of_rank_behind_its_training,
+    _of_free_rank,
+    _of_lone_evaluation,
+    _of_odd_calls,
+    _of_different_roots,
+    _of_odd_place,
+    _of_fewer_passes,
+    _of_fewer_calls,
+)
+"""in their order; if none fits, all ranks wait at the same place, and the link is to blame"""
+
+
+_EXIT_S = 8.0
+"""seconds that a process may take to exit once its training is over"""
+
+
+def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
+    """Return the verdict on a job whose training is over while a process does not exit; ``None`` if all is well.
+
+    Only a process that said that it exits, and has since written where it stands, is looked at: after a ``with`` block
+    the script goes on. One that computes, reads or writes is still busy.
+    """
+    if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
+        return None
+    left = [one for one in evidence if one.lingers_s > _EXIT_S and _stands_at_exit(one)]
+    if not left:
+        return None
+    first = left[0]
+    place = place_at_exit(first.stack)
+    return Verdict(
+        fault=Fault.DOES_NOT_EXIT,
+        rank=first.rank,
+        host=first.identity.host,
+        pid=first.identity.pid,
+        step=first.state.step,
+        place=None if place is None else str(place),
+        detail=why_no_exit(first.stack),
+        since_unix_ns=first.state.ended_ns,
+        at_unix_ns=first.now_ns,
+    )
+
+
+def _stands_at_exit(one: RankEvidence) -> bool:
+    is_busy = one.computes or one.helpers_compute or one.moves_data
+    is_at_exit = why_no_exit(one.stack) is not None  # not in the script's own code at exit, such as an upload
+    return bool(one.state.exits) and one.state.stack_ns > one.state.ended_ns and is_at_exit and not is_busy
+
+
+def judge_records(records: Sequence[Record], exits: Sequence[ProcessExit]) -> Verdict | None:
+    """Return the verdict on a job that failed before any rank had a pulse; ``None`` if it did not fail."""
+    failure = find_failure([rank_end(one) for one in records], exits)
+    first = None if failure is None else failure.first or next((one for one in failure.others if one.failed), None)
+    if first is None:
+        return None
+    record = next((one for one in records if one.rank == first.rank), None)
+    seen = None if first.exit_code is None else ProcessExit(first.exit_code)
+    return Verdict(
+        fault=Fault.DIED,
+        rank=first.rank,
+        host=first.host,
+        pid=first.pid,
+        step=first.num_steps,
+        place=first.place,
+        parameters=() if record is None else without_gradient(record),
+        detail=None if first.error is None else first.error.removeprefix("failed: "),
+        has_failed=True,
+        exit_code=first.exit_code,
+        num_oom_kills=first.num_oom_kills,
+        at_unix_ns=first.unix_ns,
+        hint=hint_on_death(record, seen) if first.error is None or record is not None else None,
+    )

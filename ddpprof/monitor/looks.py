@@ -1,0 +1,260 @@
+"""What a thread of the launcher says of a job: does it hang, do its steps take longer, is a loss NaN, and why?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import structs
+
+from ddpprof import own_files, rundir
+from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
+from ddpprof.model.pulse import Ended, Pulse
+from ddpprof.model.slowdown import Slowdowns, StepSlowdown
+from ddpprof.monitor.evidence import dump_stacks, gather
+from ddpprof.monitor.examination import examine
+from ddpprof.monitor.hang_detector import HangDetector
+from ddpprof.monitor.pulse_files import (
+    PulseHead,
+    is_gone,
+    is_silent,
+    read_heads,
+    read_pulses,
+    write_slowdowns,
+    write_verdict,
+)
+from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, world_size_of
+from ddpprof.monitor.whole_run import nonfinite_steps
+from ddpprof.render.hang_words import standstill_line, verdict_lines
+from ddpprof.render.slowdown_words import slowdown_sentence
+from ddpprof.topics.losses import nonfinite_finding
+
+Say = Callable[[str], None]
+
+_LAUNCHER_S = 30.0
+"""seconds in which a launcher, once a rank has died, ends the others"""
+_RESTART_S = 600.0
+"""seconds in which it starts all ranks anew, if none of them is left"""
+_MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
+"""jobs that ``--kill-after`` never ends, nor one whose training is over"""
+
+
+class HangLook:
+    """Says when a job hangs, and why. It never touches the job, unless it was told to end one that hangs."""
+
+    every_s = 1.0
+
+    def __init__(self, say: Say, kill_after_s: float | None, dumps_stacks: bool) -> None:
+        self._say, self._dumps_stacks = say, dumps_stacks
+        self._kill_after_s = kill_after_s
+        self._directory: Path | None = None
+        self._verdict: Verdict | None = None
+        self._hangs_at: int | None = None
+        """step of the current hang"""
+        self._told_of: set[tuple[int | None, str | None]] = set()
+        """ranks and lines of standstills that were told"""
+        self._judged_at = 0.0
+
+    def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
+        if is_over:  # how a job ended is told by others
+            return
+        if self._directory != directory:
+            self._directory, self._detector = directory, HangDetector(directory)
+            self._verdict = self._hangs_at = None
+            self._told_of = set()
+        if self._verdict is None:
+            self._examine(directory, missed_s)
+            return
+        overdue = self._detector.look(missed_s)
+        if overdue is None or (self._hangs_at is not None and overdue.step > self._hangs_at):
+            self._goes_on(directory)
+        elif self._is_to_end():
+            self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
+            self._kill_after_s = None
+            os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
+
+    def _examine(self, directory: Path, missed_s: float) -> None:
+        """Say once what is wrong, or for what outside the job a rank waits while others wait for it."""
+        seen = examine(directory, self._detector, missed_s)
+        if seen.standstill is not None:
+            self._tell_of_standstill(seen.standstill)
+        if seen.verdict is None:
+            return
+        waited_s = 0.0 if seen.overdue is None else seen.overdue.waited_s
+        if seen.verdict.has_failed and waited_s < _patience_s(directory):
+            return
+        self._hangs_at = None if seen.overdue is None else seen.overdue.step
+        self._verdict, self._judged_at = seen.verdict, time.monotonic()
+        self._tell(directory, seen.verdict)
+
+    def _is_to_end(self) -> bool:
+        """Return whether the user wants the job to be ended. What it waits for outside may still answer."""
+        if self._kill_after_s is None or self._verdict is None:
+            return False
+        if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
+            return False
+        return time.monotonic() - self._judged_at > self._kill_after_s
+
+    def _tell_of_standstill(self, found: Standstill) -> None:
+        """Say once for each line for what outside the job a rank waits there, while others wait for it."""
+        place = found.rank, found.place
+        if found.waits_for is not None and found.waiting and place not in self._told_of:
+            self._told_of.add(place)
+            self._say(standstill_line(found))
+
+    def _tell(self, directory: Path, verdict: Verdict) -> None:
+        with suppress(OSError):
+            write_verdict(directory, verdict)
+        for line in verdict_lines(verdict):
+            self._say(line)
+        if self._dumps_stacks:
+            self._dump_stacks(directory)
+
+    def _dump_stacks(self, directory: Path) -> None:
+        path = directory / rundir.HANG_STACKS_FILE
+        try:
+            own_files.write_whole(path, dump_stacks(gather(directory, records=False)).encode())
+        except OSError as error:
+            self._say(f"cannot write {path}: {error.strerror}")
+        else:
+            self._say(f"Where all threads stand: {path}")
+
+    def _goes_on(self, directory: Path) -> None:
+        """Note that a job that hung has ended the step."""
+        if self._verdict is None or self._hangs_at is None:
+            return
+        if not any(head.state.step > self._hangs_at for head in read_heads(directory, 1)):
+            return  # its ranks have ended
+        with suppress(OSError):
+            write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
+        self._say(f"the job goes on: step {self._hangs_at} is over")
+        self._verdict = self._hangs_at = None
+
+
+def _patience_s(directory: Path) -> float:
+    """Return for how many seconds a job in which a rank has died may stand still, because its launcher goes on."""
+    training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
+    return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
+
+
+def _has_left(head: PulseHead) -> bool:
+    """Return whether a rank's process is dead, as far as can be seen from here."""
+    is_dead = is_gone(head.identity)
+    return is_silent(head.identity, head.state, time.time_ns()) if is_dead is None else is_dead
+
+
+class LossLook:
+    """Says once that a loss is NaN or infinite, and on which rank it began."""
+
+    every_s = 2.0
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._told_of: Path | None = None
+        """the attempt of which it has spoken"""
+        self._waits_in: Path | None = None
+        """the attempt in which it gave the ranks time to tell their learning rates"""
+
+    def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
+        """Speak of it once the other ranks have had a step in which to follow, or the job has ended."""
+        if self._told_of == directory:
+            return
+        heads = list(read_heads(directory, 0))
+        ranks = {one.identity.rank: nonfinite_steps(one.state) for one in heads}
+        first = min((one.first_step for one in ranks.values() if one is not None), default=None)
+        if first is None or not (is_over or all(one.state.step > first + 1 for one in heads)):
+            return
+        if any(one.facts is None for one in heads) and not is_over and self._waits_in != directory:
+            self._waits_in = directory
+            return
+        rates = {one.identity.rank: one.facts.learning_rate for one in heads if one.facts is not None}
+        found = nonfinite_finding(ranks, is_over=is_over, learning_rates=rates)
+        if found is not None:
+            self._told_of = directory
+            self._say(f"{found.title}: {found.evidence}. {found.advice}")
+
+
+_MOST_SAID = 20
+"""number of slow-downs of which the launcher speaks; all are in the report"""
+_WORTH_SAYING = 0.10
+"""growth of a step from which on the launcher speaks of it"""
+_MUCH_WORSE = 0.5
+"""growth beyond that of which it spoke from which on it speaks of it again"""
+_LASTING_S = 20.0
+"""seconds for which steps are slow before the launcher speaks of it"""
+
+
+class SlowdownLook:
+    """Says since when, by how much and why steps take longer, and keeps ``slowdowns.json``."""
+
+    every_s = 2.0
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._directory: Path | None = None
+        self._told: dict[int, float] = {}
+        """slow-downs of which it has spoken, by their first step, with the growth that it told; 0 once they are over"""
+
+    def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
+        """Speak of what is new, and keep it; at the end, also keep what all pauses took."""
+        if self._directory != directory:
+            self._directory, self._watch = directory, SlowdownWatch()
+            self._told = {}
+        pulses = read_pulses(directory)
+        before = self._watch.slowdowns
+        self._watch.update(pulses)
+        if is_over or self._watch.slowdowns != before:
+            self._write(directory, pulses)
+        self._tell(world_size_of(pulses))
+
+    def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
+        steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
+        pauses = () if steps is None else pauses_in(steps)
+        with suppress(OSError):
+            write_slowdowns(directory, Slowdowns(self._watch.slowdowns, pauses))
+
+    def _tell(self, world_size: int) -> None:
+        chains = _chains(self._watch.slowdowns)
+        shown = {one.first_step for one in self._watch.slowdowns}
+        for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
+            self._told[withdrawn] = 0.0
+            self._say(f"the steps from {withdrawn:,} on turned out to be within the normal range of this job")
+        for chain in chains:
+            last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
+            told = 0.0 if step is None else self._told[step]
+            if step is None:
+                large = [one for one in chain if one.growth >= _WORTH_SAYING]
+                if large and _have_lasted(large) and len(self._told) < _MOST_SAID:
+                    self._say(slowdown_sentence(large[-1], world_size))
+                    self._told[large[0].first_step] = large[-1].growth if last.last_step is None else 0.0
+            elif told and last.last_step is not None:
+                self._told[step] = 0.0
+                if chain is chains[-1]:
+                    self._say(f"from step {last.last_step + 1:,} on, steps are as before")
+            elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
+                self._say(slowdown_sentence(last, world_size))
+                self._told[step] = last.growth
+
+
+def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
+    """Return slow-downs that follow each other without a normal step in between, together."""
+    chains: list[list[StepSlowdown]] = []
+    for one in slowdowns:
+        if chains and chains[-1][-1].last_step == one.first_step - 1:
+            chains[-1].append(one)
+        else:
+            chains.append([one])
+    return chains
+
+
+def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
+    """Return whether slow-downs took longer than what other work on a machine does to a step now and then."""
+    if any(one.began_ns is None for one in slowdowns):
+        return True
+    now_ns = time.time_ns()
+    took_ns = sum((now_ns if one.ended_ns is None else one.ended_ns) - (one.began_ns or 0) for one in slowdowns)
+    return took_ns >= _LASTING_S * 1e9

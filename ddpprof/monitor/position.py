@@ -1,0 +1,384 @@
+"""Where does a training thread stand, and does its rank wait for others, or do they wait for it?
+
+Functions of libraries tell by their names and files. A `Position` is one row of the table of evidence; the first rule
+that fits a rank makes its row.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpprof.model.hang import Fault, Hint
+from ddpprof.model.overdue import Call, Wait
+from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.model.stack import Frame, collective_of, is_of_ddp, is_of_peers, place_of_user
+from ddpprof.monitor.evidence import RankEvidence
+
+REDUCER = "the reducer"
+OUTSIDE = {
+    Wait.INPUT: "input from the terminal",
+    Wait.NETWORK: "the network",
+    Wait.PIPE: "a pipe to another program",
+    Wait.FILE: "a file",
+}
+"""what a rank waits for outside the job"""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One rank's place in the job."""
+
+    evidence: RankEvidence
+    waits_in: str | None
+    """collective, or `REDUCER`, in which it waits for others; ``None`` if others wait for it"""
+    fault: Fault
+    """what holds the others up if this rank is to blame"""
+    detail: str | None = None
+    hint: Hint | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.evidence.rank
+
+    @property
+    def waits_in_reducer(self) -> bool:
+        return self.waits_in == REDUCER
+
+    @property
+    def waits_in_ddp(self) -> bool:
+        """Whether it waits in a collective of DDP's, and not of the script's, or died in one."""
+        if self.fault is Fault.DIED:
+            in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
+            record = self.evidence.record
+            return in_pass and (record is None or record.ended_in is None or is_of_ddp(record.ended_in))
+        return self.waits_in_reducer or is_of_ddp(self.waits_in)
+
+    @property
+    def place(self) -> str | None:
+        """Innermost line of the user's code, where the rank stands or died."""
+        frame, record = place_of_user(self.evidence.stack), self.evidence.record
+        if frame is None and self.fault is Fault.DIED and record is not None:
+            return record.ended_place
+        return None if frame is None else str(frame)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Collectives that it has called, the last one last, as far as torch knows them."""
+        return self.evidence.facts.calls
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Number of backward passes, and of buckets of the last one, whose reduction this rank has begun."""
+        state = self.evidence.state
+        return state.num_passes, state.bucket + 1
+
+
+Table = Sequence[Position]
+"""a row for each rank"""
+
+
+def others_of(table: Table, blamed: Position) -> list[Position]:
+    return [one for one in table if one is not blamed]
+
+
+def position_of(evidence: RankEvidence) -> Position:
+    """Return what a rank does. The first rule that fits decides."""
+    return next(found for rule in _RULES if (found := rule(evidence)) is not None)
+
+
+def _is_over(one: RankEvidence) -> Position | None:
+    if one.is_dead:
+        return Position(one, None, Fault.DIED)
+    if one.state.ended == Ended.FINISHED:
+        return Position(one, None, Fault.ENDED_EARLY, hint=why_ended(one))
+    return None
+
+
+def _is_held(one: RankEvidence) -> Position | None:
+    """Return the position of a process that cannot run, or hardly."""
+    process = one.process
+    if process is not None and process.is_frozen:
+        return Position(one, None, Fault.STOPPED, "its control group is frozen", Hint.FROZEN)
+    if process is not None and process.is_stopped:
+        return Position(one, None, Fault.STOPPED)
+    if process is not None and process.is_traced:
+        return Position(one, None, Fault.TRACED)
+    if one.is_swapping:
+        return Position(one, None, Fault.SWAPPING)
+    return None
+
+
+def _is_silent(one: RankEvidence) -> Position | None:
+    if not one.is_silent:
+        return None
+    waits_for_disk = one.state.activity == Activity.SAVE or (one.process is not None and one.process.state == "D")
+    return Position(one, None, Fault.STORAGE if waits_for_disk else Fault.INTERPRETER_HELD)
+
+
+def _waits_for_others(one: RankEvidence) -> Position | None:
+    collective, activity = collective_of(one.stack), one.state.activity
+    if activity == Activity.EVALUATION and is_of_ddp(collective):
+        return Position(one, collective, Fault.EVALUATES_ALONE)
+    if activity == Activity.FORWARD and is_of_ddp(collective):
+        return Position(one, collective, Fault.FEWER_PASSES)
+    if collective is not None:
+        return _in_collective(one, collective)
+    if activity == Activity.BACKWARD and (not one.stack or is_in_engine(one.stack)):
+        return Position(one, REDUCER, Fault.FEWER_PASSES)
+    return None
+
+
+def _in_collective(one: RankEvidence, collective: str) -> Position:
+    """Return the position of a rank in a collective that the script calls."""
+    if one.facts.error is not None:
+        return Position(one, collective, Fault.OTHER_COLLECTIVE, _error_in_flight(one), Hint.ERROR_IN_FLIGHT)
+    if is_of_peers(collective):
+        peer = "" if one.facts.peer is None else f"; its peer is rank {one.facts.peer}"
+        return Position(one, collective, Fault.OTHER_COLLECTIVE, f"it waits in {collective}(){peer}", Hint.OF_PEERS)
+    if collective == "destroy_process_group":
+        return Position(one, collective, Fault.ENDED_EARLY, hint=why_ended(one))
+    return Position(one, collective, Fault.OTHER_COLLECTIVE)
+
+
+def _error_in_flight(one: RankEvidence) -> str | None:
+    if one.facts.error is None:
+        return None
+    raised = "" if one.facts.error_place is None else f", raised at {one.facts.error_place}"
+    return f"it is handling {one.facts.error}{raised}"
+
+
+def _loads(one: RankEvidence) -> Position | None:
+    return Position(one, None, Fault.LOADER, _workers(one)) if one.state.activity == Activity.DATA else None
+
+
+def _waits_for_disk(one: RankEvidence) -> Position | None:
+    if one.state.activity == Activity.SAVE or (one.process is not None and one.process.state == "D"):
+        return Position(one, None, Fault.STORAGE)
+    return None
+
+
+def _is_at_a_lock(one: RankEvidence) -> Position | None:
+    if outside_wait(one) is None and (is_at_a_lock(one.stack) or (one.wait is Wait.LOCK and not one.computes)):
+        return Position(one, None, Fault.LOCK)
+    return None
+
+
+def _is_in_own_code(one: RankEvidence) -> Position:
+    wait = outside_wait(one)
+    if one.computes or wait is None:
+        return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
+    hint = Hint.WAITS_FOR_INPUT if wait is Wait.INPUT else Hint.WAITS_OUTSIDE
+    return Position(one, None, Fault.OWN_CODE, f"it waits for {OUTSIDE[wait]}", hint)
+
+
+_RULES = (
+    _is_over,
+    _is_held,
+    _is_silent,
+    _waits_for_others,
+    _loads,
+    _waits_for_disk,
+    _is_at_a_lock,
+    _is_in_own_code,
+)
+
+
+def outside_wait(one: RankEvidence) -> Wait | None:
+    """Return for what a rank waits in the script's own code, if that is outside the job."""
+    if not one.stack or collective_of(one.stack) is not None:
+        return None
+    if one.wait is Wait.EVENTS:
+        return Wait.NETWORK if is_at_a_socket(one.stack) else None
+    return one.wait if one.wait in OUTSIDE else None
+
+
+def ran_out(evidence: RankEvidence) -> bool:
+    """Return whether the rank's loader had no more batches, and no other pass over one has begun."""
+    flags = evidence.state.flags
+    return bool(flags & StepFlag.RAN_OUT) and not flags & StepFlag.BEGAN_EPOCH
+
+
+def why_ended(one: RankEvidence) -> Hint | None:
+    """Return that a rank left its training loop though no `DataLoader` had run out."""
+    return None if one.state.flags & StepFlag.RAN_OUT else Hint.LEFT_LOOP
+
+
+def _workers(evidence: RankEvidence) -> str | None:
+    """Say which of the rank's workers cannot run, or else how many there are."""
+    held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
+    if held:
+        return f"of its workers, {', '.join(held[:4])}"
+    if not evidence.workers:
+        return "it has no workers: the training process reads by itself"
+    listed = ", ".join(str(one.pid) for one in evidence.workers[:4])
+    return f"its workers are alive: {listed}{' …' if len(evidence.workers) > 4 else ''}"
+
+
+_STATES = {"T": "stopped", "t": "held by a debugger", "D": "waiting for a disk"}
+
+
+_LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subprocess|selectors|socket|ssl)\.py$")
+_SOCKETS = re.compile(r"/(?:socket|ssl|http/.*|urllib3/.*|requests/.*|httpx/.*|httpcore/.*|grpc/.*)\.py$")
+_PROGRAM = re.compile(r"/subprocess\.py$")
+_FRAMES_OF_SUBPROCESS = 4
+"""from `subprocess.run` down to the selector in which it may wait"""
+_DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
+_CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
+_BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
+
+
+def is_at_a_lock(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread waits for a lock, a queue, a socket or another process."""
+    return bool(stack) and _LOCKS.search(stack[-1].file) is not None
+
+
+def is_at_a_socket(stack: Sequence[Frame]) -> bool:
+    """Return whether a thread that waits for events waits for the network: in a call of the user's, or of a library."""
+    return bool(stack) and (stack[-1].is_of_user or _SOCKETS.search(stack[-1].file) is not None)
+
+
+def awaits_a_program(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread waits for a program that it has started, such as one that evaluates a checkpoint."""
+    return any(_PROGRAM.search(frame.file) for frame in stack[-_FRAMES_OF_SUBPROCESS:])
+
+
+def is_in_checkpoint(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread writes or reads its part of a checkpoint of all ranks."""
+    return any(_CHECKPOINT.search(frame.file) for frame in stack)
+
+
+def is_debugged(stack: Sequence[Frame]) -> bool:
+    """Return whether somebody is debugging the script with a debugger in the same process."""
+    return any(_DEBUGGERS.search(frame.file) for frame in stack)
+
+
+def is_in_engine(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread is in autograd's engine itself, and not in a function of Python that it has called."""
+    return bool(stack) and _BACKWARD.search(stack[-1].file) is not None
+
+
+_AT_EXIT = {
+    "_finalize_join": "a multiprocessing.Queue still holds what the process has put into it",
+    "_python_exit": "an executor of concurrent.futures still has work",
+    "_shutdown_workers": "the workers of a DataLoader do not end",
+    "_shutdown": "a thread that is not a daemon still runs",
+    "_exit_function": "code that was registered to run at exit does not return",
+}
+"""functions of Python that run at the exit of a process, and why one of them may not return"""
+
+
+def why_no_exit(stack: Sequence[Frame]) -> str | None:
+    """Return why the process does not exit, if the thread stands in code that runs at its exit."""
+    functions = {frame.function for frame in stack if not frame.is_of_user}
+    return next((why for function, why in _AT_EXIT.items() if function in functions), None)
+
+
+def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame outside `threading`, in which all waits for threads end."""
+    return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
+
+
+def polls(stack: Sequence[Frame]) -> bool:
+    """Return whether a ``while`` loop of the function that sleeps, or of one that calls it, looks for something again.
+
+    Callers count up to the innermost line of the user's code.
+    """
+    user = next((number for number, frame in enumerate(reversed(stack)) if frame.is_of_user), None)
+    if user is None:
+        return False
+    return any(
+        loop.first <= frame.line <= loop.last
+        for frame in stack[len(stack) - 1 - user :]
+        for loop in _loops_in(frame.file) or ()
+        if loop.is_while
+    )
+
+
+def is_in_a_loop(stack: Sequence[Frame]) -> bool | None:
+    """Return whether any line of the user's code on the stack is part of a loop; ``None`` if no source can be read."""
+    found = [(frame.line, _loops_in(frame.file)) for frame in stack if frame.is_of_user]
+    known = [(line, loops) for line, loops in found if loops is not None]
+    return any(loop.first <= line <= loop.last for line, loops in known for loop in loops) if known else None
+
+
+class _Loop(NamedTuple):
+    first: int
+    last: int
+    is_while: bool
+    function: int
+    """line of the function that it is in; 0 outside of functions"""
+    exits: tuple[int, ...]
+    """lines at which a ``break`` or a ``return`` leaves it"""
+
+
+def loop_left(stack: Sequence[Frame]) -> str | None:
+    """Say how the last loop before the thread's line can be left before its end; ``None`` if it cannot.
+
+    Of the user's functions on the stack, the innermost one with such a loop counts.
+    """
+    for frame in reversed(stack):
+        if not frame.is_of_user:
+            continue
+        function = _function_at(frame.file, frame.line)
+        loops = [one for one in _loops_in(frame.file) or () if one.last < frame.line and one.function == function]
+        if loops:
+            left = max(loops, key=lambda one: (one.last, -one.first))
+            ways = ", ".join(f"{frame.file}:{line}" for line in left.exits[:_MOST_EXITS])
+            return f"its loop can be left at {ways}" if ways else None
+    return None
+
+
+_MOST_EXITS = 3
+
+
+@lru_cache(maxsize=32)
+def _tree_of(file: str) -> ast.Module | None:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _function_at(file: str, line: int) -> int:
+    """Return the line of the innermost function that contains a line; 0 if there is none."""
+    tree = _tree_of(file)
+    functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)) if tree is not None else ()
+    return max((node.lineno for node in functions if node.lineno <= line <= (node.end_lineno or 0)), default=0)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.While)
+
+
+@lru_cache(maxsize=32)
+def _loops_in(file: str) -> tuple[_Loop, ...] | None:
+    """Return the bodies of all loops in a file of Python."""
+    tree = _tree_of(file)
+    if tree is None:
+        return None
+    loops = (node for node in ast.walk(tree) if isinstance(node, _LOOPS))
+    return tuple(
+        _Loop(
+            node.body[0].lineno,
+            node.body[-1].end_lineno or 0,
+            isinstance(node, ast.While),
+            _function_at(file, node.lineno),
+            tuple(sorted(_exits_of(node.body, in_loop=False))),
+        )
+        for node in loops
+    )
+
+
+def _exits_of(nodes: Sequence[ast.AST], in_loop: bool) -> Iterator[int]:
+    """Yield the lines at which statements leave the loop around them. `in_loop`: they are in a loop within it."""
+    for node in nodes:
+        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not in_loop):
+            yield node.lineno
+        elif not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield from _exits_of([*ast.iter_child_nodes(node)], in_loop or isinstance(node, _LOOPS))

@@ -1,0 +1,205 @@
+"""What does the system tell of a rank's process, and for what does a thread of it sleep?
+
+It is only looked at, never touched. The system call of a thread tells for what it sleeps, or if that is hidden, the
+kernel's function it sleeps in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof.child_processes import children, descendants
+from ddpprof.linux_files import OF_MACHINE, is_frozen, number_in, stat_of
+from ddpprof.model.overdue import Wait
+
+_CALLS_ON_FILES = {"x86_64": {0, 1, 17, 18, 19, 20}, "aarch64": {63, 64, 65, 66, 67, 68}}
+"""numbers of read, write, and their variants"""
+_OTHER_CALLS = {
+    "x86_64": {
+        Wait.NETWORK: {42, 43, 44, 45, 46, 47, 288},
+        Wait.FILE: {2, 74, 75, 257},
+        Wait.LOCK: {72, 73, 202},
+        Wait.PROCESS: {61, 247},
+        Wait.SLEEP: {35, 230, 34},
+        Wait.EVENTS: {7, 23, 232, 270, 271, 281},
+    },
+    "aarch64": {
+        Wait.NETWORK: {202, 203, 206, 207, 211, 212, 242},
+        Wait.FILE: {56, 82, 83},
+        Wait.LOCK: {25, 32, 98},
+        Wait.PROCESS: {95, 260},
+        Wait.SLEEP: {101, 115},
+        Wait.EVENTS: {22, 72, 73},
+    },
+}
+_PLACES = {
+    Wait.INPUT: re.compile("n_tty_read"),
+    Wait.NETWORK: re.compile("sk_|skb_|tcp_|unix_stream|inet_|sock_|unix_accept"),
+    Wait.PIPE: re.compile("pipe_|wait_for_partner"),
+    Wait.FILE: re.compile("nfs|fuse|io_schedule|folio_wait|jbd2|ext4|xfs"),
+    Wait.LOCK: re.compile("futex|flock|locks_lock|fcntl_setlk"),
+    Wait.PROCESS: re.compile("do_wait$|kernel_wait"),
+    Wait.SLEEP: re.compile("nanosleep|pause"),
+    Wait.EVENTS: re.compile("poll|do_select|ep_"),
+}
+"""functions of the kernel in which threads sleep"""
+
+
+def wait_of(thread: Path) -> Wait | None:
+    """Return for what a thread sleeps; ``None`` if it does not, or the system does not tell.
+
+    `thread`: its folder in ``/proc``.
+    """
+    slept_in = _text(thread / "wchan").strip("0\n")
+    words = _text(thread / "syscall").split()
+    if len(words) < 3:
+        return _by_place(slept_in)
+    with suppress(ValueError):
+        return _by_call(thread, int(words[0]), int(words[1], 16), slept_in)
+    return None
+
+
+def _by_call(thread: Path, number: int, argument: int, slept_in: str) -> Wait | None:
+    machine = os.uname().machine
+    if number in _CALLS_ON_FILES.get(machine, ()):
+        return _by_file(thread, argument)
+    found = next((wait for wait, numbers in _OTHER_CALLS.get(machine, {}).items() if number in numbers), None)
+    return Wait.PIPE if "wait_for_partner" in slept_in else found or _by_place(slept_in)
+
+
+def _by_file(thread: Path, number: int) -> Wait:
+    """Return the kind of the file on which a thread waits. A terminal is standard input, whatever its number."""
+    with suppress(OSError):
+        target = str((thread / "fd" / str(number)).readlink())
+        if number == 0 or target.startswith(("/dev/pts/", "/dev/tty")):
+            return Wait.INPUT
+        if target.startswith("socket:"):
+            return Wait.NETWORK
+        if target.startswith("pipe:") or (thread / "fd" / str(number)).is_fifo():
+            return Wait.PIPE
+    return Wait.FILE
+
+
+def _by_place(slept_in: str) -> Wait | None:
+    return next((wait for wait, pattern in _PLACES.items() if pattern.search(slept_in)), None)
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace")
+    return ""
+
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this machine. Its main thread is here the one that trains, if that is another one."""
+
+    pid: int
+    name: str
+    state: str
+    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
+    tracer: int | None
+    """process of the debugger that is attached"""
+    main_thread_cpu_s: float
+    threads_cpu_s: float
+    """time that its other threads have computed"""
+    children_cpu_s: float
+    """time that its living descendants have computed"""
+    num_paged_in: int
+    """number of pages that its main thread has had to read from a disk: from swap, or from a file in memory"""
+    swapped_bytes: int
+    """memory of the process that is in swap"""
+    seen_s: float
+    """when it was looked at, by the monotonic clock"""
+    wait: Wait | None
+    """for what its main thread sleeps; ``None`` if it does not, or the system does not tell"""
+    moved_bytes: int
+    """bytes that its main thread has read and written so far, whatever the file; 0 if the system does not tell"""
+    started_ns: int | None = None
+    """when it was started, ns since 1970, to a tick of the system; ``None`` if the system does not tell"""
+    is_frozen: bool = False
+    """whether its control group is frozen"""
+    do_children_run: bool = False
+    """whether one of its living descendants computes now, or is ready to"""
+    do_threads_run: bool = False
+    """the same of its other threads"""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == "T" or self.is_frozen
+
+    @property
+    def is_traced(self) -> bool:
+        return self.state == "t" or self.tracer is not None
+
+
+def look_at(pid: int, thread: int | None = None) -> Process | None:
+    """Return the process; ``None`` if there is none, or it is dead.
+
+    `thread`: the system's number of the thread to look at instead of the main one.
+    """
+    main_thread, whole = stat_of(Path(f"/proc/{pid}/task/{pid}")), stat_of(Path(f"/proc/{pid}"))
+    if main_thread is None or whole is None or main_thread.is_dead:
+        return None
+    if thread is not None:
+        main_thread = stat_of(Path(f"/proc/{pid}/task/{thread}")) or main_thread
+    of_children = [found for child in descendants(pid) if (found := stat_of(Path(f"/proc/{child}"))) is not None]
+    status = Path(f"/proc/{pid}/status")
+    return Process(
+        pid=pid,
+        name=main_thread.name,
+        state=main_thread.state,
+        tracer=number_in(status, "TracerPid:") or None,
+        main_thread_cpu_s=main_thread.cpu_ticks / _TICKS_PER_S,
+        threads_cpu_s=max(whole.cpu_ticks - main_thread.cpu_ticks, 0) / _TICKS_PER_S,
+        children_cpu_s=sum(one.cpu_ticks for one in of_children) / _TICKS_PER_S,
+        num_paged_in=main_thread.num_paged_in,
+        swapped_bytes=1024 * (number_in(status, "VmSwap:") or 0),
+        seen_s=time.monotonic(),
+        wait=wait_of(Path(f"/proc/{pid}/task/{thread or pid}")),
+        moved_bytes=_moved_bytes(pid, thread or pid),
+        started_ns=_started_ns(pid),
+        is_frozen=is_frozen(pid),
+        do_children_run=any(one.state == "R" for one in of_children),
+        do_threads_run=_does_another_run(pid, thread or pid),
+    )
+
+
+def workers_of(pid: int) -> list[Process]:
+    """Return the living children of a process, such as the workers of its data loaders."""
+    return [found for child in children(pid) if (found := look_at(child)) is not None]
+
+
+def _started_ns(pid: int) -> int | None:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        since_boot_ns = int(words[19]) * 1_000_000_000 // _TICKS_PER_S
+        return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _does_another_run(pid: int, thread: int) -> bool:
+    """Return whether a thread of the process other than the given one computes, or is ready to."""
+    with suppress(OSError):
+        others = (folder for folder in Path(f"/proc/{pid}/task").iterdir() if folder.name != str(thread))
+        return any(found is not None and found.state == "R" for found in map(stat_of, others))
+    return False
+
+
+def _moved_bytes(pid: int, thread: int) -> int:
+    path = Path(f"/proc/{pid}/task/{thread}/io")
+    return sum(number_in(path, name) or 0 for name in ("rchar:", "wchar:"))
+
+
+def num_swapped_in() -> int:
+    """Return how many pages this machine has read back from swap, for whichever process; 0 if it does not tell."""
+    return number_in(OF_MACHINE, "pswpin") or 0

@@ -1,0 +1,171 @@
+"""A thread of the launcher that looks at the job's pulses while it runs, and says what is wrong as soon as it is."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from ddpprof import rundir
+
+Say = Callable[[str], None]
+
+_FIRST_LOOK_S = 3.0
+_SHARE = 0.02
+"""most of a core that each kind of looking may take, on average"""
+_LONG_S = 1.0
+"""seconds from which on a look takes long"""
+_MOST_FAILURES = 30
+"""number of failures in a row, such as of a disk, after which the job is no longer watched"""
+_RETRY_S = 1.0
+"""seconds until the next try after a failure"""
+
+
+class Look(Protocol):
+    """One question about a running job, which is asked again and again."""
+
+    every_s: float
+    """seconds between two looks, or more if a look takes long"""
+
+    def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
+        """Look at the run in a directory.
+
+        `missed_s`: by how much the time has gone on unseen since the last look.
+        `is_over`: whether the job has ended, so that this look is the last one.
+        """
+
+
+class RunWatch:
+    """Looks at one run until it is ended."""
+
+    def __init__(
+        self, out: Path, say: Say, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
+    ) -> None:
+        """`names_top`: name the command that shows the ranks, once it can."""
+        self._out = out
+        self._say = say
+        self._kill_after_s = kill_after_s
+        self._dumps_stacks = dumps_stacks
+        self._names_top = names_top
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpprof-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking; call this before the run is read."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
+        try:
+            self._look_until_the_end()
+        except Exception as error:  # noqa: BLE001 (the job goes on, whatever happens to who watches it)
+            self._say(f"no longer watches the job: {error}")
+
+    def _look_until_the_end(self) -> None:
+        first_s, time_of_day_s = _now_s() + _FIRST_LOOK_S, _time_of_day_s()
+        turns: list[_Turn] = []
+        slow_s, failures = 0.0, _Failures()
+        while not self._ending.wait(max(0.1, min((turn.due_s for turn in turns), default=first_s) - _now_s())):
+            with failures.counted():
+                directory = self._directory()
+                if directory is None:
+                    continue
+                self._name_top(directory)
+            if failures.in_a_row:
+                self._ending.wait(_RETRY_S)
+                continue
+            turns = turns or [_Turn(look, time_of_day_s) for look in self._looks()]
+            for turn in turns:
+                if _now_s() >= turn.due_s:
+                    slow_s += turn.look_at(directory, slow_s)
+        directory = self._directory()
+        if directory is not None:
+            for look in [turn.look for turn in turns] or self._looks():
+                look.at(directory, 0.0, is_over=True)
+
+    def _looks(self) -> tuple[Look, ...]:
+        """Import what takes a while, which the start of a job need not wait for."""
+        from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
+
+        return (
+            HangLook(self._say, self._kill_after_s, self._dumps_stacks),
+            SlowdownLook(self._say),
+            LossLook(self._say),
+        )
+
+    def _name_top(self, directory: Path) -> None:
+        """Say once where the run is, as soon as its ranks can be seen."""
+        if self._names_top and rundir.pulses_in(directory):
+            self._names_top = False
+            self._say(f"the run is in {self._out}. See its ranks while they train: ddpprof top {self._out}")
+
+    def _directory(self) -> Path | None:
+        """Return the directory of the attempt that runs now, once there is one."""
+        return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
+
+
+class _Failures:
+    """Failures of a disk in a row, such as of a network's for a moment, after which looking goes on."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Swallow an ``OSError``, unless there were too many of them in a row."""
+        try:
+            yield
+            self.in_a_row = 0
+        except OSError:
+            self.in_a_row += 1
+            if self.in_a_row == _MOST_FAILURES:
+                raise
+
+
+class _Turn:
+    """One kind of looking: when it is due, and how it went the last time."""
+
+    def __init__(self, look: Look, time_of_day_s: float) -> None:
+        self.look = look
+        self.due_s = _now_s()
+        self._time_of_day_s = time_of_day_s
+        self._slow_s = 0.0
+        self._took_long = False
+        self._failures = _Failures()
+
+    def look_at(self, directory: Path, slow_s: float) -> float:
+        """Look at the run; return the seconds that it took if it takes long again and again, as on slow storage.
+
+        `slow_s`: sum of these seconds so far. They make looks late, though the time has not gone on unseen.
+        """
+        began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
+        late_s = began_s - self.due_s - (slow_s - self._slow_s)
+        missed_s = max(late_s, abs(time_of_day_s - self._time_of_day_s))
+        self._time_of_day_s = time_of_day_s
+        with self._failures.counted():
+            self.look.at(directory, missed_s, is_over=False)
+        lasted_s, took_long_before = _now_s() - began_s, self._took_long
+        self._took_long = lasted_s > _LONG_S
+        own_slow_s = lasted_s if self._took_long and took_long_before else 0.0
+        self._slow_s = slow_s + own_slow_s
+        self.due_s = _now_s() + max(self.look.every_s, (time.thread_time() - began_cpu_s) / _SHARE)
+        return own_slow_s
+
+
+def _now_s() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _time_of_day_s() -> float:
+    """Return the time of day less `_now_s`: it changes if somebody sets the clock."""
+    return time.time() - _now_s()

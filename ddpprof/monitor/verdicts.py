@@ -1,0 +1,221 @@
+"""Verdicts, made of one rank to blame and of those that wait for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
+from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.pulse import Activity, activity_word, usual_ns
+from ddpprof.model.record import error_in
+from ddpprof.model.stack import WORK_WAIT, is_of_ddp
+from ddpprof.monitor.evidence import RankEvidence
+from ddpprof.monitor.position import Position
+from ddpprof.topics.failure import is_of_a_lost_peer
+
+UNREDUCED = "Expected to have finished reduction"
+"""how DDP's error begins if parameters got no gradient"""
+
+
+def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:
+    """Return the verdict on a rank, for which others wait."""
+    state, identity = blamed.evidence.state, blamed.evidence.identity
+    first = min(waiting, key=_waits_since, default=None)
+    module, bucket = _missing_bucket(blamed, first)
+    exit_seen = blamed.evidence.exit
+    parameters = _unreduced(blamed) or (() if module is None or bucket is None else _names(module, bucket))
+    return Verdict(
+        fault=fault,
+        rank=blamed.rank,
+        host=identity.host,
+        pid=identity.pid,
+        step=state.step,
+        activity=activity_word(state.activity),
+        place=_place(blamed, fault),
+        module=None if module is None else module.name,
+        bucket=bucket,
+        parameters=parameters,
+        waiting=tuple(one.rank for one in waiting),
+        waiting_at=None if first is None else first.place,
+        since_unix_ns=None if first is None else _waits_since(first),
+        detail=_detail(blamed, fault, waiting),
+        usual_ns=usual_ns(blamed.evidence.steps),
+        has_failed=blamed.fault is Fault.DIED or _are_over([blamed, *waiting]),
+        exit_code=None if exit_seen is None else exit_seen.exit_code,
+        num_oom_kills=blamed.evidence.num_oom_kills,
+        at_unix_ns=blamed.evidence.now_ns,
+        hint=_hint(blamed, fault),
+    )
+
+
+def _are_over(positions: Sequence[Position]) -> bool:
+    """Return whether all ranks have ended, and some of them badly: what is over does not hang."""
+    ends = [one.evidence.is_dead for one in positions]
+    return any(ends) and all(dead or one.evidence.has_ended for dead, one in zip(ends, positions, strict=True))
+
+
+def _place(blamed: Position, fault: Fault) -> str | None:
+    """Return the line of the user's code that is to blame: where the rank stands, or where an error ended it."""
+    record = blamed.evidence.record
+    if blamed.place is not None or record is None:
+        return blamed.place
+    own = unusual_collective_of(blamed) if fault is Fault.OTHER_COLLECTIVE else None
+    return record.ended_place if own is None else own.place
+
+
+def _hint(blamed: Position, fault: Fault) -> Hint | None:
+    """Return the fact on which the advice depends."""
+    if fault is not Fault.DIED:
+        return blamed.hint
+    return hint_on_death(blamed.evidence.record, blamed.evidence.exit)
+
+
+def hint_on_death(record: Record | None, seen: ProcessExit | None) -> Hint | None:
+    """Return what is known of the end of a rank, beside its own words."""
+    if record is not None and error_in(record.ended) is not None:
+        return Hint.STATIC_GRAPH if without_gradient(record) and _has_static_graph(record) else None
+    if seen is None:
+        return Hint.UNSEEN_END
+    if seen.exit_code == -signal.SIGTERM:
+        return Hint.TERMINATED
+    return Hint.CRASHED if -seen.exit_code in _OF_CRASHES else None
+
+
+_OF_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+
+
+def _has_static_graph(record: Record) -> bool:
+    return any(module.settings.get("static_graph") for module in record.modules)
+
+
+def _unreduced(blamed: Position) -> tuple[str, ...]:
+    """Return the parameters without gradient of which DDP complained when the rank ended, if it did."""
+    record = blamed.evidence.record
+    return () if record is None else without_gradient(record)
+
+
+def without_gradient(record: Record) -> tuple[str, ...]:
+    if record.ended is None or UNREDUCED not in record.ended:
+        return ()
+    return tuple(name for module in record.modules for name in module.unused or ())
+
+
+def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
+    """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
+    record = blamed.evidence.record
+    error = None if record is None else error_in(record.ended)
+    if blamed.hint is Hint.OF_PEERS:
+        return blamed.detail
+    if fault is Fault.OTHER_COLLECTIVE and error is None:
+        parts = (_what_each_called(blamed, waiting), blamed.detail)
+        return "; ".join(part for part in parts if part is not None) or None
+    if blamed.fault is not Fault.DIED or fault is Fault.MISSING_COLLECTIVE or record is None or error is None:
+        return blamed.detail
+    said, one = error.removeprefix("failed: "), record.unusual_collective
+    if fault is not Fault.OTHER_COLLECTIVE or one is None:
+        return said
+    values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"
+    return f"it called {one.name} ({values}) more often than in any of the steps before; then {said}"
+
+
+def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
+    """Return in which collective the rank is, and in which a rank is that waits for it, or was in at the end."""
+    own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
+    if own is None:
+        return None
+    return f"it called {own}" + ("" if theirs is None else f", and rank {theirs[0]} called {theirs[1]}")
+
+
+def _call(position: Position) -> str | None:
+    record = position.evidence.record
+    if position.waits_in_reducer or (
+        position.waits_in is None and position.evidence.state.activity == Activity.BACKWARD
+    ):
+        return "the all-reduce of DDP's gradients"
+    if is_of_ddp(position.waits_in):
+        return "the broadcast of DDP's buffers"
+    name = position.waits_in or (None if record is None else record.ended_in)
+    if name == WORK_WAIT:
+        return position.calls[-1].name if position.calls else "an asynchronous collective"
+    return name
+
+
+def verdict_on_all(
+    fault: Fault, positions: Sequence[Position], detail: str | None = None, hint: Hint | None = None
+) -> Verdict:
+    """Return a verdict that blames no single rank: all wait for each other, or something holds all of them."""
+    first = min(positions, key=_waits_since)
+    state = first.evidence.state
+    waiting = [one for one in positions if one.waits_in is not None or fault is Fault.LINK]
+    knows_bucket = fault is Fault.LINK and first.waits_in_reducer and state.bucket != UNKNOWN
+    module = _module(first, state.module) if knows_bucket else None
+    return Verdict(
+        fault=fault,
+        step=state.step,
+        activity=activity_word(state.activity),
+        module=None if module is None else module.name,
+        bucket=None if module is None else state.bucket,
+        parameters=() if module is None else _names(module, state.bucket),
+        waiting=tuple(one.rank for one in waiting),
+        waiting_at=first.place if waiting else None,
+        since_unix_ns=_waits_since(first),
+        detail=detail,
+        usual_ns=usual_ns(first.evidence.steps),
+        at_unix_ns=first.evidence.now_ns,
+        hint=hint,
+    )
+
+
+def _waits_since(position: Position) -> int:
+    """Return when a rank began to wait: when it launched its last bucket, or began what it does."""
+    state = position.evidence.state
+    return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
+
+
+def _missing_bucket(blamed: Position, waiting: Position | None) -> tuple[DdpModule | None, int | None]:
+    """Return the first bucket that `waiting` has launched in its backward pass, and `blamed` has not."""
+    if waiting is None or not waiting.waits_in_reducer:
+        return None, None
+    launched, behind = waiting.evidence.state, blamed.evidence.state
+    is_same_pass = behind.num_passes == launched.num_passes
+    if is_same_pass and behind.activity != Activity.BACKWARD:
+        return None, None  # it has launched all of this pass
+    bucket = behind.bucket + 1 if is_same_pass and behind.module == launched.module else 0
+    module = _module(waiting, launched.module)
+    if module is None or launched.bucket == UNKNOWN or bucket > launched.bucket:
+        return None, None
+    return module, bucket
+
+
+def _module(position: Position, index: int) -> DdpModule | None:
+    record = position.evidence.record
+    if record is None or not 0 <= index < len(record.modules):
+        return None
+    return record.modules[index]
+
+
+def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
+    if not 0 <= bucket < len(module.buckets):
+        return ()
+    indices = (index for index in module.buckets[bucket] if 0 <= index < len(module.parameters))
+    return tuple(module.parameters[index].name for index in indices)
+
+
+def unusual_collective_of(position: Position) -> UnusualCollective | None:
+    """Return the collective of its last step that other steps did not have, and for which it did not wait."""
+    record = position.evidence.record
+    return None if record is None else record.unusual_collective
+
+
+def lost_a_peer(evidence: RankEvidence) -> bool:
+    """Return whether a rank may have ended because another one did."""
+    return how_likely_a_consequence(evidence) > 0
+
+
+def how_likely_a_consequence(evidence: RankEvidence) -> int:
+    """Return 2 if a rank says that it lost another one, 1 if SIGTERM ended it, which launchers send, else 0."""
+    ended = evidence.record.ended if evidence.record is not None else None
+    if ended is None:
+        return int(evidence.exit is not None and evidence.exit.exit_code == -signal.SIGTERM)
+    return 2 * is_of_a_lost_peer(ended)
