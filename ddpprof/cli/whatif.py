@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
 from ddpprof.cli.output import add_output_options, check_output, deliver
 from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network, refuse_missing
+from ddpprof.errors import DdpprofError
 from ddpprof.files import location
 
 if TYPE_CHECKING:
     from ddpprof.predict.setting import BucketCaps
     from ddpprof.report.run_profile import Profiled
-    from ddpprof.report.tree import Job
+    from ddpprof.report.tree import Job, Report
     from ddpprof.report.whatif import Asked
 
 
@@ -25,6 +26,7 @@ _RANK = re.compile(r"[1-9]\d{0,8}")
 def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=location, metavar="RUN", help="a run of ddpprof trace")
+    add("--finding", type=positive, metavar="N", help="predict the step with the change of this finding of the report")
     buckets = parser.add_argument_group("buckets")
     add = buckets.add_argument
     add("--bucket-cap-mb", type=caps, metavar="MB,MB…", help="predict the step for each cap, such as 1,5,default")
@@ -94,9 +96,41 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
 
     benches = Benches(measured_network(options.network), measured_network(options.run_network))
     with analysed_run(options.path, options) as analysis:
+        if options.finding is not None:
+            _take_change(options, analysis.report)
         without = options.without_rank or []
         profiled = profile_run(analysis.to_replay(without), benches, without)
         return profiled, analysis.report.job, analysis.report.step_ns
+
+
+def _take_change(options: argparse.Namespace, report: Report) -> None:
+    """Set the options that make the change of the finding. Raises `DdpprofError` if none of them can."""
+    from ddpprof.engine.change import ChangeKind
+
+    if options.finding > len(report.findings):
+        raise DdpprofError(f"{options.path} has {len(report.findings)} findings, and no finding {options.finding}.")
+    change = report.findings[options.finding - 1].change
+    values = {} if change is None else dict(change.values)
+    if change is not None and change.kind is ChangeKind.COMM_HOOK:
+        options.compress = _hook(next(iter(values)).partition("_")[0])
+    elif change is not None and change.kind is ChangeKind.NO_SYNC:
+        options.accumulation = values["num_passes"]
+    elif change is None or change.kind is not ChangeKind.DDP or not values.keys() <= _REPLAYED:
+        raise DdpprofError(f"a replay cannot tell what the change of finding {options.finding} gives.{_try(options)}")
+    if "bucket_cap_mb" in values:
+        options.bucket_cap_mb = [values["bucket_cap_mb"]]
+    if "bucket_cap_mb_list" in values:
+        options.bucket_cap_mb_list = [list(values["bucket_cap_mb_list"])]
+    options.gradient_as_bucket_view = options.gradient_as_bucket_view or bool(values.get("gradient_as_bucket_view"))
+    options.static_graph = options.static_graph or bool(values.get("static_graph"))
+
+
+_REPLAYED = {"bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}
+"""arguments of DDP that the replay knows; a search for unused parameters goes with a static graph"""
+
+
+def _try(options: argparse.Namespace) -> str:
+    return f" Measure it: ddpprof try {options.path} --finding {options.finding}"
 
 
 def _asked(options: argparse.Namespace) -> Asked:

@@ -170,3 +170,19 @@ def test_a_report_has_no_steps(command: str, tmp_path: Path, capsys: pytest.Capt
     assert main([command, str(written)]) == 2
     said = f"ddpprof: {written} is a report, which does not have the steps. Give the run that it was made of.\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_finding_s_change_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer is the finding's own prediction."""
+    assert main(["report", RUN, "--no-cache", "--format", "json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)["findings"]
+    assert main(["whatif", RUN, "--no-cache", "--format", "json", "--finding", "1"]) == 0
+    outcomes = json.loads(capsys.readouterr().out)["outcomes"]
+    (argument, value), *_ = first["change"]["values"].items()
+    assert outcomes[-1]["label"] == f"{argument}={value}"
+
+
+@pytest.mark.parametrize(("number", "complaint"), [("99", "and no finding 99"), ("0", "")])
+def test_findings_that_are_not_there(number: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", RUN, "--no-cache", "--finding", number]) == 2
+    assert complaint in capsys.readouterr().err
