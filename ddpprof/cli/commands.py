@@ -125,7 +125,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "try",
-            "measure what the changes that a report advises give",
+            "run a job with the changes that its report advises, and without",
             "Does the advice of this report come true?",
             "ddpprof try runs/a",
             module="trying",

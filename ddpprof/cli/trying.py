@@ -43,6 +43,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
     add("--resume", type=local, metavar="DIR", help="continue the trials in DIR; needs no other arguments")
     add("--trust", action="store_true", help="run the command even if another user recorded RUN, or started DIR")
+    parser.usage = "ddpprof try [options] RUN"
     parser.set_defaults(run_words=run_try)
 
 
