@@ -9,6 +9,9 @@ from typing import Any
 
 from ddpprof.record.events import EVENTS
 
+_WITHIN_OTHERS = {"begins", "flagged", "step_ends"}
+"""events that listeners tell while they handle another"""
+
 
 def _do_nothing(*_args: Any) -> None:
     return
@@ -21,7 +24,7 @@ class CountedEvents:
         """``hears=False``: ddpprof does not get these events, so that only the counting is counted."""
         self._step: dict[str, int] = defaultdict(int)
         self.steps: list[dict[str, int]] = []
-        for name in EVENTS.heard:  # the wrappers around torch ask the dispatcher each time
+        for name in EVENTS.heard - _WITHIN_OTHERS:  # the wrappers around torch ask the dispatcher each time
             event = getattr(EVENTS, name) if hears else _do_nothing
             setattr(EVENTS, name, self._counted(name, event))
 

@@ -16,7 +16,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,8 +41,7 @@ class ReducerParameters(NamedTuple):
     expect_sparse: list[bool]
 
 
-@dataclass(slots=True)
-class _Frozen:
+class _Frozen(Struct):
     """A parameter that needs no gradient when the reducer is built, and that DDP was not told to ignore."""
 
     name: str
@@ -61,7 +59,7 @@ class _Frozen:
         return parameter._version != self.version
 
 
-class _Noted(NamedTuple):
+class _Noted(Struct, frozen=True):
     """The parameters with which a DDP module was constructed, none of which this keeps alive."""
 
     names: list[str]

@@ -218,6 +218,7 @@ class Session(Listener):
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
         if running is not None:
+            self._bindings.clear()  # they keep the pulse
             self._bind()
             running.end(ended, self.process_exits)
 

@@ -20,7 +20,7 @@ WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0,
 """settings that record nothing but the pulse"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # made in every process that imports torch, so it is to be made fast
 class Settings:
     """All recording options of ``ddpprof trace`` and `ddpprof.profile`."""
 
