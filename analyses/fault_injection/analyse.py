@@ -256,20 +256,20 @@ def _share(counted: Sequence[int]) -> str:
 
 def draw(results: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
-    shares = [share for share in SHARES if results["shares"][share]["classes"]]
-    width = 0.8 / len(shares)
-    for number, share in enumerate(shares):
-        row = results["shares"][share]["faults"]
-        parts = [row[name][0] / row[name][1] if row[name][1] else 0.0 for name in CHECKS]
-        places = [place + (number - (len(shares) - 1) / 2) * width for place in range(len(CHECKS))]
-        classes = results["shares"][share]["classes"]
-        bars = axes.bar(places, parts, width, color=COLOURS[number], label=f"{share}: {classes} classes")
-        axes.bar_label(bars, [_share(row[name]).replace(" of ", "/") for name in CHECKS], fontsize=7)
+    first, shares = results["first_trials"]["share"], [*results["shares"].values()]
+    sets = {f"first trials of the last {first['classes']} classes": [first]}
+    sets[f"trials of all {sum(share['classes'] for share in shares)} classes after mending"] = shares
+    for number, (label, of) in enumerate(sets.items()):
+        counted = [tuple(sum(share["faults"][name][at] for share in of) for at in (0, 1)) for name in CHECKS]
+        places = [place + 0.4 * (number - 0.5) for place in range(len(CHECKS))]
+        parts = [right / most if most else 0.0 for right, most in counted]
+        bars = axes.bar(places, parts, 0.4, color=COLOURS[number], label=label)
+        axes.bar_label(bars, [f"{right}/{most}" if most else "" for right, most in counted], fontsize=7)
     labels = [name.replace("`", "") for name in HEADER[1:-1]]
     axes.set_xticks(range(len(CHECKS)), labels, rotation=20, ha="right", fontsize=8)
     axes.set_ylim(0, 1.25)
     axes.set_ylabel("share that is right")
-    axes.legend(loc="upper right", ncols=len(shares), fontsize=8)
+    axes.legend(loc="upper right", ncols=len(sets), fontsize=8)
 
 
 if __name__ == "__main__":
