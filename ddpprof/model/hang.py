@@ -80,7 +80,7 @@ class Hint(StrEnum):
     """the ``monitored_barrier()`` of other ranks names the rank"""
     WAITS_FOR_INPUT = "waits-for-input"
     WAITS_OUTSIDE = "waits-outside"
-    """the rank waits for the network, a pipe or a file"""
+    """the rank waits for the network, a pipe or a file, or looks for something again and again"""
     TERMINATED = "terminated"
     """SIGTERM ended the rank, before any other rank ended"""
     CRASHED = "crashed"
