@@ -412,7 +412,8 @@ def server_starts(_model, seconds):
     if dist.get_rank() == 0:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             address = unused.getsockname()
-        threading.Timer(seconds, lambda: socket.create_server(address)).start()
+        servers = []
+        threading.Timer(seconds, lambda: servers.append(socket.create_server(address))).start()
         while not accepts(address):
             time.sleep(1)
 
