@@ -72,6 +72,8 @@ class Hint(StrEnum):
     """collectives of the other ranks timed out as they waited for the rank"""
     DIFFERENT_ROOTS = "different-roots"
     """a collective in which one rank sends to the others, or receives from them, has another such rank on some"""
+    OTHER_AMOUNT = "other-amount"
+    """the rank calls the same collective as the others, with another amount of data"""
     WITHIN_BACKWARD = "within-backward"
     """the rank is in the backward pass in which it has left a reduction out"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (no password)

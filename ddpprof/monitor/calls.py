@@ -144,6 +144,9 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 def _blame(odd: _Side, usual: _Side) -> OddRank:
     """Return the fault of the first rank of the odd side."""
     blamed = odd.callers[0]
+    if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
+        said = f"it called {odd.call.name} with {odd.call.numel:,} values, and the others with {usual.call.numel:,}"
+        return OddRank(blamed, _fault_of(blamed), said, Hint.OTHER_AMOUNT)
     is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     if is_explained or odd.fits == _NEW:
         return OddRank(blamed, _fault_of(blamed), blamed.detail, blamed.hint)

@@ -225,3 +225,11 @@ def test_nobody_is_blamed_for_a_collective_that_a_killed_rank_may_have_called_to
     both_in_ddp = died(rank(0, activity=Activity.BACKWARD, num_passes=11), exit_code=-15)
     verdict = judge([both_in_ddp, known, aborted])
     assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 1)
+
+
+def test_a_rank_that_reduces_another_amount_than_the_others() -> None:
+    larger = ("all_reduce", 4)
+    others = [with_calls(at_metric(number), REDUCE, METRIC, before=[METRIC]) for number in (0, 2)]
+    verdict = judge([*others, with_calls(at_metric(1), REDUCE, larger, before=[METRIC])])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OTHER_COLLECTIVE, 1, Hint.OTHER_AMOUNT)
+    assert verdict.detail == "it called all_reduce with 4 values, and the others with 3"
