@@ -26,6 +26,7 @@ OUTSIDE = {
     Wait.NETWORK: "the network",
     Wait.PIPE: "a pipe to another program",
     Wait.FILE: "a file",
+    Wait.FOREIGN_LOCK: "the lock of a file that another program holds",
 }
 """what a rank waits for outside the job"""
 

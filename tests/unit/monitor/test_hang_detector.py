@@ -354,6 +354,9 @@ SOCKET = Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
         pytest.param(waits_for(Wait.EVENTS, SOCKET), 120, "the network", id="network-with-a-timeout"),
         pytest.param(replace(waits_for(Wait.FILE), process=process("D")), 120, "a file", id="os-fsync"),
         pytest.param(waits_for(Wait.INPUT), 120, "input from the terminal", id="input"),
+        pytest.param(
+            waits_for(Wait.FOREIGN_LOCK), 120, "the lock of a file that another program holds", id="lock-of-another-job"
+        ),
         pytest.param(waits_for(Wait.PIPE, evaluates=True), 60, "a pipe to another program", id="pipe-in-an-evaluation"),
         pytest.param(waits_for(Wait.SLEEP), 0, None, id="sleeps"),
         pytest.param(waits_for(Wait.EVENTS, SELECTOR), 0, None, id="waits-for-events-of-a-loop"),
