@@ -140,11 +140,11 @@ def test_every_pause_has_its_function() -> None:
 
 
 def test_a_third_of_the_classes_is_set_aside_and_none_of_those_that_were_tuned_to() -> None:
-    for classes, held_out, second in (
-        (PLANTING.CLASSES, PLANTING.HELD_OUT, PLANTING.SECOND_HELD_OUT),
-        (PLANTING.PAUSES, PLANTING.HELD_OUT_PAUSES, PLANTING.SECOND_HELD_OUT_PAUSES),
+    for classes, held_out, second, third in (
+        (PLANTING.CLASSES, PLANTING.HELD_OUT, PLANTING.SECOND_HELD_OUT, PLANTING.THIRD_HELD_OUT),
+        (PLANTING.PAUSES, PLANTING.HELD_OUT_PAUSES, PLANTING.SECOND_HELD_OUT_PAUSES, PLANTING.THIRD_HELD_OUT_PAUSES),
     ):
-        first = set(classes) - set(second)
+        first = set(classes) - set(second) - set(third)
         assert held_out <= first
         assert len(held_out) == len(first) // 3
         assert len(second) >= len(first) // 3

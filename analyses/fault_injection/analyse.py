@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Trial = dict[str, Any]
 Row = dict[str, Any]
+FIRST_TRIED = SHARES[2:]
+"""shares whose first trials are kept"""
 LAST_PARAMETER = {"mlp": "last.weight", "convolutions": "head.2.weight", "attention": "last.weight"}
 """a parameter of each model's first bucket, which has the last layers"""
 UNUSED = ["branch.weight", "branch.bias"]
@@ -143,17 +145,13 @@ def measure(recordings: Path) -> dict[str, Any]:
     trials = [one for one in recorded if "fault" in one]
     rows = [_of_trials(fault, of) for fault in CLASSES if (of := [one for one in trials if one["fault"] == fault])]
     pauses = _of_pauses(recorded)
-    first_faults = [one for one in first if "fault" in one]
     return {
         "ddpprof": dict(sorted(Counter(one["ddpprof"] for one in recorded).items())),
         "trials": len(trials),
         "launchers": dict(sorted(Counter(trial["launcher"] for trial in trials).items())),
         "faults": rows,
         "shares": {share: _of_share(share, trials, pauses) for share in SHARES},
-        "first_trials": {
-            "classes": [_of_trials(one["fault"], [one]) for one in first_faults],
-            "share": _of_share("second held-out", first_faults, _of_pauses(first)),
-        },
+        "first_trials": {share: _of_first(share, first) for share in FIRST_TRIED},
         "pauses": pauses,
         "mixed": {
             "pauses": sum(sum(job["pauses"].values()) for job in mixed),
@@ -172,6 +170,12 @@ def _of_trials(name: str, trials: Sequence[Trial]) -> Row:
     hung = [trial["seconds"] for trial in trials if trial["while"] == "hanging" and trial["seconds"] is not None]
     found["seconds"] = [round(median(hung), 1), round(max(hung), 1)] if hung else None
     return found
+
+
+def _of_first(share: str, first: Sequence[Trial]) -> dict[str, Any]:
+    faults = [one for one in first if "fault" in one]
+    classes = [_of_trials(one["fault"], [one]) for one in faults if share_of(one["fault"]) == share]
+    return {"classes": classes, "share": _of_share(share, faults, _of_pauses(first))}
 
 
 def _of_pauses(recorded: Sequence[dict[str, Any]]) -> list[Row]:
@@ -218,17 +222,20 @@ def table(results: dict[str, Any]) -> list[str]:
         if rows:
             summary = results["shares"][share]
             lines += [*map(_line, rows), _line({**summary["faults"], "planted": f"**all {share}**"})]
-    first = results["first_trials"]
-    lines += [_line({**row, "planted": f"{row['planted']}, first trial"}) for row in first["classes"] if _is_wrong(row)]
-    lines.append(_line({**first["share"]["faults"], "planted": "**all second held-out, first trials**"}))
+    for share, first in results["first_trials"].items():
+        lines += [
+            _line({**row, "planted": f"{row['planted']}, first trial"}) for row in first["classes"] if _is_wrong(row)
+        ]
+        lines.append(_line({**first["share"]["faults"], "planted": f"**all {share}, first trials**"}))
     for share in SHARES:
         quiet, of = results["shares"][share]["quiet_pauses"]
         if of:
             noisy = [job["pause"] for job in results["pauses"] if job["share"] == share and _is_noisy(job)]
             wrong = f"; called a hang: {', '.join(noisy)}" if noisy else ""
             lines.append(f"| {share} pauses left alone | {quiet} of {of}{wrong} {'| ' * (len(HEADER) - 1)}|")
-    quiet, of = first["share"]["quiet_pauses"]
-    lines.append(f"| second held-out pauses left alone, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|")
+    for share, first in results["first_trials"].items():
+        quiet, of = first["share"]["quiet_pauses"]
+        lines.append(f"| {share} pauses left alone, first trials | {quiet} of {of} {'| ' * (len(HEADER) - 1)}|")
     mixed = results["mixed"]
     left_alone = f"{mixed['pauses'] - mixed['alarms']} of {mixed['pauses']}"
     return [*lines, f"| six kinds of pauses, mixed, left alone | {left_alone} {'| ' * (len(HEADER) - 1)}|"]
@@ -256,20 +263,20 @@ def _share(counted: Sequence[int]) -> str:
 
 def draw(results: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
-    shares = [share for share in SHARES if results["shares"][share]["classes"]]
-    width = 0.8 / len(shares)
-    for number, share in enumerate(shares):
-        row = results["shares"][share]["faults"]
-        parts = [row[name][0] / row[name][1] if row[name][1] else 0.0 for name in CHECKS]
-        places = [place + (number - (len(shares) - 1) / 2) * width for place in range(len(CHECKS))]
-        classes = results["shares"][share]["classes"]
-        bars = axes.bar(places, parts, width, color=COLOURS[number], label=f"{share}: {classes} classes")
-        axes.bar_label(bars, [_share(row[name]).replace(" of ", "/") for name in CHECKS], fontsize=7)
+    first, shares = [one["share"] for one in results["first_trials"].values()], [*results["shares"].values()]
+    sets = {f"first trials of the last {sum(share['classes'] for share in first)} classes": first}
+    sets[f"trials of all {sum(share['classes'] for share in shares)} classes after mending"] = shares
+    for number, (label, of) in enumerate(sets.items()):
+        counted = [tuple(sum(share["faults"][name][at] for share in of) for at in (0, 1)) for name in CHECKS]
+        places = [place + 0.4 * (number - 0.5) for place in range(len(CHECKS))]
+        parts = [right / most if most else 0.0 for right, most in counted]
+        bars = axes.bar(places, parts, 0.4, color=COLOURS[number], label=label)
+        axes.bar_label(bars, [f"{right}/{most}" if most else "" for right, most in counted], fontsize=7)
     labels = [name.replace("`", "") for name in HEADER[1:-1]]
     axes.set_xticks(range(len(CHECKS)), labels, rotation=20, ha="right", fontsize=8)
     axes.set_ylim(0, 1.25)
     axes.set_ylabel("share that is right")
-    axes.legend(loc="upper right", ncols=len(shares), fontsize=8)
+    axes.legend(loc="upper right", ncols=len(sets), fontsize=8)
 
 
 if __name__ == "__main__":

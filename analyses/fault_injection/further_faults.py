@@ -9,8 +9,10 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -320,6 +322,117 @@ def interrupted(job):
     for step in job.steps():
         if job.strikes(step):
             signal.raise_signal(signal.SIGINT)  # FAULT
+
+
+# Faults that were written when ddpprof had been mended for all others
+
+
+class Synchronised(nn.Module):
+    """A model whose forward averages its input over ranks, unless it is told not to."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 8)
+
+    def forward(self, x, is_small=False):
+        if not is_small:
+            dist.all_reduce(x)  # FAULT
+        return self.last(x)
+
+
+def forward_without_average(job):
+    """The forward averages over ranks, unless the batch is small."""
+    job.wrap(Synchronised())
+    for step in range(100 if job.fixed else 20000):
+        is_small = job.strikes(step) and not job.fixed
+        job.train(is_small)
+    dist.barrier()
+
+
+def another_module_wrapped(job):
+    for step in job.steps():
+        if job.strikes(step) or (job.fixed and step == STEP):
+            DDP(nn.Linear(64, 8))  # FAULT
+
+
+def reduces_other_amount(job):
+    for step in job.steps():
+        if step % 20 == 0:
+            num_classes = 4 if job.strikes(step) and not job.fixed else 3
+            dist.all_reduce(torch.ones(num_classes))  # FAULT
+
+
+def awaits_flag_of_other_rank(job):
+    """Rank 0 would write it after its next step, for which it needs this rank."""
+    for step in job.steps():
+        while job.strikes(step) and not os.path.exists("vocabulary-is-ready"):  # noqa: PTH110
+            time.sleep(0.2)  # FAULT
+
+
+def awaits_connection(job):
+    server = socket.create_server(("127.0.0.1", 0))
+    for step in job.steps():
+        if job.strikes(step):
+            server.accept()  # FAULT
+
+
+MODULE = """
+import threading
+looks = threading.Thread(target=lambda: __import__("registry").looks)
+looks.start()
+looks.join()
+"""
+
+
+def import_deadlocks(job):
+    """A module waits, while it is imported, for a thread that imports it."""
+    with open(f"{os.getcwd()}/registry.py", "w") as file:  # noqa: PTH109
+        file.write(MODULE)
+    sys.path.append(os.getcwd())  # noqa: PTH109
+    for step in job.steps():
+        if job.strikes(step):
+            __import__("registry")
+
+
+def library_aborts(job):
+    for step in job.steps():
+        if job.strikes(step):
+            ctypes.CDLL(None).abort()
+
+
+def alarm_rings(job):
+    for step in job.steps():
+        if job.strikes(step):
+            signal.alarm(1)
+
+
+class Broken(Decoded):
+    """Samples of which one cannot be read, or not in time."""
+
+    def __init__(self, raises_at=None, stalls_at=None):
+        super().__init__()
+        self.raises_at, self.stalls_at = raises_at, stalls_at
+
+    def __getitem__(self, index):
+        if index == self.raises_at:
+            raise ValueError("the image is truncated")
+        if index == self.stalls_at:
+            time.sleep(FOR_EVER)
+        return super().__getitem__(index)
+
+
+def worker_raises(job):
+    batches = iter(DataLoader(Broken(raises_at=STEP if job.is_culprit else None), num_workers=1))
+    for step in job.steps():
+        job.strikes(step)
+        next(batches)  # FAULT
+
+
+def worker_times_out(job):
+    batches = iter(DataLoader(Broken(stalls_at=STEP if job.is_culprit else None), num_workers=1, timeout=4))
+    for step in job.steps():
+        job.strikes(step)
+        next(batches)  # FAULT
 
 
 if __name__ == "__main__":

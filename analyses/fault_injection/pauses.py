@@ -10,6 +10,7 @@ import argparse
 import copy
 import fcntl
 import gc
+import gzip
 import hashlib
 import io
 import multiprocessing
@@ -403,6 +404,48 @@ def workers_start_slowly(_model, seconds):
         pass
 
 
+# Pauses that were set aside third
+
+
+def server_starts(_model, seconds):
+    """A service that another program starts takes a while to accept connections."""
+    if dist.get_rank() == 0:
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            address = unused.getsockname()
+        servers = []
+        threading.Timer(seconds, lambda: servers.append(socket.create_server(address))).start()
+        while not accepts(address):
+            time.sleep(1)
+
+
+def accepts(address):
+    try:
+        socket.create_connection(address).close()
+    except OSError:
+        return False
+    return True
+
+
+def decompresses(_model, seconds):
+    if dist.get_rank() == 0:
+        content, end = gzip.compress(os.urandom(MIB)), time.monotonic() + seconds
+        with tempfile.TemporaryFile() as file:
+            while time.monotonic() < end:
+                file.seek(0)
+                file.write(gzip.decompress(content))
+    dist.barrier()
+
+
+def lock_of_another_job(_model, seconds):
+    """Another job on the machine builds what both need."""
+    if dist.get_rank() == 0:
+        with open("cache.lock", "w") as lock:  # noqa: PTH123
+            holds = subprocess.Popen(["flock", "cache.lock", "sleep", str(seconds)])
+            time.sleep(0.5)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            holds.wait()
+
+
 def restarted(_model, _seconds):
     """A rank fails after a while, and torchrun starts the job anew."""
     if dist.get_rank() == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -418,6 +461,7 @@ PAUSES = {
         *(process_pool, thread_computes, reads_program_output, garbage, accumulates_long, validation_soon, restarted),
         *(compiles_extension, copies_data, long_inference, finds_learning_rate, compiles_later, writes_shards),
         *(monitored_barrier_waits, distributed_save, workers_start_slowly),
+        *(server_starts, decompresses, lock_of_another_job),
     )
 }
 """pauses between two epochs"""

@@ -3,7 +3,7 @@
 Some are set aside: they tell how ddpprof does with faults that it was not made for, since their first trials were made
 before any rule was written with their results at hand. The first of these shares was drawn from the classes that were
 new to the study, before any had been tried: ``random.Random(0).sample(sorted(new), num_classes // 3)``. The second one
-was written when ddpprof had been mended for all others.
+was written when ddpprof had been mended for all others, and the third one when it had been mended for these, too.
 """
 
 from __future__ import annotations
@@ -253,7 +253,25 @@ SECOND_HELD_OUT: dict[str, Planted] = {
     ),
     "interrupted": further("died", **DIED, advice=r"KeyboardInterrupt|SIGINT|signal 2\b"),
 }  # fmt: skip
-CLASSES |= SECOND_HELD_OUT
+THIRD_HELD_OUT: dict[str, Planted] = {
+    "forward_without_average": further(
+        *NOT_CALLED, "mismatch", "died", blames="culprit or nobody", has_line=False, others_wait=False,
+        advice=rf"{ON_EVERY_RANK}|same collectives", misleading=ELSEWHERE, has_fix=True,
+    ),
+    "another_module_wrapped": further(*NOT_CALLED, advice=ON_EVERY_RANK, misleading=ELSEWHERE, has_fix=True),
+    "reduces_other_amount": further(
+        "mismatch", *NOT_CALLED, "died", blames="culprit or nobody", others_wait=False,
+        advice=r"as much data|sizes?\b", misleading=ELSEWHERE, has_fix=True,
+    ),
+    "awaits_flag_of_other_rank": further("own-code", culprits=(1, 2), advice="that line"),
+    "awaits_connection": further("own-code", "lock", patience_s=150),
+    "import_deadlocks": further("lock", has_line=False),
+    "library_aborts": further("died", has_line=False, **DIED, advice=r"SIGABRT|signal 6\b"),
+    "alarm_rings": further("died", has_line=False, **DIED, advice=r"SIGALRM|signal 14\b"),
+    "worker_raises": further("died", **DIED, advice="the image is truncated"),
+    "worker_times_out": further("died", **DIED, advice="timed out after|worker"),
+}  # fmt: skip
+CLASSES |= SECOND_HELD_OUT | THIRD_HELD_OUT
 HELD_OUT = frozenset((
     "awaits_coroutine", "awaits_input", "awaits_program", "backward_twice", "collective_within_join", "cpu_time_limit",
     "does_not_exit", "fails_at_start", "file_lock", "forked_lock", "group_on_some_ranks", "killed_for_memory",
@@ -308,17 +326,24 @@ SECOND_HELD_OUT_PAUSES: dict[str, Pause] = {
     "distributed_save": Pause(),
     "workers_start_slowly": Pause(),
 }
-PAUSES |= SECOND_HELD_OUT_PAUSES
+THIRD_HELD_OUT_PAUSES: dict[str, Pause] = {
+    "server_starts": Pause(),
+    "decompresses": Pause(),
+    "lock_of_another_job": Pause(is_promised=False),
+}
+PAUSES |= SECOND_HELD_OUT_PAUSES | THIRD_HELD_OUT_PAUSES
 HELD_OUT_PAUSES = frozenset((
     "accumulates_long", "garbage", "process_pool", "reads_program_output", "registry_after_training",
     "simulator_server", "sleeps_on_all_ranks", "thread_computes",
 ))  # fmt: skip
 
 
-SHARES = ("tuned", "held-out", "second held-out")
+SHARES = ("tuned", "held-out", "second held-out", "third held-out")
 
 
 def share_of(name: str) -> str:
     if name in SECOND_HELD_OUT or name in SECOND_HELD_OUT_PAUSES:
         return "second held-out"
+    if name in THIRD_HELD_OUT or name in THIRD_HELD_OUT_PAUSES:
+        return "third held-out"
     return "held-out" if name in HELD_OUT | HELD_OUT_PAUSES else "tuned"

@@ -72,6 +72,8 @@ class Hint(StrEnum):
     """collectives of the other ranks timed out as they waited for the rank"""
     DIFFERENT_ROOTS = "different-roots"
     """a collective in which one rank sends to the others, or receives from them, has another such rank on some"""
+    OTHER_AMOUNT = "other-amount"
+    """the rank calls the same collective as the others, with another amount of data"""
     WITHIN_BACKWARD = "within-backward"
     """the rank is in the backward pass in which it has left a reduction out"""
     EXTRA_PASS = "extra-pass"  # noqa: S105 (no password)
@@ -80,7 +82,7 @@ class Hint(StrEnum):
     """the ``monitored_barrier()`` of other ranks names the rank"""
     WAITS_FOR_INPUT = "waits-for-input"
     WAITS_OUTSIDE = "waits-outside"
-    """the rank waits for the network, a pipe or a file"""
+    """the rank waits for the network, a pipe or a file, or looks for something again and again"""
     TERMINATED = "terminated"
     """SIGTERM ended the rank, before any other rank ended"""
     CRASHED = "crashed"

@@ -19,6 +19,8 @@ class Wait(StrEnum):
     FILE = "file"
     LOCK = "lock"
     """it waits for another thread, or for the lock of a file"""
+    FOREIGN_LOCK = "foreign-lock"
+    """it waits for the lock of a file that no rank holds"""
     PROCESS = "process"
     """it waits for a child to end"""
     SLEEP = "sleep"

@@ -144,6 +144,9 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 def _blame(odd: _Side, usual: _Side) -> OddRank:
     """Return the fault of the first rank of the odd side."""
     blamed = odd.callers[0]
+    if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
+        said = f"it called {odd.call.name} with {odd.call.numel:,} values, and the others with {usual.call.numel:,}"
+        return OddRank(blamed, _fault_of(blamed), said, Hint.OTHER_AMOUNT)
     is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     if is_explained or odd.fits == _NEW:
         return OddRank(blamed, _fault_of(blamed), blamed.detail, blamed.hint)
@@ -291,11 +294,20 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     in_script = [one for one in dead if _collective_of_script(one)]
     if len(in_script) == len(positions):
         return None  # all of them called one: see `_of_mismatch`
+    in_ddp = [one for one in positions if one not in in_script and _is_surely_in_ddp(one)]
+    if in_script and len(in_ddp) < len(positions) - len(in_script) and len(in_ddp) <= len(positions) / 2:
+        return None  # those of which nothing is known may have called it, too
     went_on = [one for one in dead if lost_a_peer(one.evidence) and unusual_collective_of(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
     outside = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
     return min(in_script or (outside if is_said else ()), key=lambda one: one.progress, default=None)
+
+
+def _is_surely_in_ddp(position: Position) -> bool:
+    record = position.evidence.record
+    ended_in = None if record is None else record.ended_in
+    return ended_in == "_sync_buffers" or (ended_in is None and position.evidence.state.activity == Activity.BACKWARD)
 
 
 def of_mismatch(positions: Sequence[Position]) -> Verdict | None:

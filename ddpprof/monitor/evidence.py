@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddpprof import rundir
@@ -26,7 +26,7 @@ from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
 from ddpprof.monitor import pulse_files
-from ddpprof.monitor.processes import Process, look_at, num_swapped_in, workers_of
+from ddpprof.monitor.processes import Process, holder_of_lock, look_at, num_swapped_in, workers_of
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head
 
 _STEPS = 64
@@ -123,7 +123,18 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
     time.sleep(_LOOK_AGAIN_S)
     swapped_in = num_swapped_in() - swapped_in_before
     found = (_of_rank(directory, rank, exits, earlier, swapped_in, records) for rank, earlier in before.items())
-    return tuple(one for one in found if one is not None)
+    gathered = [one for one in found if one is not None]
+    ranks = {one.process.pid for one in gathered if one.process is not None}
+    return tuple(_with_holder(one, ranks) for one in gathered)
+
+
+def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
+    """Tell a lock that something outside the job holds from others."""
+    if one.process is None or one.process.wait is not Wait.LOCK:
+        return one
+    holder = holder_of_lock(one.process.pid)
+    is_foreign = holder is not None and holder > 0 and holder not in ranks
+    return replace(one, process=replace(one.process, wait=Wait.FOREIGN_LOCK)) if is_foreign else one
 
 
 def are_all_on_cpu(evidence: Sequence[RankEvidence]) -> bool:

@@ -48,7 +48,7 @@ _OWN_STEP_S = 0.1
 """seconds of computing that show that a rank is not idle; one that only asks now and then for a batch needs less"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
-_OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.PIPE: 60.0}
+_OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
 """seconds that a rank may wait for something outside the job, though it does nothing"""
 _LIKE_BEFORE = 2.0
 """a pause that was said to be a hang, and ended, may last so many times as long the next time"""

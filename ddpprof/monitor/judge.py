@@ -19,6 +19,7 @@ from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
 from ddpprof.model.stack import collective_of
 from ddpprof.monitor.calls import (
+    OddRank,
     behind_by_calls,
     odd_by_calls,
     of_call_left_out,
@@ -282,11 +283,12 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 def _of_odd_calls(table: Table) -> Verdict | None:
     """All wait, and torch's numbers of collectives tell which rank called another one, or left one out."""
-    odd = odd_by_calls(table)
-    if odd is None:
-        return None
-    if odd.position is None:
-        return verdict_on_all(odd.fault, table, odd.detail, odd.hint)
+    return _on_odd_rank(odd_by_calls(table), table)
+
+
+def _on_odd_rank(odd: OddRank | None, table: Table) -> Verdict | None:
+    if odd is None or odd.position is None:
+        return None if odd is None else verdict_on_all(odd.fault, table, odd.detail, odd.hint)
     blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
     return verdict_on(odd.fault, blamed, others_of(table, odd.position))
 
@@ -346,11 +348,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
     """All wait in the same backward pass, and one of them has not begun a reduction that all others have begun."""
-    odd = behind_by_calls(table) if all(one.waits_in_reducer for one in table) else None
-    if odd is None or odd.position is None:
-        return None
-    blamed = replace(odd.position, detail=odd.detail, hint=odd.hint)
-    return verdict_on(odd.fault, blamed, others_of(table, odd.position))
+    return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
 RULES: tuple[Callable[[Table], Verdict | None], ...] = (

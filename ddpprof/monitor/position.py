@@ -26,6 +26,7 @@ OUTSIDE = {
     Wait.NETWORK: "the network",
     Wait.PIPE: "a pipe to another program",
     Wait.FILE: "a file",
+    Wait.FOREIGN_LOCK: "the lock of a file that another program holds",
 }
 """what a rank waits for outside the job"""
 
@@ -171,6 +172,9 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
+    if one.wait is Wait.SLEEP and polls(one.stack) and not one.computes:
+        said = "it looks for something again and again, and sleeps in between"
+        return Position(one, None, Fault.OWN_CODE, said, Hint.WAITS_OUTSIDE)
     if one.computes or wait is None:
         return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
     hint = Hint.WAITS_FOR_INPUT if wait is Wait.INPUT else Hint.WAITS_OUTSIDE

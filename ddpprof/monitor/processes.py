@@ -178,6 +178,19 @@ def workers_of(pid: int) -> list[Process]:
     return [found for child in children(pid) if (found := look_at(child)) is not None]
 
 
+def holder_of_lock(pid: int, locks: Path = Path("/proc/locks")) -> int | None:
+    """Return the process that holds the lock of a file for which a process waits; ``None`` if it waits for none."""
+    holders: dict[str, int] = {}
+    with suppress(OSError, ValueError, IndexError):
+        for line in locks.read_text(encoding="ascii", errors="replace").splitlines():
+            number, *words = line.split()
+            if words[0] != "->":
+                holders[number] = int(words[3])
+            elif int(words[4]) == pid:
+                return holders.get(number)
+    return None
+
+
 def _started_ns(pid: int) -> int | None:
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -105,7 +105,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
     """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
-    if blamed.hint is Hint.OF_PEERS:
+    if blamed.hint in (Hint.OF_PEERS, Hint.OTHER_AMOUNT):
         return blamed.detail
     if fault is Fault.OTHER_COLLECTIVE and error is None:
         parts = (_what_each_called(blamed, waiting), blamed.detail)

@@ -44,6 +44,7 @@ _WHAT_BY_HINT = {
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
     Hint.ENDED_SILENTLY: "rank {rank} has ended before the others, probably with exit code 0",
+    Hint.OTHER_AMOUNT: "rank {rank} calls a collective with another amount of data than the others",
     Hint.TIMED_OUT: "rank {rank} took part in no collective until those of the other ranks timed out",
 }
 """what happened, where the kind of fault alone says too much or too little"""
@@ -108,6 +109,7 @@ _DO_BY_HINT = {
         With static_graph=True every step must use the same parameters. Leave it out and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, and that rank did in earlier steps: {_WHERE_LEFT_OUT}",
+    Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
         Look at what that rank did meanwhile; a launcher then ended it. If that may take so long, give
         init_process_group() or new_group() a longer timeout.""",

@@ -211,3 +211,25 @@ def test_nobody_is_blamed_if_a_rank_came_through_a_collective_in_which_others_wa
     assert verdict.detail == "ranks 0, 2 wait in gather, at /home/me/train.py:30 in log, and rank 1 came through it"
     left_out = replace(waiting(1), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE), Call("0", 10, *REDUCE))))
     assert judge([at_gather(0), left_out, at_gather(2)]).rank == 1
+
+
+def test_nobody_is_blamed_for_a_collective_that_a_killed_rank_may_have_called_too() -> None:
+    """Two ranks average in the forward, and one of them cannot tell; the third one is in its backward pass."""
+    lost = "failed: RuntimeError: Connection reset by peer"
+    known = died(rank(1, activity=Activity.FORWARD, num_passes=10), lost, exit_code=1)
+    assert known.record is not None
+    known = replace(known, record=structs.replace(known.record, ended_in="all_reduce"))
+    killed = died(rank(0, activity=Activity.FORWARD, num_passes=10), exit_code=-15)
+    aborted = died(rank(2, activity=Activity.BACKWARD, num_passes=11), exit_code=-6)
+    assert judge([killed, known, aborted]).rank != 1
+    both_in_ddp = died(rank(0, activity=Activity.BACKWARD, num_passes=11), exit_code=-15)
+    verdict = judge([both_in_ddp, known, aborted])
+    assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 1)
+
+
+def test_a_rank_that_reduces_another_amount_than_the_others() -> None:
+    larger = ("all_reduce", 4)
+    others = [with_calls(at_metric(number), REDUCE, METRIC, before=[METRIC]) for number in (0, 2)]
+    verdict = judge([*others, with_calls(at_metric(1), REDUCE, larger, before=[METRIC])])
+    assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OTHER_COLLECTIVE, 1, Hint.OTHER_AMOUNT)
+    assert verdict.detail == "it called all_reduce with 4 values, and the others with 3"

@@ -10,7 +10,7 @@ import pytest
 from hung_ranks import died, process, rank
 from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 
-from ddpprof.model.overdue import OverdueFacts, crc_of
+from ddpprof.model.overdue import OverdueFacts, Wait, crc_of
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor import evidence, pulse_files
 from ddpprof.monitor.evidence import RankEvidence, gather
@@ -211,3 +211,20 @@ def test_facts_count_for_the_place_for_which_they_were_written(stack: str, ended
     one = rank(0, ended=ended)
     head = PulseHead(one.identity, one.state, stack, one.steps, facts=facts)
     assert (evidence._facts_of(head).error is not None) is counts
+
+
+@pytest.mark.parametrize(
+    ("holder", "wait"),
+    [
+        pytest.param(7, Wait.FOREIGN_LOCK, id="another-job"),
+        pytest.param(101, Wait.LOCK, id="another-rank"),
+        pytest.param(0, Wait.LOCK, id="out-of-sight"),
+        pytest.param(None, Wait.LOCK, id="a-thread"),
+    ],
+)
+def test_who_holds_the_lock_for_which_a_rank_waits(
+    holder: int | None, wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "holder_of_lock", lambda _: holder)
+    one = replace(rank(0), process=process(wait=Wait.LOCK))
+    assert evidence._with_holder(one, {100, 101}).wait is wait

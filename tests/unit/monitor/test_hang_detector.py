@@ -11,13 +11,14 @@ from hung_ranks import NOW_NS, USER, S, died, distributed, on_device, process, r
 
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.overdue import OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.hang_detector import HangDetector, Overdue, overdue_limit_s
+from ddpprof.monitor.position import position_of
 from ddpprof.monitor.pulse_files import PulseHead
 
 CHECKPOINT = Frame("/usr/lib/python3/site-packages/torch/distributed/checkpoint/utils.py", 1, "all_reduce")
@@ -353,6 +354,9 @@ SOCKET = Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
         pytest.param(waits_for(Wait.EVENTS, SOCKET), 120, "the network", id="network-with-a-timeout"),
         pytest.param(replace(waits_for(Wait.FILE), process=process("D")), 120, "a file", id="os-fsync"),
         pytest.param(waits_for(Wait.INPUT), 120, "input from the terminal", id="input"),
+        pytest.param(
+            waits_for(Wait.FOREIGN_LOCK), 120, "the lock of a file that another program holds", id="lock-of-another-job"
+        ),
         pytest.param(waits_for(Wait.PIPE, evaluates=True), 60, "a pipe to another program", id="pipe-in-an-evaluation"),
         pytest.param(waits_for(Wait.SLEEP), 0, None, id="sleeps"),
         pytest.param(waits_for(Wait.EVENTS, SELECTOR), 0, None, id="waits-for-events-of-a-loop"),
@@ -390,6 +394,7 @@ def test_a_rank_that_looks_for_something_again_and_again(
     detector = Job(monkeypatch).detector
     assert detector.standstill([waiting(1), one], overdue(until_s + 6)) is None
     assert (detector.standstill([waiting(1), one], overdue(50)) is not None) is (until_s > 0)
+    assert position_of(one).hint is (Hint.WAITS_OUTSIDE if until_s else None), "which --kill-after never ends"
 
 
 def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ddpprof.model.overdue import Wait
 from ddpprof.monitor import processes
-from ddpprof.monitor.processes import look_at, num_swapped_in, wait_of
+from ddpprof.monitor.processes import holder_of_lock, look_at, num_swapped_in, wait_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 
@@ -84,3 +84,18 @@ def test_by_its_system_call(
 def test_by_the_function_of_the_kernel_where_the_call_is_hidden(place: str, wait: Wait | None, tmp_path: Path) -> None:
     (tmp_path / "wchan").write_text(place)
     assert wait_of(tmp_path) is wait
+
+
+LOCKS = """\
+1: POSIX  ADVISORY  WRITE 300 fd:01:77 0 EOF
+2: FLOCK  ADVISORY  WRITE 100 fd:01:99 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 200 fd:01:99 0 EOF
+"""
+
+
+@pytest.mark.parametrize(("process", "holder"), [(200, 100), (100, None), (300, None)])
+def test_who_holds_the_lock_of_a_file_for_which_a_process_waits(
+    process: int, holder: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "locks").write_text(LOCKS)
+    assert holder_of_lock(process, tmp_path / "locks") == holder
