@@ -290,7 +290,7 @@ def write_changes(directory: Path, plan: TryPlan) -> None:
 
 
 def keep_in_run(report: TryReport) -> Path | None:
-    """Write what was measured into the run, and return the file; ``None`` if the run is not here any more."""
+    """Write what was measured into the run, and return the file; ``None`` if there is nothing to keep, or no run."""
     run = Path(report.run)
     if not rundir.is_run(run):
         return None
@@ -300,6 +300,8 @@ def keep_in_run(report: TryReport) -> Path | None:
         for one in report.tried
         if one.measured is not None and one.promise.number is not None and one.outcome is not Outcome.CANNOT_TELL
     ]
+    if not new:
+        return None
     before = rundir.read_json(path, list[TriedChange]) or []
     kept = [one for one in before if (one.rule, one.code) not in {(other.rule, other.code) for other in new}]
     with writing(run, CannotRecord):

@@ -166,12 +166,14 @@ class _EarlyEnd:
         atexit.register(self._note)
 
     def _note(self) -> None:
-        if self.may_come:
-            self.may_come = False
-            with suppress(Exception):  # the process ends already
-                from ddpprof.record.torchrun import note_early_end
+        error = _error_at_exit()
+        if not self.may_come or error is None or isinstance(error, KeyboardInterrupt):
+            return  # with any `exec`, as in an import, Python forgets that Ctrl-C ends it, and exits with 1
+        self.may_come = False
+        with suppress(Exception):  # the process ends already
+            from ddpprof.record.torchrun import note_early_end
 
-                note_early_end(_error_at_exit())
+            note_early_end(error)
 
 
 def _error_at_exit() -> BaseException | None:

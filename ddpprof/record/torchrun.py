@@ -20,7 +20,6 @@ from typing import Any
 
 from ddpprof import own_files, rundir
 from ddpprof.linux_files import OF_MACHINE, number_in, own_groups
-from ddpprof.model.record import error_in
 from ddpprof.record.inject._ddpprof_ends import place
 from ddpprof.record.settings import settings_from_environment
 
@@ -129,6 +128,7 @@ def note_early_end(error: BaseException | None) -> None:
 
     Raises ``OSError``.
     """
+    from ddpprof.model.record import error_in
     from ddpprof.record.job import how_it_ends, where_it_ends
 
     settings, rank, said = settings_from_environment(), os.environ.get("RANK", ""), how_it_ends(error)

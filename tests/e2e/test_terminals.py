@@ -99,7 +99,7 @@ complete_() {
     $(complete -p ddpprof | sed 's/.*-F \\([^ ]*\\).*/\\1/')
     echo "${COMPREPLY[@]}"
 }
-complete_ ddpprof tr; complete_ ddpprof report --form; complete_ ddpprof report --format mark
+complete_ ddpprof tra; complete_ ddpprof report --form; complete_ ddpprof report --format mark
 complete_ ddpprof explain expos; complete_ ddpprof report convnet-; complete_ ddpprof trace --stop-a
 """
 

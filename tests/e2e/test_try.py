@@ -32,7 +32,7 @@ def test_workers_for_a_slow_loader_are_confirmed_and_kept_in_the_run(ddpprof: Ru
     one = tried(ddpprof, "t")
     assert one["promise"]["rule"] == "idle-for-data"
     assert one["outcome"] == "confirmed", one
-    assert one["measured"]["gain_ns"] > 3_000_000, "a worker loads 16 samples of 1 ms while others compute"
+    assert one["measured"]["gain_ns"] > 10_000_000, "a worker loads 16 samples of 2 ms while the rank takes 30 ms"
     assert f"Write: {one['promise']['code']}" in ended.stdout.replace("\n", " ")
     report = json.loads(ddpprof("report", "slow_loader", "--format", "json").stdout)
     (found,) = [finding for finding in report["findings"] if finding["rule"] == "idle-for-data"]
@@ -53,15 +53,12 @@ def test_a_reduction_in_the_last_pass_alone_keeps_the_losses(ddpprof: Run) -> No
 def test_another_script_is_compared_in_the_same_way(ddpprof: Run, tmp_path: Path) -> None:
     recorded(ddpprof, "nothing")
     changed = tmp_path / "changed.py"
-    changed.write_text(Path(script("advised.py")[0]).read_text().replace("Samples(0.001 if", "Samples(0.01 if True or"))
+    changed.write_text(Path(script("advised.py")[0]).read_text().replace("Samples(0.002 if", "Samples(0.01 if True or"))
     ended = ddpprof("try", "nothing", "--script", str(changed), "--out", "t", *TRIALS)
     assert ended.returncode == 0, ended.stderr
     one = tried(ddpprof, "t")
     assert (one["outcome"], one["promise"]["number"]) == ("slower", None)
-    assert (
-        not (tmp_path / "nothing" / "tried.json").exists()
-        or "changed" not in (tmp_path / "nothing" / "tried.json").read_text()
-    )
+    assert not (tmp_path / "nothing" / "tried.json").exists()
 
 
 def test_what_cannot_be_tried_is_said_before_anything_runs(ddpprof: Run, tmp_path: Path) -> None:

@@ -37,14 +37,15 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    width = 256 if plant == "nothing" else 1024
+    width = 1024 if plant == "every_pass" else 256
     model = DDP(nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = Samples(0.001 if plant == "slow_loader" else 0.0)
+    data = Samples(0.002 if plant == "slow_loader" else 0.0)
     batches = iter(DataLoader(data, batch_size=16, sampler=DistributedSampler(data)))
     passes = PASSES if plant == "every_pass" else 1
     for _ in range(28):
         optimizer.zero_grad()
+        time.sleep(0.03)  # computation whose length other work on the cores does not change
         for _ in range(passes):
             inputs, labels = next(batches)
             nn.functional.cross_entropy(model(inputs), labels).backward()
