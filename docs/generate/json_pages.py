@@ -82,7 +82,7 @@ def _docstrings() -> dict[str, dict[str, str]]:
     """Return the docstrings below the fields of all classes of ddpprof, which the schema leaves out."""
     found: dict[str, dict[str, str]] = {}
     for name, module in list(sys.modules.items()):
-        if name.startswith("ddpprof."):
+        if name.startswith("ddpprof.") and getattr(module, "__file__", None) is not None:
             for node in ast.parse(inspect.getsource(module)).body:
                 if isinstance(node, ast.ClassDef):
                     found.setdefault(node.name, {}).update(_below_fields(node))
