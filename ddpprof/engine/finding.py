@@ -9,6 +9,7 @@ from typing import Annotated
 from ddpprof.engine.change import Change
 from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.predictions import Predicted
+from ddpprof.engine.track_record import is_trusted
 from ddpprof.model.tried import Measured, Outcome
 
 _REPLAYED = (
@@ -59,6 +60,11 @@ class Finding:
     def is_guess(self) -> bool:
         """Whether only a replay could tell what the change gives, and there was none: `gain_ns` is a mere bound."""
         return self.predicted is None and self.rule in _REPLAYED
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it may be advised first: it was measured to help, or its rule is not known to be often wrong."""
+        return self.measured is not None or is_trusted(self.rule)
 
     @property
     def gives_nothing(self) -> bool:

@@ -27,7 +27,8 @@ def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return first a training that is broken or distorted, then gains, the rest, and last noise.
 
-    Among the gains, those that only a replay could tell, which was not possible, come last.
+    Among the gains, rules whose advice often gives less than it promises come later, and those that only a replay could
+    tell, which was not possible, come last.
 
     If one change addresses several findings, only the first of them is returned. Rules that advise the same change
     have the same object of `Predictions`. `advice`: rule → advice that is better than its own.
@@ -40,8 +41,10 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
     beyond = [finding for finding in found.values() if not finding.is_noise]
     first = sorted((one for one in beyond if one.comes_first), key=lambda one: not one.is_correctness)
     known = [finding for finding in beyond if finding.expected_ns is not None]
+    told = [finding for finding in known if not finding.is_guess]
     gains = [
-        *_by_gain([finding for finding in known if not finding.is_guess]),
+        *_by_gain([finding for finding in told if finding.is_trusted]),
+        *_by_gain([finding for finding in told if not finding.is_trusted]),
         *_by_gain([finding for finding in known if finding.is_guess]),
     ]
     others = [finding for finding in beyond if finding.expected_ns is None and not finding.comes_first]

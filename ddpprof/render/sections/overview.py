@@ -82,7 +82,9 @@ def change_sentence(report: Report) -> str:
 
 def first_words(finding: Finding) -> str:
     """Return what to do about the first finding."""
-    return "Check whether this is intended" if finding.may_be_meant else "First fix"
+    if finding.may_be_meant:
+        return "Check whether this is intended"
+    return "First fix" if finding.is_trusted or finding.expected_ns is None else "Worth trying"
 
 
 def gain_after_title(text: FindingText, finding: Finding) -> str:

@@ -10,11 +10,14 @@ from observations import BUFFERS, HELD, LATE, MIB, MS, loader, observed, of_mib,
 from tables import ddp_module
 
 from ddpprof import topics
+from ddpprof.engine.change import ddp_change
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.findings import in_order
 from ddpprof.engine.findings import is_noise as is_noise_of
 from ddpprof.engine.predictions import NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View
+from ddpprof.engine.track_record import Tried
+from ddpprof.model.tried import Measured, Outcome, TriedChange
 from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.report.topics import TOPICS, find_all
 from ddpprof.topics.accumulation import Accumulation
@@ -191,3 +194,22 @@ def test_every_rule_tells_its_numbers_with_their_units() -> None:
     names = {word.arg or "" for call in told if isinstance(call, ast.Call) for word in call.keywords}
     units = ("_ns", "_bytes", "_s", "_ratio", "_share", "_step", "_batches")
     assert [name for name in names if not name.startswith("num_") and not name.endswith(units)] == []
+
+
+def test_a_rule_that_is_often_wrong_is_worth_trying_but_not_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    often_wrong, right = Finding("often-wrong", "", "", "", 9 * MS), Finding("right", "", "", "", 5 * MS)
+    assert [one.rule for one in in_order([often_wrong, right], observed(), {})] == ["often-wrong", "right"]
+    record = {"often-wrong": Tried(num_cases=4, num_confirmed=3), "right": Tried(num_cases=5, num_confirmed=4)}
+    monkeypatch.setattr("ddpprof.engine.track_record.TRACK_RECORD", record)
+    assert [one.rule for one in in_order([often_wrong, right], observed(), {})] == ["right", "often-wrong"]
+    tried = replaced(often_wrong, measured=Measured(8 * MS, 7 * MS, 9 * MS, Outcome.CONFIRMED, 5))
+    assert [one.rule for one in in_order([tried, right], observed(), {})] == ["often-wrong", "right"]
+
+
+def test_what_was_tried_in_vain_is_noise() -> None:
+    change = ddp_change(None, static_graph=True)
+    finding = Finding("rule", "", "", "", 9 * MS, change=change)
+    measured = Measured(0, -MS, MS, Outcome.NO_DIFFERENCE, 5)
+    view = replaced(observed(), tried=(TriedChange("rule", change.code, measured), TriedChange("other", "x", measured)))
+    (found,) = in_order([finding], view, {})
+    assert (found.measured, found.is_noise) == (measured, True)
