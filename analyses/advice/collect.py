@@ -27,7 +27,7 @@ from study import RECORDINGS, end_recording
 
 HERE = Path(__file__).resolve().parent
 BURST = "128kb"
-ROUNDS, TIMED = 4, 8
+ROUNDS, TIMED = 4, 6
 DDPPROF = [sys.executable, "-m", "ddpprof"]
 KEPT = ("rule", "title", "gain_ns", "predicted", "is_noise", "change")
 """keys of a finding"""

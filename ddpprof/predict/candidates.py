@@ -249,8 +249,9 @@ def choose_caps(
 ) -> ChosenCaps:
     """Choose among the caps that DDP accepts, and no change; lists of caps only for a single module.
 
-    A list must be better than all single caps by more than the prediction's error or 1 % of the step. `tried`: results
-    of `try_caps` and others, if there are any.
+    A list must be better than all single caps by more than the prediction's error or 1 % of the step. If the best may
+    cost time, as far as the prediction can tell, but others surely save some, it is the one that saves most at least.
+    `tried`: results of `try_caps` and others, if there are any.
     """
     recorded = SearchedSetting(base, predict(profile, base, target))
     known = [one for one in tried or try_caps(profile, base, target) if accepted.has(one.setting.buckets)]
@@ -266,7 +267,15 @@ def choose_caps(
         best = of_caps
     if best.prediction.step_ns * _EQUALLY_GOOD >= recorded.prediction.step_ns:
         return ChosenCaps(recorded, None)
+    if _least_gain_ns(recorded, best) <= 0:
+        surest = max([*single, *lists], key=lambda one: _least_gain_ns(recorded, one))
+        best = surest if _least_gain_ns(recorded, surest) > 0 else best
     return ChosenCaps(best, _equal_caps(single, best))
+
+
+def _least_gain_ns(recorded: SearchedSetting, one: SearchedSetting) -> float:
+    """Return the lower end of what a setting saves."""
+    return gain(recorded.prediction, one.prediction).low_ns
 
 
 def _is_as_good(one: SearchedSetting, best: SearchedSetting) -> bool:
