@@ -22,7 +22,7 @@ from ddpprof.predict.candidates import (
     spread,
     try_caps,
 )
-from ddpprof.predict.predict import predict
+from ddpprof.predict.predict import gain, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.setting import AcceptedCaps, BucketCaps, Setting, accepted_caps
@@ -203,3 +203,25 @@ def test_what_else_is_set_stays_set() -> None:
     asked = Setting(bytes_per_s=0.5e9, gradient_as_bucket_view=True)
     best = choose_caps(profile(), asked, AcceptedCaps()).best.setting
     assert replace(best, buckets=None) == asked
+
+
+def test_of_caps_that_may_cost_time_and_others_that_surely_save_some_a_sure_one_is_chosen() -> None:
+    """One bucket of 128 MiB says little about buckets of 16 MiB, and more about those of 64."""
+    large, scale = tuple(Gradient(16 * MIB, "float32", shape=(8192, 512)) for _ in range(8)), 16
+    ready = tuple(scale * (11 + place) for place in range(8))
+    one_bucket = of_four(
+        training=training(gradients=large, buckets=(tuple(range(8)),), caps=Caps.of(1000)),
+        computed=computed(10 * scale, ready, 18 * scale),
+        network=network(num_sizes=1, least_bytes=128 * MIB, most_bytes=128 * MIB, is_benched=False),
+        step_ns=30 * scale, replayed_ns=26 * scale, reduced_ns=26 * scale,
+    )  # fmt: skip
+    as_it_is = predict(one_bucket, Setting())
+    saves = {
+        one.setting.buckets.cap_mb: gain(as_it_is, one.prediction)
+        for one in try_caps(one_bucket, Setting())
+        if one.setting.buckets is not None
+    }
+    assert saves[10].gain_ns > saves[50].gain_ns > saves[50].low_ns > 0 > saves[10].low_ns
+    chosen = choose_caps(one_bucket, Setting(), AcceptedCaps()).best.setting.buckets
+    assert chosen is not None
+    assert chosen.cap_mb == 50
