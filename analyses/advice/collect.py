@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run only every N-th case")
     parser.add_argument("--out", type=Path, default=HERE / RECORDINGS / "cases.json")
     given = parser.parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(given.out.read_text(encoding="utf-8")) if given.resume and given.out.exists() else []
     for case in CASES[:: given.every]:
         if (given.only and case.name not in given.only) or case.name in {one["case"] for one in known}:
