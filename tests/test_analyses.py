@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 from study import PICTURE, README, RECORDINGS, RESULTS, readme_table
 
+from ddpprof.engine.track_record import TRACK_RECORD
 from ddpprof.model.hang import Fault
 
 ANALYSES = Path(__file__).parents[1] / "analyses"
@@ -36,6 +37,11 @@ def script_of(study: str, name: str) -> ModuleType:
 
 def test_there_are_studies() -> None:
     assert {"trailing_communication", "overlap", "wrapper_overhead"} <= set(STUDIES)
+
+
+def test_the_track_record_of_rules_is_what_the_study_of_advice_found() -> None:
+    results = json.loads((ANALYSES / "advice" / RESULTS).read_text(encoding="utf-8"))
+    assert {rule: list(tried) for rule, tried in TRACK_RECORD.items()} == results["rules"]
 
 
 LONGEST = ("gate", "slowdowns")

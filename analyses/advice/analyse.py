@@ -44,11 +44,25 @@ def measure(recordings: Path) -> dict[str, Any]:
         "verdicts": dict(sorted(Counter(one["verdict"] for one in tried).items())),
         "confirmed": [sum(one["verdict"] == "confirmed" for one in tried), len(tried)],
         "inside": [sum(bool(one["is_inside"]) for one in tried), len(tried)],
+        "rules": _by_rule(tried),
         "slower": [sum(one["verdict"] == "slower" for one in tried), len(tried)],
         "clean_with_a_fix_in_vain": [
             sum(one["planted"] is None and one["verdict"] not in (None, "confirmed") for one in cases),
             sum(one["planted"] is None for one in cases),
         ],
+    }
+
+
+def _by_rule(tried: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """Return for each rule how many trials of it came to a verdict, and how many of these confirmed it."""
+    decided = [one for one in tried if one["verdict"] != "cannot tell" and one["planted_by_script"] is False]
+    rules = sorted({one["first_fix"] for one in decided})
+    return {
+        rule: [
+            sum(one["first_fix"] == rule for one in decided),
+            sum(one["first_fix"] == rule and one["verdict"] == "confirmed" for one in decided),
+        ]
+        for rule in rules
     }
 
 
@@ -62,6 +76,7 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
         "is_found": any(rule in rules for rule in beyond[:2]),
         "findings": beyond[:3],
         "first_fix": None if tried is None else (tried["promise"]["rule"] or "the mended script"),
+        "planted_by_script": None if tried is None else tried["promise"]["number"] is None,
         "promised_ms": None if tried is None else _promised(tried["promise"]),
         "measured_ms": None if tried is None or tried["measured"] is None else _interval(tried["measured"]),
         "verdict": None if tried is None else tried["outcome"],

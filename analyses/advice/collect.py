@@ -61,7 +61,7 @@ def _how_to_try(case: Case, found: Sequence[dict[str, Any]], folder: Path) -> li
         if one["rule"] in planted and case.plant is not None and not PLANTS[case.plant].is_mended_by_ddpprof:
             mended = folder / "mended.py"
             mended.write_text(_MENDED.format(train=str(HERE / "train.py")), encoding="utf-8")
-            return ["--script", str(mended)]
+            return ["--script", f"{HERE / 'train.py'}={mended}"]
     return None
 
 

@@ -34,7 +34,11 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--finding", type=positive, action="append", metavar="N", help="try this finding of the report")
     which.add_argument("--rule", metavar="NAME", help="try the findings of this rule, such as trailing-communication")
     which.add_argument("--all", action="store_true", help="try all findings that ddpprof can apply by itself")
-    which.add_argument("--script", type=local, metavar="FILE", help="run this script instead, a changed copy of yours")
+    which.add_argument(
+        "--script",
+        metavar="[OLD=]NEW",
+        help="run this script instead, a changed copy of yours; OLD is needed if the command has several scripts",
+    )
     add("--allow-lossy", action="store_true", help="also try changes that round gradients in transit")
     add("--rounds", type=positive, default=5, metavar="N", help="runs with each change, and without (%(default)s)")
     add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
@@ -193,19 +197,26 @@ def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, findi
         raise DdpprofError(f"finding {number} rounds gradients in transit, which changes results. Add --allow-lossy.")
 
 
-def _other_script(experiment: Experiment, now: Variant, script: Path) -> tuple[list[Promise], list[Variant]]:
+def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[list[Promise], list[Variant]]:
     from dataclasses import replace
 
     from ddpprof.experiments.trying import Promise
 
+    old, _, script = asked.rpartition("=")
     words = experiment.command
-    at = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
-    if at is None or experiment.as_module:
-        raise DdpprofError("the job's command names no script that another one could replace.")
-    changed = (*words[:at], str(script), *words[at + 1 :])
-    return [Promise(label=str(script), code=str(script), title=f"{script} instead of {words[at]}")], [
-        replace(now, label=str(script), command=changed)
-    ]
+    found = [at for at, word in enumerate(words) if word == old or (not old and word.endswith(".py"))]
+    if not found or experiment.as_module:
+        raise DdpprofError(f"the job's command has no script {old or 'that another one could replace'}.")
+    if len(found) > 1:
+        several = ", ".join(words[at] for at in found)
+        raise DdpprofError(
+            f"the job's command has several scripts ({several}). Say which: --script {words[found[-1]]}={script}"
+        )
+    if not Path(script).is_file():
+        raise DdpprofError(f"there is no script {script}.")
+    changed = (*words[: found[0]], script, *words[found[0] + 1 :])
+    promise = Promise(label=script, code=script, title=f"{script} instead of {words[found[0]]}")
+    return [promise], [replace(now, label=script, command=changed)]
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
