@@ -18,7 +18,7 @@ TRACK_RECORD: Mapping[str, Tried] = {
     "buckets-too-large": Tried(2, 2),
     "trailing-communication": Tried(2, 2),
 }
-"""rule → its trials that came to a verdict, those of `analyses/advice/results.json`; a rule that is not here has not been tried"""
+"""rule → its trials that came to a verdict, as in `analyses/advice/results.json`; others have not been tried"""
 
 
 def is_trusted(rule: str) -> bool:
