@@ -40,7 +40,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         type=_trials,
         default=5,
         metavar="N",
-        help="number of settings, including the job as it is (%(default)s)",
+        help="number of settings, including the unchanged job (%(default)s)",
     )
     add("--rounds", type=positive, default=5, metavar="N", help="runs of each setting (%(default)s)")
     add("--quick", action="store_true", help="3 settings and 3 rounds, the fewest that can tell anything")
@@ -58,7 +58,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
 
 def _trials(text: str) -> int:
     if positive(text) < _LEAST_TRIALS:
-        raise argparse.ArgumentTypeError("must be at least 2, including the job as it is")
+        raise argparse.ArgumentTypeError("must be at least 2, including the unchanged job")
     return positive(text)
 
 
@@ -217,7 +217,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
         settings = number_of(len(experiment.variants), "setting")
         minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
         say(
-            f"Measuring {settings} (the job as it is among them) in {number_of(experiment.rounds, 'round')}: "
+            f"Measuring {settings} (including the unchanged job) in {number_of(experiment.rounds, 'round')}: "
             f"{number_of(left, 'start')} of the job{minutes}. Ctrl-C stops, and keeps what was measured.",
             flush=True,
         )

@@ -4,7 +4,7 @@
     trial-0-2/             variant 0 in round 2: a run directory
     trial-0-2/output.txt   what the job printed
     trial-0-2/trial.json   how it ended
-    profile/               `ddpprof tune`: a recording of the job as it is
+    profile/               `ddpprof tune`: a recording of the unchanged job
     choice.json            `ddpprof tune`: predictions for each variant, based on it
     .lock                  the process that is running trials
     network.json           `ddpprof tune`: a copy of the file given with --network
@@ -58,7 +58,7 @@ class Variant:
 
     nproc: int
     label: str = ""
-    """difference from the job as it is, besides the number of processes, without secrets: ``--batch-size=64``"""
+    """difference from the unchanged job, besides the number of processes, without secrets: ``--batch-size=64``"""
     size: float | None = None
     """value of what is varied first, if it is a number above 0"""
     is_share: bool = False

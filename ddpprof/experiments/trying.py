@@ -42,7 +42,7 @@ from ddpprof.statistics.paired_ratio import ENOUGH_ROUNDS, Ratio, paired_ratio
 from ddpprof.version import __version__
 
 NOW = 0
-"""variant that is the job as it is"""
+"""variant that is the unchanged job"""
 _ORDER_OF_TWO = 2
 """number of ranks whose sum does not depend on the order"""
 _MOST_MORE_ROUNDS = 50
@@ -98,7 +98,7 @@ class TriedPromise:
     """median of its rounds"""
     measured: Measured | None
     ratio: Ratio | None
-    """its step relative to that of the job as it is"""
+    """its step relative to that of the unchanged job"""
     losses: LossMatch | None
     more_rounds: int | None = None
     """number of further rounds that may tell, if these cannot"""
@@ -112,7 +112,7 @@ class TryReport:
     job: Job | None
     run: str
     step_ns: float | None
-    """median of the rounds of the job as it is"""
+    """median of the rounds of the unchanged job"""
     rounds: int
     tried: tuple[TriedPromise, ...]
     missing: tuple[str, ...]
@@ -176,7 +176,7 @@ class Trying:
     losses: Mapping[Trial, Losses]
 
     def report(self) -> TryReport:
-        """Return the report. Raises `DdpprofError` if the job as it is has no times."""
+        """Return the report. Raises `DdpprofError` if the unchanged job has no times."""
         as_it_is = self._rounds(NOW)
         if not any(as_it_is):
             problem = next((result.problem for result in self.results if result.problem), "the first round is not over")

@@ -39,7 +39,7 @@ from ddpprof.version import __version__
 
 
 def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
-    """Choose at most `most` settings besides the job as it is; if nothing could be predicted, also return why.
+    """Choose at most `most` settings besides the unchanged job; if nothing could be predicted, also return why.
 
     `bench`: a measurement of the job's own network. Raises `DdpprofError`.
     """
@@ -86,7 +86,7 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
 
 
 NOW = 0
-"""variant that is the job as it is"""
+"""variant that is the unchanged job"""
 _ORDER_OF_TWO = 2
 """number of ranks whose sum does not depend on the order"""
 _AS_GOOD = 1.01
@@ -136,9 +136,9 @@ class TriedSetting:
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
     ratio: Ratio | None
-    """its step relative to that of the job as it is, in the rounds of both; the 95 % intervals are simultaneous"""
+    """its step relative to that of the unchanged job, in the rounds of both; the 95 % intervals are simultaneous"""
     losses: LossMatch | None
-    """``None`` for the job as it is"""
+    """``None`` for the unchanged job"""
     fate: Fate
 
 
@@ -152,7 +152,7 @@ class TuneReport:
     """job as it is"""
     tried: tuple[TriedSetting, ...]
     best: int | None
-    """index in `tried` of the fastest that beats the job as it is beyond noise, or of one as good"""
+    """index in `tried` of the fastest that beats the unchanged job beyond noise, or of one as good"""
     rounds: int
     promises: bool
     """True if the prediction promised a gain"""
@@ -161,7 +161,7 @@ class TuneReport:
     untried: tuple[Candidate, ...]
     """other settings that were considered"""
     num_distinct: int
-    """number of settings that make DDP behave differently: all considered ones, and the job as it is"""
+    """number of settings that make DDP behave differently: all considered ones, and the unchanged job"""
     num_steps: int
     """number of trained steps, including the profile's"""
     exhaustive_steps: int
@@ -182,7 +182,7 @@ class Tuning:
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
-    """unprofiled steps of the job's profile, which also count for the job as it is"""
+    """unprofiled steps of the job's profile, which also count for the unchanged job"""
 
     def result(self, trial: Trial) -> TrialResult:
         return next(result for result in self.results if result.trial == trial)
@@ -213,7 +213,7 @@ class Tuning:
     def next_trial(self) -> Trial | None:
         """Return the trial to run next; ``None`` if all have been run, or are not worth it.
 
-        The second round begins with the setting that leads and the job as it is, since one start says little.
+        The second round begins with the setting that leads and the unchanged job, since one start says little.
         """
         done, out = {result.trial for result in self.results}, self.stopped() | self.failed()
         left = [trial for trial in self.experiment.trials() if trial not in done and trial.variant not in out]
@@ -226,7 +226,7 @@ class Tuning:
         return left[0] if left else None
 
     def tune_report(self) -> TuneReport | None:
-        """Build the report; ``None`` if the job as it is, or everything else, has no times."""
+        """Build the report; ``None`` if the unchanged job, or everything else, has no times."""
         choice, rounds, fates = self.choice, self.experiment.rounds, self._fates()
         ratios = self._ratios(fates)
         now, *others = [self._tried(number, fate, ratios.get(number)) for number, fate in enumerate(fates)]
@@ -263,7 +263,7 @@ class Tuning:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
     def _start_ratio(self, variant: int) -> float | None:
-        """Return the slowest start of a variant over its fastest; the profile is a start of the job as it is."""
+        """Return the slowest start of a variant over its fastest; the profile is a start of the unchanged job."""
         starts = [steps for steps in (*self._rounds(variant), *([self.profile_ns] if variant == NOW else [])) if steps]
         return 1 + start_spread(starts) if len(starts) > 1 else None
 
@@ -336,7 +336,7 @@ def code_of(candidate: Candidate, job: Job) -> str:
 
 
 def _best(tried: Sequence[TriedSetting]) -> int | None:
-    """Return the best setting, or ``None`` if none is faster than the job as it is beyond noise."""
+    """Return the best setting, or ``None`` if none is faster than the unchanged job beyond noise."""
     faster = [
         (one.ratio.ratio, len(one.code), index)
         for index, one in enumerate(tried)

@@ -3,7 +3,7 @@
 settings   caps of buckets, equal or smaller at the ends; gradients as views of their buckets; a static graph
            instead of the search for unused parameters; a hook that rounds
 distinct   the shortest of the settings that make DDP do the same
-promising  predicted to take less than the job as it is: first the caps that `choose_caps` advises, then the best for
+promising  predicted to take less than the unchanged job: first the caps that `choose_caps` advises, then the best for
            each number of buckets, since the model's error grows with their number; and one of them without what all
            others have in common
 """
@@ -42,7 +42,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and its forecast; without any settings, the job as it is."""
+    """A setting and its forecast; without any settings, the unchanged job."""
 
     arguments: Arguments = field(default_factory=dict)
     """arguments of DDP's constructor"""
@@ -111,7 +111,7 @@ class Shortlist:
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
-    """Choose at most `most` settings besides the job as it is."""
+    """Choose at most `most` settings besides the unchanged job."""
     now = _try(profile, Setting(), Candidate())
     distinct = {now.does: now}
     for one in sorted((_try(profile, *made) for made in _settings(profile, knobs)), key=lambda one: one.rank):

@@ -17,35 +17,35 @@ class Term:
     field: str = ""
     """path in the JSON report"""
     aliases: tuple[str, ...] = ()
-    """other names, and table columns that show it"""
+    """other names of the term, and table columns that show it"""
 
 
 TERMS = (
     Term(
         "step",
         "One iteration of the training loop, from one optimizer step to the next; in a trace, ProfilerStep#k. On a "
-        "GPU a kernel belongs to the step that launched it, not to the one during which it happens to run.",
+        "GPU, a kernel belongs to the step that launched it, even if it runs during another step.",
         field="ranks[].steps[].duration_ns",
         aliases=("step ms", "ProfilerStep"),
     ),
     Term(
         "profiled step",
-        "A step recorded with torch.profiler, which shows every kernel and makes the step a little longer: see "
-        "ddpprof's own cost. ddpprof trace --steps sets the number of these steps.",
+        "A step recorded with torch.profiler, which shows every kernel but makes the step slightly longer (see "
+        "ddpprof's own cost). ddpprof trace --steps sets the number of these steps.",
         field="ranks[].steps[]",
         aliases=("profiled steps", "profiled"),
     ),
     Term(
         "host time",
-        "When and how long the training thread worked. For an accelerator it only launches work that is done later, "
-        "so the length of a launch is not that of the work. On CPU it does the work itself.",
+        "When and how long the training thread worked. With an accelerator, it only launches work that runs later, "
+        "so the duration of a launch is not that of the work. On CPU, it does the work itself.",
         field="times",
         aliases=("launch time", "host", "of the host"),
     ),
     Term(
         "device time",
-        "When and how long the accelerator worked, on the host's clock, according to the kernels in the trace. It is "
-        "unknown without a trace: profile the job with ddpprof trace.",
+        "When and how long the accelerator worked, on the host's clock, according to the kernels in the trace. "
+        "Without a trace, these times are unknown: profile the job with ddpprof trace.",
         field="times",
         aliases=("device", "of the device"),
     ),
@@ -57,7 +57,7 @@ TERMS = (
     ),
     Term(
         "communication",
-        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's spans. Concurrent ones count once.",
+        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's spans. Concurrent communication counts once.",
         field="ranks[].steps[].comm_ns",
         aliases=("comm", "collective"),
     ),
@@ -68,23 +68,23 @@ TERMS = (
     ),
     Term(
         "hidden",
-        "The share of communication that overlaps with computation and so costs no time.",
+        "Share of communication that overlaps with computation, and therefore adds no time to the step.",
         formula="|communication AND compute| / |communication|",
         field="ranks[].steps[].overlap_ns",
         aliases=("overlap", "hidden communication"),
     ),
     Term(
         "exposed",
-        "Communication that does not overlap with computation, and so adds to the step.",
+        "Communication that does not overlap with computation, and therefore adds time to the step.",
         formula="|communication| - |communication AND compute|",
         field="ranks[].steps[].exposed_ns",
         aliases=("exposed communication", "exposed comm"),
     ),
     Term(
         "trailing",
-        "Gradient communication between the last op of a backward pass and the first op of the optimizer or the next "
-        "forward, when no computation is left to hide it. Mostly it is the last bucket's all-reduce. If a step has "
-        "several backward passes, it is their sum.",
+        "Gradient communication between the last op of a backward pass and the first op of the optimizer or the "
+        "next forward, when no computation is left to hide it. It is mostly the all-reduce of the last bucket. If a "
+        "step has several backward passes, their trailing times are added.",
         formula="|gradient communication AND [end of a backward pass, start of the next forward or optimizer)|",
         field="ranks[].steps[].trailing_ns",
         aliases=("trailing communication",),
@@ -92,50 +92,51 @@ TERMS = (
     Term(
         "step bar",
         "Seven parts that add up to the step. Compute counts first, by what launched it (forward, backward, "
-        "optimizer, other), then exposed communication, copies and waiting for data; the rest is idle. "
-        "Communication on an accelerator that goes on into the next step is part of that one's bar; exposed "
+        "optimizer, other), then exposed communication, copies and waiting for data; the rest is idle. On an "
+        "accelerator, communication that continues into the next step is part of the next step's bar; exposed "
         "communication is counted in the step that launched it.",
         field="ranks[].steps[].parts",
         aliases=("forward", "backward", "optimizer", "data", "other", "data, other", "parts"),
     ),
     Term(
         "idle",
-        "Nothing runs on the device. The host is late if the kernel that ends the gap had not been launched when the "
-        "gap began. The device waits for communication if the gap follows communication, or is communication.",
+        "Time during which nothing runs on the device. The host is late if the kernel that ends the gap had not "
+        "been launched when the gap began. The device waits for communication if the gap follows communication or "
+        "consists of it.",
         field="ranks[].steps[].parts.idle_ns",
         aliases=("launch bound", "host is late", "waits for comm"),
     ),
     Term(
         "bucket",
-        "Gradients that DDP all-reduces together in one message. It is ready when its last gradient is there, "
-        "launched when the reducer hands it to the backend, and then started and finished. Buckets are launched "
-        "strictly in index order, so a ready bucket waits for those before it. Set their size with "
-        "DistributedDataParallel(bucket_cap_mb=...).",
+        "Gradients that DDP all-reduces together in one message. A bucket is ready when its last gradient has been "
+        "computed, and launched when the reducer hands it to the backend; after that it starts and finishes. "
+        "Buckets are launched strictly in index order, so a ready bucket waits for those before it. Set their size "
+        "with DistributedDataParallel(bucket_cap_mb=...).",
         field="buckets[]",
         aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb", "bucket_cap_mb_list"),
     ),
     Term(
         "buffers",
         "Tensors of a module that are not parameters, such as the running mean and variance of BatchNorm. DDP "
-        "broadcasts them from rank 0 before each forward, and all ranks wait for that. If ranks may have different "
-        "buffers, switch it off with DistributedDataParallel(forward_sync_buffers=False); before torch 2.13 the "
-        "argument is called broadcast_buffers.",
+        "broadcasts them from rank 0 before each forward, and all ranks wait for the broadcast. If ranks may have "
+        "different buffers, disable it with DistributedDataParallel(forward_sync_buffers=False); before torch 2.13 "
+        "the argument is called broadcast_buffers.",
         aliases=("buffer", "BatchNorm", "forward_sync_buffers", "broadcast_buffers", "buffer sync"),
     ),
     Term(
         "late",
-        "The rank that launches a bucket last in most steps, and how long after the first rank.",
+        "The rank that launches a bucket last in most steps, and the delay after the first rank.",
         field="buckets[].late_rank",
     ),
     Term(
         "transfer",
-        "The shortest duration of a collective over the ranks, namely on a rank that finds all others already there.",
+        "The shortest duration of a collective over all ranks. It is that of the rank that arrives last and does "
+        "not wait.",
         field="across.collectives[].transfer_ns",
     ),
     Term(
         "waiting",
-        "The time by which a collective lasts longer on a rank than its transfer, since the rank waits for the last "
-        "one.",
+        "Time that a rank spends in a collective waiting for the last rank to arrive.",
         formula="duration on the rank - transfer",
         field="across.waiting[]",
         aliases=("waits", "waits per step"),
@@ -150,7 +151,7 @@ TERMS = (
     ),
     Term(
         "busbw",
-        "Bus bandwidth: what the link carries, as defined by nccl-tests, so that it can be compared with the "
+        "Bus bandwidth as defined by nccl-tests: the rate that the link carries. It can be compared with the "
         "hardware's bandwidth for any number of ranks n.",
         formula="algbw × 2(n-1)/n for all-reduce, × (n-1)/n for all-gather and reduce-scatter, × 1 for broadcast",
         field="across.collectives[].busbw_bytes_per_s",
@@ -158,23 +159,24 @@ TERMS = (
     ),
     Term(
         "straggler",
-        "The rank that needs the most time of its own, without waiting for others, from one synchronisation to the "
-        "next. It is only named if chance would produce it in less than 1 % of runs.",
+        "The rank that takes the longest from one synchronization to the next, excluding time spent waiting for "
+        "others. A rank is named only if chance would produce the difference in less than 1 % of runs.",
         field="across.stragglers",
         aliases=("arrives last",),
     ),
     Term(
         "common clock",
-        "Collectives end together on all ranks, so their ends tell how far each host's clock is ahead of the first "
-        "host's. The first ± is the noise of that offset; the second is its bound by causality, since no collective "
-        "ends on one rank before it has begun on all.",
+        "A collective ends at the same time on all ranks, so its ends show how far each host's clock is ahead of "
+        "the first host's. The first ± is the noise of that offset. The second is a bound from causality: no "
+        "collective ends on one rank before it has begun on all.",
         field="across.clock",
         aliases=("clocks", "clock"),
     ),
     Term(
         "overlap slowdown",
-        "The effect of communication on concurrent computation: the duration of the same kernel (name, launch shape, "
-        "input shapes) while communication covers at least half of it, relative to its duration without communication.",
+        "How much communication slows concurrent computation: the duration of a kernel (same name, launch shape and "
+        "input shapes) while communication covers at least half of it, divided by its duration without "
+        "communication.",
         formula="median duration under communication / median duration alone",
         field="overlap_slowdown",
         aliases=("slowdown", "slowed"),
@@ -182,7 +184,7 @@ TERMS = (
     Term(
         "DDP's own work",
         "Time that the training thread spends in DDP's pre-forward (buffer sync, bookkeeping), search for unused "
-        "parameters, gradient copies into buckets and back, launches and finalisation, excluding waits for "
+        "parameters, gradient copies into buckets and back, launches and finalization, excluding waits for "
         "communication.",
         field="ranks[].steps[].wrapper",
         aliases=(
@@ -198,120 +200,125 @@ TERMS = (
     ),
     Term(
         "measured overhead",
-        "The step with DDP relative to the step of the same module without it, measured in one process that alternates "
-        "between blocks of steps: ddpprof overhead train.py.",
+        "The step with DDP relative to the step of the same module without it, measured in one process that "
+        "alternates between blocks of steps with and without DDP: ddpprof overhead train.py.",
         aliases=("overhead",),
     ),
     Term(
         "light recording",
-        "Recording of the times of steps, forwards and buckets, without the profiler and without kernels.",
+        "Recording of the times of steps, forward passes and buckets without the profiler, and therefore without "
+        "kernels.",
         field="ranks[].light_steps[]",
         aliases=("light", "lightly recorded"),
     ),
     Term(
         "baseline steps",
-        "Steps without gradient communication, recorded to compare kernels with and to predict from: ddpprof trace "
-        "--baseline-steps 5. They spoil the training, so the job ends with them.",
+        "Steps without gradient communication, recorded as a reference for kernels and predictions: ddpprof trace "
+        "--baseline-steps 5. They make the model invalid, so the job ends after them.",
         aliases=("baseline",),
     ),
     Term(
         "ddpprof's own cost",
-        "The length of a recorded step relative to one without recording. The two take turns before profiled steps.",
+        "The duration of a recorded step divided by that of a step without recording. Both kinds of steps alternate "
+        "before the profiled steps.",
         field="ranks[].recording_cost",
         aliases=("recording cost", "recording overhead"),
     ),
     Term(
         "gain",
-        "The time per step that a finding could give back: predicted, with a 95 % interval, by replaying the recorded "
-        "steps with just that change, as ddpprof whatif does; otherwise an upper bound (up to). If a gain was not "
-        "measured, this run does not show how large it is. Gains do not add up, since two findings may explain the "
-        "same milliseconds.",
+        "The time per step that a change could save. It is predicted, with a 95 % interval, by replaying the "
+        "recorded steps with only that change, as ddpprof whatif does; otherwise it is an upper bound (up to). If a "
+        "gain was not measured, this run does not show how large it is. Gains do not add up, since two findings may "
+        "explain the same milliseconds.",
         field="findings[].gain_ns",
         aliases=("finding", "findings", "measured", "not measured", "gain not measured"),
     ),
     Term(
         "replay",
-        "A simulation of the recorded steps, gradient by gradient and bucket by bucket, with other settings: the "
-        "source of all predictions. ddpprof whatif also replays the run's own settings, and says how far off that is.",
+        "A simulation of the recorded steps, gradient by gradient and bucket by bucket, with other settings. All "
+        "predictions come from it. ddpprof whatif also replays the run's own settings, and reports the error.",
         field="findings[].predicted",
         aliases=("predicted", "prediction", "predicted gain", "whatif"),
     ),
     Term(
         "pulse",
-        "What each rank notes of the whole run, in memory that others can read: what it does now, and the length and "
-        "parts of its steps. ddpprof top, capture, diagnose and --metrics read it; ddpprof watch keeps nothing else.",
+        "What each rank records during the whole run, in memory that other processes can read: what it does now, "
+        "and the durations and parts of its steps. ddpprof top, capture, diagnose and --metrics read it; ddpprof "
+        "watch records nothing else.",
         field="whole_run",
         aliases=("whole run",),
     ),
     Term(
         "own time",
-        "The step of a rank without its waiting for other ranks. Steps are about equally long on "
-        "all ranks, since they wait for each other; a slow rank shows in its own time. On an accelerator the waiting "
-        "is unknown, and so is the own time.",
+        "The step time of a rank minus the time it waits for other ranks. Step times are about equal on all ranks, "
+        "since the ranks wait for each other; own times show which rank is slow. On an accelerator, the waiting "
+        "time is unknown, and so is the own time.",
         formula="step - waiting",
         field="whole_run.ranks[].whole.wait_ns",
         aliases=("own", "own ms"),
     ),
     Term(
         "verdict",
-        "What ddpprof finds of a job that hangs or has failed: which rank is to blame, for what, where it stands, and "
-        "who waits for it. ddpprof diagnose prints it, and the launcher as soon as a job hangs.",
+        "The diagnosis of a job that hangs or has failed: which rank is the cause and why, which line of code it is "
+        "at, and which ranks wait for it. ddpprof diagnose prints it; ddpprof watch and trace print it as soon as a "
+        "job hangs.",
         aliases=("hang", "diagnose"),
     ),
     Term(
         "capture",
-        "Steps of a job that was running already, profiled on all ranks because ddpprof capture asked for it. It is a "
-        "run of its own, in the folder capture-1 of the job's run.",
+        "Steps of a running job, profiled on all ranks at the request of ddpprof capture. A capture is a run of its "
+        "own, in the folder capture-1 of the job's run.",
     ),
     Term(
         "outside DDP",
-        "Collectives that the script calls itself: parameters averaged by hand, metrics, barriers. They are exposed "
-        "while neither computation nor DDP's communication runs.",
+        "Collectives that the script calls itself, for example to average parameters or metrics, or as a barrier. "
+        "They are exposed while neither computation nor DDP's communication runs.",
         field="outside",
     ),
     Term(
         "memory",
-        "Memory of each process, and of tensors on its GPUs: at the end of recorded steps (steady), and the maximum "
-        "since the process began (peak). A context on a GPU that is not the rank's own is listed too.",
+        "Memory of each process and of tensors on its GPUs: at the end of recorded steps (steady), and the maximum "
+        "since the process started (peak). CUDA contexts on GPUs of other ranks are also listed.",
         field="memory",
         aliases=("steady", "peak", "reserved"),
     ),
     Term(
         "not beyond noise",
-        "A finding that another run of the same job might not have. A predicted gain is one if its 95 % interval "
-        "includes a loss, or if it is below the noise of the step (half of the 95 % interval of its length) and may be "
-        "less than half of what it says. A measured gain counts as noise below 2 % of the step or 5 µs, and so "
-        "does one that other work on the same cores could explain. Such findings come last and without advice.",
+        "A finding that another run of the same job might not have. A predicted gain counts as noise if its 95 % "
+        "interval includes a loss, or if it is below the noise of the step (half of the 95 % interval of the step "
+        "time) and may be less than half of the prediction. A measured gain counts as noise if it is below 2 % of "
+        "the step or 5 µs, or if other work on the same cores could explain it. Such findings come last and without "
+        "advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),
     Term(
         "Horovod",
         "Data from a Horovod timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer "
-        "copies, collectives, and which rank was late. A timeline has no computation, so it says nothing about "
+        "copies, collectives, and which rank was late. A timeline does not contain computation, so it does not show "
         "overlap.",
         field="horovod",
         aliases=("negotiation", "fusion buffer"),
     ),
     Term(
         "DataParallel",
-        "Data that one process with several accelerators moves between them, and how much each of them works; "
-        "ddpprof trace train.py records it like a job of one rank.",
+        "Data that one process with several accelerators moves between them, and the load of each accelerator. "
+        "ddpprof trace train.py records such a process like a job of one rank.",
         field="data_parallel",
         aliases=("replicate", "scatter", "gather"),
     ),
     Term(
         "without torch's DDP",
-        "Gradients that hooks all-reduce during the backward pass, as Apex's DistributedDataParallel does. They "
-        "are recognised in torch.profiler traces, with buckets, exposed and trailing time; gradients sent after the "
-        "backward pass are not included.",
+        "Gradients that hooks all-reduce during the backward pass, as Apex's DistributedDataParallel does. Reports "
+        "on torch.profiler traces show them, with buckets and with exposed and trailing time. Gradients sent after "
+        "the backward pass are not included.",
         field="own_reduction",
         aliases=("Apex",),
     ),
     Term(
         "RPC",
         "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as "
-        "seen by the caller, and bytes of tensors. They are kept apart from DDP's communication.",
+        "seen by the caller, and bytes of tensors. They are not part of DDP's communication.",
         field="rpc",
         aliases=("latency",),
     ),

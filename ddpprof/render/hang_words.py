@@ -19,47 +19,47 @@ _MOST_RANKS = 8
 _WHAT = {
     Fault.DIED: "rank {rank} has died",
     Fault.ENDED_EARLY: "rank {rank} has no more batches and has left the training loop",
-    Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
-    Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
-    Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the others do not call",
+    Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the other ranks run",
+    Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the other ranks have called",
+    Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the other ranks do not call",
     Fault.MISMATCH: "the ranks have called collectives that do not match",
-    Fault.EVALUATES_ALONE: "rank {rank} evaluates with the DDP module, and its forward waits for the other ranks",
-    Fault.OWN_CODE: "rank {rank} is still in the script's own code",
-    Fault.LOCK: "rank {rank} waits for a lock, a queue or another process",
-    Fault.LOADER: "rank {rank} waits for its DataLoader",
-    Fault.STORAGE: "rank {rank} waits for its disk",
+    Fault.EVALUATES_ALONE: "rank {rank} runs evaluation with the DDP module, whose forward waits for the other ranks",
+    Fault.OWN_CODE: "rank {rank} is still running the script's own code",
+    Fault.LOCK: "rank {rank} is waiting for a lock, a queue or another process",
+    Fault.LOADER: "rank {rank} is waiting for its DataLoader",
+    Fault.STORAGE: "rank {rank} is waiting for its disk",
     Fault.STOPPED: "rank {rank} is stopped by a signal",
-    Fault.SWAPPING: "rank {rank} is swapping: it needs more memory than there is",
+    Fault.SWAPPING: "rank {rank} is swapping: it needs more memory than the machine has",
     Fault.TRACED: "rank {rank} is held by a debugger",
-    Fault.INTERPRETER_HELD: "rank {rank} is in code that holds Python's interpreter lock",
-    Fault.LINK: "all ranks wait for each other at the same place, and nothing arrives",
-    Fault.UNKNOWN: "no rank left a pulse that tells why",
+    Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
+    Fault.LINK: "all ranks wait at the same place, and no data arrives",
+    Fault.UNKNOWN: "no rank left a pulse that shows why",
 }
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
     Hint.FROZEN: "rank {rank} is stopped",
-    Hint.OF_PEERS: "rank {rank} waits for a message that does not come, or that nobody takes",
-    Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different order",
-    Hint.WAITS_OUTSIDE: "rank {rank} is still in the script's own code",
+    Hint.OF_PEERS: "rank {rank} is waiting for a message that no rank sends or receives",
+    Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different orders",
+    Hint.WAITS_OUTSIDE: "rank {rank} is still running the script's own code",
     Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
     Hint.ENDED_SILENTLY: "rank {rank} has ended before the others, probably with exit code 0",
-    Hint.OTHER_AMOUNT: "rank {rank} calls a collective with another amount of data than the others",
-    Hint.TIMED_OUT: "rank {rank} took part in no collective until those of the other ranks timed out",
+    Hint.OTHER_AMOUNT: "rank {rank} calls a collective with a different amount of data than the other ranks",
+    Hint.TIMED_OUT: "rank {rank} joined no collective until those of the other ranks timed out",
 }
-"""what happened, where the kind of fault alone says too much or too little"""
+"""what happened, for causes that need other words than their kind of fault"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
     Fault.TRACED: "all ranks are held by a debugger",
-    Fault.SWAPPING: "all ranks are swapping: they need more memory than there is",
+    Fault.SWAPPING: "all ranks are swapping: they need more memory than the machine has",
 }
 _WHERE_LEFT_OUT = (
-    "look for a condition on the rank or its batch around it, for a `continue` or `break` before it, and for an error "
-    "in it that the script catches on that rank."
+    "look for a condition on the rank or its batch around the call, for a `continue` or `break` before it, and for "
+    "an error that the script catches on that rank."
 )
 _DO = {
-    Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each result, "
-    "and join() after that. End threads, executors and loaders before the script ends.",
+    Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "
+    "result, and then join(). Stop threads, executors and loaders before the script ends.",
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
     f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
@@ -68,79 +68,82 @@ _DO = {
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
     "line comes after the training loop, that rank left the loop early: let all ranks leave it after the same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
-    Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many batches "
-    "on each. The forward of DDP broadcasts buffers, such as BatchNorm's statistics, in evaluation mode, too.",
-    Fault.OWN_CODE: "Look at that line: the other ranks wait until it is done.",
-    Fault.LOCK: "Look for who holds the lock or should fill the queue; other ranks must not be needed for that.",
-    Fault.LOADER: "Look at its workers (`py-spy dump --pid PID`) and at the storage they read; DataLoader(timeout=…) "
-    "turns a stuck worker into an error.",
-    Fault.STORAGE: "Look at the file system that it uses; only saving on every rank, or on none, keeps them together.",
-    Fault.STOPPED: "Let it go on: kill -CONT {pid}",
-    Fault.SWAPPING: "Give the job more memory, or let it use less: a smaller batch, fewer DataLoader workers.",
-    Fault.TRACED: "Let it go on, or detach the debugger.",
-    Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. Code in C that takes long should release the "
-    "lock.",
-    Fault.LINK: "Look at the network between the hosts, if there are several: a link that is down, a firewall, a full "
-    "send queue (ss -ti; of InfiniBand, ibstat). On accelerators, look for ranks that queue different collectives, "
-    "too.",
+    Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many "
+    "batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, also "
+    "in evaluation mode.",
+    Fault.OWN_CODE: "Check that line: the other ranks wait until it is done.",
+    Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
+    "other ranks.",
+    Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read. "
+    "DataLoader(timeout=…) turns a stuck worker into an error.",
+    Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the others wait for it.",
+    Fault.STOPPED: "Resume it: kill -CONT {pid}",
+    Fault.SWAPPING: "Give the job more memory, or reduce its use: a smaller batch, fewer DataLoader workers.",
+    Fault.TRACED: "Continue in the debugger, or detach it.",
+    Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. C code that runs for long should release "
+    "the lock.",
+    Fault.LINK: "If there are several hosts, check the network between them: a link that is down, a firewall, a "
+    "full send queue (ss -ti; for InfiniBand, ibstat). On accelerators, also look for ranks that queue "
+    "different collectives.",
 }
 
 
 _DO_BY_HINT = {
     Hint.FROZEN: """
-        Let the control group go on: docker unpause, the scheduler's resume, or write 0 to its cgroup.freeze (THAWED to
+        Resume the control group: docker unpause, the scheduler's resume, or write 0 to its cgroup.freeze (THAWED to
         freezer.state in version 1).""",
     Hint.LEFT_LOOP: f"""
         Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
-        early stopping, let the ranks agree first, by an all_reduce of the decision. If their numbers of batches differ,
-        give every rank as many, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let
-        all ranks skip it, or there call {ZERO_LOSS}. If the rank accumulates gradients (`no_sync()`) in steps in which
-        the others reduce them, let all ranks do so in the same steps.""",
+        early stopping, all-reduce the decision first. If their numbers of batches differ, give every rank the same
+        number, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let all ranks skip it, or call
+        {ZERO_LOSS} instead. If the rank accumulates gradients (`no_sync()`) in steps in which the others reduce them,
+        let all ranks accumulate in the same steps.""",
     Hint.ERROR_IN_FLIGHT: """
-        Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
-        let the error end the rank, and its launcher ends the others.""",
+        Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not
+        call:
+        let the error end the rank; its launcher then ends the others.""",
     Hint.OTHER_ORDER: """
-        Call the collectives of all groups in the same order on every rank: look for an `if rank` or an unordered set
-        that decides which group comes first.""",
+        Call the collectives of all groups in the same order on every rank: look for an `if rank`, or an unordered
+        set, that determines which group comes first.""",
     Hint.OF_PEERS: """
-        Look for the recv() or send() on the other rank that belongs to it: it may depend on a condition, come in
-        another order, or have another tag.""",
+        Check the matching recv() or send() on the other rank: it may depend on a condition, come in a different
+        order, or have a different tag.""",
     Hint.STATIC_GRAPH: """
-        With static_graph=True every step must use the same parameters. Leave it out and pass
+        With static_graph=True every step must use the same parameters. Remove static_graph=True and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
-    Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, and that rank did in earlier steps: {_WHERE_LEFT_OUT}",
+    Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, as that rank did in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
-        Look at what that rank did meanwhile; a launcher then ended it. If that may take so long, give
-        init_process_group() or new_group() a longer timeout.""",
+        Find out what that rank did meanwhile; a launcher then ended it. If this work may take so long, pass a longer
+        timeout to init_process_group() or new_group().""",
     Hint.DIFFERENT_ROOTS: """
-        Pass the same dst or src, and the same group, on every rank: look for one that depends on the rank.""",
+        Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
     Hint.WITHIN_BACKWARD: """
-        It waits within the same backward pass: look at its comm hook, if it has one, whose future may never be
-        completed, and at parameters that get no gradient on that rank.""",
+        It waits within the same backward pass. If it has a comm hook, check that the hook always completes its
+        future. Check for parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
-        Every rank must run the same number of backward passes: look for more batches on that rank, for which a
-        DistributedSampler helps, or for a second backward() or step that depends on the rank or its batch.""",
+        Every rank must run the same number of backward passes: look for more batches on that rank (use a
+        DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",
     Hint.LATE_FOR_BARRIER: """
-        Look at what that rank did meanwhile: the monitored_barrier() of the others gave it up.""",
+        Find out what that rank did meanwhile: the monitored_barrier() of the others timed out waiting for it.""",
     Hint.WAITS_FOR_INPUT: """
-        Look for an input() or a breakpoint() at that line: nobody may be there to answer.""",
+        Look for an input() or a breakpoint() at that line: it may be waiting for input that no one gives.""",
     Hint.WAITS_OUTSIDE: """
-        Look at what should answer at that line, and set a timeout there: the other ranks wait until it is done.""",
+        Check what should answer at that line, and set a timeout there: the other ranks wait until it is done.""",
     Hint.TERMINATED: """
         Something sent SIGTERM to that rank: a scheduler that ends the job, a time limit, a script that watches the
         ranks, or a person.""",
     Hint.CRASHED: """
-        Code in C crashed: look at the line above and at the libraries that it calls. rank-{rank}.crash.txt in the run
+        C code crashed: check the line above and the libraries that it calls. rank-{rank}.crash.txt in the run
         has the stacks of all threads, and `dmesg` may name the library.""",
     Hint.ENDED_SILENTLY: """
-        Its launcher saw other ranks fail, and not this one: look for os._exit(0), and for code that ends the process
+        Its launcher saw other ranks fail, but not this one: look for os._exit(0), and for code that ends the process
         without an error.""",
     Hint.UNSEEN_END: """
-        Nobody saw how its process ended, and it said nothing: look for os._exit(), for a signal that something sent to
-        it (dmesg tells of the out-of-memory killer), and at the output of its launcher.""",
+        It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent
+        to it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
 }
-"""what to do, where the kind of fault alone would mislead"""
+"""what to do, for causes that need other advice than their kind of fault"""
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -162,7 +165,7 @@ def standstill_line(found: Standstill) -> str:
         )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
-    limit = f". This is not called a hang before {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
+    limit = f". ddpprof does not call this a hang before {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
     return (
         f"rank {found.rank} has waited for {found.waits_for}{at} for {found.waited_s:.0f} s"
         f"{who if found.waiting else ''}{limit}"
@@ -270,9 +273,9 @@ def _advice_on_fault(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
         return _advice_on_death(verdict)
     if verdict.fault is Fault.STOPPED and verdict.rank is None:
-        return "Let them go on: kill -CONT for each process, or `fg` in the terminal that stopped the job."
+        return "Resume them: kill -CONT for each process, or `fg` in the terminal that stopped the job."
     if verdict.fault is Fault.OWN_CODE and not verdict.waiting:
-        return "Look at that line: no rank is seen to wait for another."
+        return "Check that line: no rank is known to wait for another."
     advice = _DO.get(verdict.fault)
     return None if advice is None else advice.format(pid=verdict.pid)
 

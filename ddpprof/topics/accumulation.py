@@ -29,7 +29,7 @@ class Accumulation:
     num_passes: int
     """number of synchronised passes in a step"""
     num_superfluous: int
-    """number of these whose gradients the next pass adds to and reduces again"""
+    """number of passes whose gradients are accumulated further and reduced again by the next pass"""
     num_steps: int
     """number of steps examined"""
 
@@ -89,13 +89,15 @@ def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Fi
         sizes = [num_bytes for num_bytes in known if num_bytes is not None]
         sent = f"{size(sum(sizes))} in " if len(sizes) == len(known) else ""
         is_static = bool(module.settings.get("static_graph"))
-        exposed = "" if view.exposed_ns is None else f"; {in_ms(view.exposed_ns)} of communication per step are exposed"
+        exposed = (
+            "" if view.exposed_ns is None else (f"; {in_ms(view.exposed_ns)} of communication per step is exposed")
+        )
         once = reduce_once(view.framework, is_static)
         yield Finding(
             "reduces-every-pass",
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
-            f"each pass sends {sent}{_num_buckets(len(module.buckets))}, but the optimizer uses only the "
-            f"result of the last pass, in {one.num_steps} recorded steps{exposed}",
+            f"each pass sends {sent}{_num_buckets(len(module.buckets))}, but the optimizer uses only the result of "
+            f"the last pass, in {one.num_steps} recorded steps{exposed}",
             f"{once} Code that reads gradients between the passes, such as clipping, "
             "then sees each rank's own gradients.",
             gain_ns,
@@ -117,4 +119,4 @@ ACCUMULATION: Topic[tuple[Accumulation, ...], tuple[Accumulation, ...]] = Topic(
     rank_type=tuple[Accumulation, ...],
     of_ranks=lambda ranks: ranks[0],
 )
-"""accumulation of the first rank, which all ranks must share"""
+"""accumulation on the first rank; all ranks must accumulate alike"""

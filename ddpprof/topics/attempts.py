@@ -34,9 +34,9 @@ class AttemptSummary:
 
     attempt: int
     restarts: int | None
-    """number of restarts of its ranks after a failure; a change of nodes does not count"""
+    """number of times that its ranks were restarted after a failure; a change of nodes does not count"""
     after_first_ns: int | None
-    """time since the first attempt's setup of DDP"""
+    """time since DDP was set up in the first attempt"""
     world_size: int | None
     hosts: tuple[str, ...]
     num_steps: int
@@ -49,7 +49,7 @@ class AttemptSummary:
     step_change: Shift | None
     """ns; ``None`` without steps of the same kind in both"""
     is_shown: bool
-    """True if the rest of the report is about this one"""
+    """True if the rest of the report is about this attempt"""
 
 
 def summarise_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:

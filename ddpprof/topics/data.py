@@ -23,7 +23,7 @@ _FEWEST_SAMPLES = 8
 """number of distinct samples"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""least share of a rank's samples that must also be another rank's, to say that the data is not divided"""
+"""the data counts as not divided if another rank also gets at least this share of a rank's samples"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SameSamples:
     num_batches: int
     """number of batches that are the same on all ranks; 0 if only samples are shared"""
     num_samples: int
-    """number that the rank with most of them shares with others, in one pass"""
+    """number of samples that a rank shares with others in one pass; the largest of all ranks"""
     num_compared: int
     """number of samples of that rank in that pass"""
 
@@ -116,7 +116,7 @@ class DataLoading:
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     same_worker_seeds: Loader | None = None
-    """a loader whose workers draw the same random numbers on all ranks"""
+    """a DataLoader whose workers draw the same random numbers on all ranks"""
 
 
 def _data_loading(view: View) -> DataLoading:
@@ -175,7 +175,8 @@ def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
         f"The DataLoader workers of {ranks} draw the same random numbers",
         f"the loader gives the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
         "state there, and the code of its dataset draws random numbers",
-        f"{_seed_workers(view.framework, loader.num_workers)} Samples are now augmented alike on every rank.",
+        f"{_seed_workers(view.framework, loader.num_workers)} Until then, every rank augments its samples in the "
+        "same way.",
         None,
         is_correctness=True,
         numbers=only_known(num_workers=loader.num_workers),
@@ -189,9 +190,9 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
     more = "rank" if num_workers == 1 else f"{num_workers} * rank"
     return (
         f"Add {more} to torch.initial_seed() in a worker_init_fn of the loader, and pass the sum to "
-        "torch.manual_seed, random.seed and, modulo 2**32, np.random.seed. Give the rank to the function with "
-        "functools.partial. This changes the workers only: another seed for the loader's generator may also change the "
-        "order of the samples, which must be the same on all ranks if they divide the samples among them."
+        "torch.manual_seed, random.seed and, modulo 2**32, np.random.seed. Pass the rank to the function with "
+        "functools.partial. This changes the workers only: another seed for the loader's generator may also change "
+        "the order of the samples, which must be the same on all ranks if they divide the samples among them."
     )
 
 
@@ -204,8 +205,9 @@ def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
         if len(epochs) > 1 and len(set(epochs)) == 1:
             yield Finding(
                 "set-epoch-never-called",
-                "Every epoch has the same order: set_epoch is never called",
-                f"{len(epochs)} epochs began, and {loader.sampler} shuffled each of them as epoch {epochs[0]}",
+                "Every epoch uses the same order: set_epoch is never called",
+                f"{len(epochs)} epochs began, and {loader.sampler} shuffled each of them with the seed of epoch "
+                f"{epochs[0]}",
                 reshuffle(view.framework),
                 None,
                 is_correctness=True,
@@ -243,7 +245,7 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
     return min(data_ns, max(0, step_ns - round(batch_ns / int(str(change.values["num_workers"])))))
 
 
-_CHEAPER = "Make loading cheaper: use fewer transforms, or store the data in the form that training reads."
+_CHEAPER = "Make loading cheaper: use fewer transforms, or store the data already preprocessed."
 
 
 def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
@@ -259,9 +261,12 @@ def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
     cores = f"{view.cores_per_rank:.3g} core{'' if view.cores_per_rank == 1 else 's'} for each rank"
     if loader.num_workers == 0:
         one = loader_change(view.framework, 1, again)
-        helps = f"{one.code} helps if loading waits for storage; for computation, the host has only {cores}."
+        helps = (
+            f"{one.code} helps if loading waits for storage. If it is limited by computation, the host has only "
+            f"{cores}."
+        )
         return f"{_CHEAPER} {helps}", one
-    return f"{_CHEAPER} The host has {cores}, and none left for more workers.", None
+    return f"{_CHEAPER} The host has {cores}, and none is free for more workers.", None
 
 
 DATA: Topic[None, DataLoading] = Topic(

@@ -33,7 +33,7 @@ class DataParallelStep:
 
     num_forwards: int
     num_scattered_again: int
-    """forwards whose input the previous one had just gathered"""
+    """forwards whose input was just gathered by the previous forward"""
     replicate_ns: int
     scatter_ns: int
     gather_ns: int
@@ -139,13 +139,13 @@ def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
         if of_modules and view.step_ns:
             yield _on_one_device(max(of_modules))
         return
-    evidence = f"one process drives {devices} devices, and its threads share one interpreter"
+    evidence = f"one process drives {devices} devices, and its threads compete for Python's global interpreter lock"
     gain = None
     if step is not None:
         evidence += (
-            f"; per step it copies parameters to them ({in_ms(step.replicate_ns)}), batches "
-            f"({in_ms(step.scatter_ns)}), outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) "
-            f"back; {in_ms(step.exposed_ns)} of that is exposed"
+            f"; per step it copies parameters ({in_ms(step.replicate_ns)}) and batches ({in_ms(step.scatter_ns)}) to "
+            f"them, and outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) back; "
+            f"{in_ms(step.exposed_ns)} of that is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)
     if loads:
@@ -166,7 +166,7 @@ def _on_one_device(devices: int) -> Finding:
     where = "no accelerator" if devices == 0 else "a single device"
     return Finding(
         "data-parallel-on-one-device",
-        f"nn.DataParallel has {where} to divide the work among",
+        f"nn.DataParallel has {where} to use",
         "it only calls its module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
@@ -181,7 +181,7 @@ def outputs_scattered_again(found: DataParallelReport, view: View) -> Iterator[F
         return
     yield Finding(
         "outputs-scattered-again",
-        "Outputs are gathered on one device, and then scattered again by a second DataParallel",
+        "One DataParallel gathers outputs on one device, and a second one scatters them again",
         f"in {step.num_scattered_again} of {step.num_forwards} forwards per step; scattering takes "
         f"{in_ms(step.scatter_ns)}, gathering {in_ms(step.gather_ns)}",
         "Compute the loss inside the module that DataParallel wraps, so that outputs stay on their devices and only "
@@ -224,9 +224,9 @@ DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
     sections={"job": data_parallel_lines, "step": data_parallel_table},
     rules=(data_parallel, outputs_scattered_again),
     advice={
-        "device-imbalance": "It also computes the loss of the whole batch: let the wrapped module return its loss, so "
-        "that every device computes its own.",
-        "memory-imbalance": "DataParallel gathers outputs, and keeps the optimizer's state, on one device: use "
+        "device-imbalance": "That device also computes the loss of the whole batch. Let the wrapped module return "
+        "its loss, so that every device computes its own.",
+        "memory-imbalance": "DataParallel gathers outputs on one device and keeps the optimizer's state there: use "
         "DistributedDataParallel.",
     },
     of_rank=data_parallel_of_rank,

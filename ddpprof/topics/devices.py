@@ -23,7 +23,7 @@ class DeviceLoad:
     comm_ns: int
     copy_ns: int
     busy_ns: int
-    """time with any of the three"""
+    """time during which at least one of the three runs"""
 
 
 def measure_devices(trace: Trace, step: int) -> tuple[DeviceLoad, ...]:
@@ -72,7 +72,7 @@ def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
 
 
 _MUCH = 0.1
-"""of the step: less is not worth moving work for"""
+"""share of the step below which moving work is not worthwhile"""
 
 
 def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
     by_load = sorted(loads, key=lambda load: load.compute_ns, reverse=True)
     yield Finding(
         "device-imbalance",
-        f"Device {by_load[0].device} computes {in_ms(surplus)} per step more than the process's devices on average",
+        f"Device {by_load[0].device} computes {in_ms(surplus)} more per step than the average device of the process",
         "computation per step: " + ", ".join(f"device {load.device} {in_ms(load.compute_ns)}" for load in by_load[:8]),
         f"Move layers, or parts of the batch, from device {by_load[0].device} to device {by_load[-1].device}.",
         surplus,
@@ -93,4 +93,4 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
 
 
 DEVICES: Topic[None, tuple[DeviceLoad, ...]] = Topic("devices", rules=(device_imbalance,))
-"""loads of the rank whose several devices differ most"""
+"""loads of the devices of one rank: the rank whose devices differ most"""

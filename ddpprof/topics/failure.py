@@ -21,10 +21,10 @@ _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
     r"timed out|Timed out|SignalException"
 )
-"""errors of ranks that end because another one did"""
+"""errors of ranks that end because another rank ended"""
 _OF_A_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe")
 _OF_A_MISSING_PEER = re.compile(r"Timed out waiting \d+ ?ms for (?:recv|send)|Watchdog caught collective|DDP.*timeout")
-"""errors of ranks that end because another one did not take part in a collective"""
+"""errors of ranks that end because another rank did not take part in a collective"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RankEnd:
     ended: str | None
     """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not say"""
     is_consequence: bool
-    """True if it failed because it lost another rank"""
+    """True if it failed because it lost the connection to another rank"""
     num_steps: int | None = None
     """number of finished steps"""
     unix_ns: int | None = None
@@ -43,7 +43,7 @@ class RankEnd:
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
     collective: str | None = None
-    """collective of the script in which it ended, if it did"""
+    """collective of the script in which it ended, if any"""
     place: str | None = None
     """line of the user's code at which it ended, as far as it is known"""
     num_oom_kills: int | None = None
@@ -79,9 +79,9 @@ class Failure:
     """A job that failed."""
 
     first: RankEnd | None
-    """rank that failed first; ``None`` if all that failed lost another one, and it is unknown which"""
+    """rank that failed first; ``None`` if every failed rank lost another one, and it is unknown which failed first"""
     others: tuple[RankEnd, ...]
-    """other ranks that failed, by time if known, and then those that ended without a message"""
+    """other failed ranks in order of time, if known, followed by those that ended without a message"""
     finished: tuple[RankEnd, ...]
     """ranks that ended successfully"""
 

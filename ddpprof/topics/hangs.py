@@ -29,9 +29,9 @@ class Passes(NamedTuple):
     has_finished: bool
     """whether its training ended without an error"""
     num_unpaired: int = 0
-    """number of forwards that were not followed by a backward pass, beyond those that every step has"""
+    """number of forwards without a backward pass, beyond those that every step has"""
     first_unpaired_step: int | None = None
-    """number of the first step with one"""
+    """number of the first step with such a forward"""
 
 
 class SkippedPass(NamedTuple):
@@ -56,7 +56,7 @@ def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
 
 
 _LONG_S = 2 * 3600.0
-"""timeout after which a hang counts as long; torch's own are 10 minutes for NCCL and 30 for all others"""
+"""timeout above which a hang counts as long; torch's defaults are 10 minutes for NCCL and 30 for other backends"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class HangRisks:
     """the rank that skipped a backward pass, if there is one"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     timeout_s: float | None = None
-    """time after which a process group gives a collective up; the longest of any rank"""
+    """timeout of collectives; the longest of any rank"""
 
 
 def _of_run(view: View) -> HangRisks:
@@ -104,18 +104,18 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
     rest = ""
     if not (differs_if_left and differs_if_used):
         rest = (
-            f". A step accumulates {per_step} of them, so it depends on whether the script takes a step with those "
-            "that are left at the end"
+            f". A step accumulates {per_step} of them, so the number of steps depends on whether the script takes a "
+            "step with the batches left at the end"
         )
     fewest, most = min(lengths), max(lengths)
     yield Finding(
         "unequal-batches",
-        "The ranks have different numbers of batches: they drift into different epochs, and the job may hang",
-        f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
-        f"gets {most:,}{rest}; at the next point that all ranks must reach, such as an evaluation or the end of "
-        "the training, ranks with more batches wait for ever",
-        "Give every rank the same number: let a DistributedSampler divide the dataset, or end each epoch at the "
-        f"smallest len(loader) of all ranks{or_join(view.framework)}.",
+        "The ranks have different numbers of batches: they will reach different epochs, and the job may hang",
+        f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank "
+        f"{lengths[most][0]} gets {most:,}{rest}; ranks with more batches wait forever at the next point that all "
+        "ranks must reach, such as an evaluation or the end of training",
+        "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or end each epoch "
+        f"at the smallest len(loader) of all ranks{or_join(view.framework)}.",
         None,
         is_correctness=True,
         numbers=only_known(fewest_batches=fewest, most_batches=most),
@@ -133,8 +133,8 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
     yield Finding(
         "skipped-backward",
         f"Rank {rank} skipped {some}: since then, gradients of different batches are averaged",
-        f"no backward pass followed its forward in step {step:,}, as when the script catches an error or leaves out a "
-        "loss that is NaN; in the end the other ranks wait for a pass that never comes",
+        f"no backward pass followed its forward in step {step:,}, for example because the script catches an error or "
+        "skips a NaN loss; at the end, the other ranks wait for a pass that never comes",
         SKIP_TOGETHER,
         None,
         is_correctness=True,
@@ -144,15 +144,12 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
 
 
 SAME_COLLECTIVES = (
-    "Every rank must call the same collectives in the same order, with as much data: look for a condition on the rank "
-    "or its batch around them, and for sizes that depend on the batch, such as a last, smaller one. Gather amounts "
-    "that differ with all_gather_object, or pad them."
+    "Every rank must call the same collectives in the same order, with as much data: look for a condition on the "
+    "rank or its batch around them, and for sizes that depend on the batch, such as a smaller last batch. If sizes "
+    "must differ, pad the tensors, or gather them with all_gather_object."
 )
 ZERO_LOSS = "backward() on a loss of zero, such as 0 * output.sum()"
-SKIP_TOGETHER = (
-    "Skip a batch on all ranks together: let them agree before backward(), by an all_reduce of a flag, or call "
-    f"{ZERO_LOSS}."
-)
+SKIP_TOGETHER = f"Skip a batch on all ranks together: all-reduce a flag before backward(), or call {ZERO_LOSS}."
 
 
 def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
@@ -164,7 +161,7 @@ def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
             "collective-of-some-ranks",
             f"Only some ranks call {call.name}: the job may hang there",
             f"the script calls it only at {call.place}, inside `if {call.condition}:`",
-            "Move it out of the condition, unless the other ranks call it elsewhere: every rank of the group has to "
+            "Move it out of the condition, unless the other ranks call it elsewhere: every rank of the group must "
             "call it.",
             None,
             is_correctness=True,
@@ -177,10 +174,10 @@ def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
         return
     yield Finding(
         "long-timeout",
-        f"A job that hangs would hang for {risks.timeout_s / 3600:.3g} hours",
-        f"the process group gives a collective up after {risks.timeout_s / 3600:.3g} h",
-        f"Set a shorter one, a little above your longest pause: {timeout_argument(view.framework)}; or let "
-        "`ddpprof watch --kill-after 60` end a job that hangs.",
+        f"If this job hangs, it will hang for {risks.timeout_s / 3600:.3g} hours",
+        f"the timeout of the process group is {risks.timeout_s / 3600:.3g} h",
+        f"Set a shorter timeout, a little above your longest pause: {timeout_argument(view.framework)}; "
+        "or let `ddpprof watch --kill-after 60` end a job that hangs.",
         None,
         numbers=only_known(timeout_s=risks.timeout_s),
     )

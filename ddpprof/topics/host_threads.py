@@ -25,9 +25,9 @@ class HostCores:
     host: str
     num_ranks: int
     num_threads: int
-    """number of torch's threads of all ranks of the host together"""
+    """total number of torch's threads over all ranks of the host"""
     num_cores: float
-    """number of cores that its ranks may use together, by their affinity and their control group"""
+    """number of cores that its ranks may use together, according to their affinity and control group"""
 
     @property
     def cores_per_rank(self) -> float:
@@ -70,7 +70,7 @@ class HostThreads:
     """Threads of the ranks, and the cores for them."""
 
     hosts: tuple[HostCores, ...] = ()
-    """hosts whose cores are known, with the ranks that are known"""
+    """hosts whose number of cores is known, with their known ranks"""
     queued_threads: float | None = None
     """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
 
@@ -101,11 +101,11 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
     yield Finding(
         "threads-exceed-cores",
         f"{host.num_threads} threads share {_cores(host.num_cores)}, and may wait for each other",
-        f"host {host.host} has {_cores(host.num_cores)} for this job, and its {host.num_ranks} ranks compute with "
+        f"host {host.host} gives this job {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
         f"{host.num_threads / host.num_ranks:.3g} threads each{queued if threads.wait else ''}",
         f"Set OMP_NUM_THREADS={fit} in the environment of every rank, or call torch.set_num_threads({fit}) in each: "
-        "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself, other ways to "
-        "start ranks do not.",
+        "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself; other "
+        "launchers do not.",
         None,
         comes_first=threads.wait,
         subject={"host": host.host},

@@ -68,7 +68,7 @@ class Idle:
 
     launch_bound_ns: Annotated[int, Number("idle time because the host launched the next work too late; null on CPU")]
     comm_wait_ns: Annotated[int, Number("idle time around communication; null on CPU")]
-    other_ns: Annotated[int, Number("idle time of another or unknown cause; null on CPU")]
+    other_ns: Annotated[int, Number("idle time with another or an unknown cause; null on CPU")]
 
     @property
     def idle_ns(self) -> int:
@@ -182,8 +182,8 @@ def launch_bound(launch_bound_ns: int, view: View) -> Iterator[Finding]:
         "launch-bound",
         "The accelerator waits for the host",
         f"{in_ms(launch_bound_ns)} per step, {launch_bound_ns / view.step_ns:.0%} of the step: the kernel that ends "
-        "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter without "
-        "it",
+        "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter in "
+        "steps without the profiler",
         f"Make fewer and larger launches: {_OF_CUDA if view.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in the "
         "step.",
         launch_bound_ns,
@@ -199,4 +199,4 @@ _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a la
 
 
 IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound,), of_run=lambda view: view.launch_bound_ns)
-"""time for which the accelerator waits for the host's launches, ns per step"""
+"""time that the accelerator waits for the host's launches, ns per step"""

@@ -23,7 +23,7 @@ _BATCH_RUNS = 400_000
 
 
 MOST_KERNELS = 500
-"""most kernels in a report; the others take hardly any time"""
+"""maximum number of kernels in a report; the others take little time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class KernelSummary:
 
     kernel: Kernel
     phase: Annotated[str, Number("phase of the step in which it spends most time")]
-    num_steps: Annotated[int, Number("number of steps that were examined, with or without it")]
-    num_runs: Annotated[int, Number("number of its runs in them")]
+    num_steps: Annotated[int, Number("number of steps examined, with or without the kernel")]
+    num_runs: Annotated[int, Number("number of its runs in these steps")]
     total_ns: Annotated[int, Number("length of all its runs")]
     median_ns: Annotated[int, Number("length of its median run")]
-    spread: Annotated[float | None, Number("distance of the quartiles over the median", column="spread_ratio")]
+    spread: Annotated[float | None, Number("interquartile range divided by the median", column="spread_ratio")]
     """``None`` for a single run, or if the median is 0"""
 
     @property

@@ -14,7 +14,7 @@ from ddpprof.model.whole_run import NonfiniteSteps
 _MOST_NAMED = 4
 
 Nonfinite = Mapping[int, NonfiniteSteps | None]
-"""rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
+"""rank → its steps whose loss was NaN or infinite; covers all ranks that recorded their whole training"""
 
 
 def nonfinite_loss(ranks: Nonfinite, _view: View) -> Iterator[Finding]:
@@ -62,22 +62,23 @@ def nonfinite_finding(
     )
 
 
-_NOT_KNOWN = "the steps before were not looked at, so it may have begun earlier"
+_NOT_KNOWN = "earlier steps were not checked, so it may have begun before"
 _OF_ALL = (
-    "Look at what the loss computes in that step, such as a division by zero or the logarithm of zero, and at what "
-    "changed the parameters just before: lower the learning rate, or clip gradients with clip_grad_norm_. "
-    "torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows every step down."
+    "Check the loss function in that step for a division by zero or the logarithm of zero. If the parameters had "
+    "diverged before, lower the learning rate, or clip gradients with clip_grad_norm_. "
+    "torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows down every step."
 )
 _OF_SOME = (
-    "Look at the {batches} of {ranks} in step {step}, and at what the loss does with {them}: a division by zero, the "
-    "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients."
+    "Check the {batches} of {ranks} in step {step}, and what the loss computes from {them}: a division by zero, the "
+    "logarithm of zero, or an empty batch. DDP spreads the NaN to all ranks with the gradients."
 )
 _OF_RATES = (
-    "Give every rank the same learning rate: it was {mine:.3g} on rank {rank} and {other:.3g} elsewhere. "
-    "DDP averages gradients, but each rank's own optimizer takes the step, so the parameters drifted apart."
+    "Give every rank the same learning rate: it was {mine:.3g} on rank {rank} and {other:.3g} elsewhere. DDP "
+    "averages gradients, but each rank's own optimizer updates the parameters, so they drifted apart."
 )
 _OTHER_RATE = 1.5
-"""least ratio of learning rates that differ; ranks tell them a few steps apart, and schedules change them"""
+"""smallest ratio at which learning rates count as different; ranks report them a few steps apart, and schedules
+change them"""
 
 
 def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str | None:

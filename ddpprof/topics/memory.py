@@ -28,9 +28,9 @@ class DeviceUse:
 
     index: int
     is_own: bool
-    """True if the rank trains on it"""
-    steady_bytes: Annotated[int | None, Number("tensors on its accelerator at the ends of steps, median")]
-    """bytes in tensors; ``None`` if not sampled, as on devices that are not its own"""
+    """True if the rank trains on this GPU"""
+    steady_bytes: Annotated[int | None, Number("bytes of tensors on its accelerator at the end of a step, median")]
+    """bytes in tensors; ``None`` if not sampled, such as on devices of other ranks"""
     peak_bytes: Annotated[int, Number("most tensors on it")]
     reserved_bytes: Annotated[int, Number("most memory reserved on it")]
     total_bytes: Annotated[int | None, Number("memory that it has")]
@@ -43,7 +43,7 @@ class RankMemory:
 
     rank: int
     host: str
-    steady_rss_bytes: Annotated[int | None, Number("host memory at the ends of steps, median")]
+    steady_rss_bytes: Annotated[int | None, Number("host memory at the end of a step, median")]
     peak_rss_bytes: Annotated[int | None, Number("most host memory")]
     devices: tuple[DeviceUse, ...] = ()
 
@@ -93,7 +93,7 @@ class Holder:
 
     host: str
     device: int | None
-    """index for the first rank that uses it; ``None`` for the host's memory"""
+    """index of the GPU as the first rank that uses it sees it; ``None`` for the host's memory"""
     ranks: tuple[int, ...]
     num_bytes: int
 
@@ -147,10 +147,10 @@ def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
             "memory-of-others",
             f"{who} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
             f"where {'they do' if len(held) > 1 else 'it does'} not train",
-            f"{_gb(reserved)} are reserved there for tensors, on {host}; each context takes some hundred MB more",
-            "Call torch.cuda.set_device(local_rank) before anything touches a GPU, and load checkpoints with "
-            "torch.load(path, map_location=f'cuda:{local_rank}'). A plain torch.load goes to the GPU that the "
-            "checkpoint was saved from, and .cuda() to the first one.",
+            f"{_gb(reserved)} is reserved there for tensors, on {host}; each context takes a few hundred MB more",
+            "Call torch.cuda.set_device(local_rank) before anything uses a GPU, and load checkpoints with "
+            "torch.load(path, map_location=f'cuda:{local_rank}'). Without map_location, torch.load uses the GPU "
+            "that the checkpoint was saved from; .cuda() uses the first GPU.",
             None,
             numbers=only_known(reserved_bytes=reserved),
         )
@@ -187,9 +187,9 @@ def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
 
 def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
-        return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything touches a GPU."
+        return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything uses a GPU."
     return (
-        "Look for what only this rank keeps: losses collected with their graph (use loss.item() or .detach()), a "
+        "Check what only this rank keeps: losses collected with their graph (use loss.item() or .detach()), a "
         "second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
     )
 
@@ -206,7 +206,7 @@ def memory_table(ranks: Sequence[RankMemory]) -> Iterable[Section]:
         tuple(row[: len(names)] for row in rows[:MAX_RANKS]),
         notes(
             "steady: at the end of recorded steps (median); peak: since the process began",
-            "GPU: memory of tensors; reserved: by torch's allocator" if has_devices else "",
+            "GPU: memory of tensors; reserved: memory that torch's allocator holds" if has_devices else "",
             cut_off(len(rows), what="rows"),
         ),
     )

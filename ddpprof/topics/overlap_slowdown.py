@@ -46,10 +46,11 @@ else:
 
 
 MIN_RUNS = 3
-"""least number of runs, both covered and alone: the median of three is the first that one disturbed run cannot move"""
+"""minimum number of runs, both covered and alone: with three or more, one disturbed run does not move the median"""
 
 ENOUGH_KNOWN = 0.2
-"""least known share of the computation under communication; less says little about the rest"""
+"""minimum share of the computation under communication that must be known; a smaller share says little about the
+rest"""
 
 _MOST_RATIOS = 255
 
@@ -65,13 +66,14 @@ class KernelSlowdown:
     covered_ns: int
     """duration of all covered runs"""
     compared_ns: int
-    """duration of those whose work also ran alone"""
+    """duration of the covered runs whose work also ran alone"""
     lost_ns: int
-    """how much longer these took than their work alone; negative if they took less"""
+    """how much longer these runs took than the same work alone; negative if they took less time"""
     num_compared: int
     """number of these"""
     ratios: Ratios
-    """for each of these, its duration / the median of its work alone; ascending, perhaps `thinned` to a selection"""
+    """for each of these runs, its duration / the median of the same work alone; ascending, possibly `thinned` to a
+    selection"""
     num_alone: int
     """number of runs behind these medians"""
 
@@ -86,13 +88,13 @@ class OverlapSlowdown:
     """The slowdown in some steps of one rank, or of several ranks together."""
 
     num_steps: int
-    """number of measured steps without the baseline's, summed over ranks"""
+    """number of measured steps, excluding baseline steps, summed over ranks"""
     kernels: tuple[KernelSlowdown, ...]
-    """every kernel with a covered run, the one that lost most first"""
+    """every kernel with a covered run, in descending order of lost time"""
     knows_input_shapes: bool
-    """True if input shapes of all compared kernels are known; otherwise they were compared place by place"""
+    """True if input shapes of all compared kernels are known; otherwise they were matched by place in the step"""
     reason: str | None
-    """why nothing can be said, if so"""
+    """reason if the slowdown is unknown"""
     control_ns: int = 0
     """duration of runs alone in the measured steps whose work also ran alone in baseline steps"""
     control_alone_ns: int = 0
@@ -213,7 +215,7 @@ class _Compared:
 
     kernel: Int32Column
     same: NDArray[np.int64]
-    """number of each run's work; equal for runs of the same work"""
+    """number that identifies each run's work; equal for runs of the same work"""
     duration_ns: Int64Column
     in_measured: NDArray[np.bool_]
     in_baseline: NDArray[np.bool_]
@@ -351,12 +353,14 @@ class SlowedKernel:
     """One kernel under communication compared with itself alone."""
 
     kernel: Kernel
-    ratio: Annotated[float | None, Number("its length during communication over that without; null if unknown")]
+    ratio: Annotated[
+        float | None, Number("its duration during communication divided by its duration without; null if unknown")
+    ]
     num_covered: int
     num_alone: int
     covered_ns: int
     """per step and rank"""
-    lost_ns: Annotated[int, Number("time lost by it to communication, per step and rank")]
+    lost_ns: Annotated[int, Number("time that it loses to communication, per step and rank")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,13 +368,13 @@ class OverlapSlowdownReport:
     """How much communication slows concurrent computation. Times are ns per step and rank."""
 
     reason: str | None
-    """why it is unknown, if so"""
+    """reason if it is unknown"""
     ratio: float | None
     lost_ns: int | None
     covered_ns: int
     """computation during communication"""
     known_share: float | None
-    """share of it by kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
+    """share that is from kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
     knows_input_shapes: bool
     num_steps: int
     """number of steps of all ranks together"""
@@ -418,13 +422,13 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
         return  # the steps to compare with differed by more than the effect of communication
     may_be_other_work = view.shares_cores and slowdown.control is None
     variables = backend_of(view.backend).to_slow_it
-    other_work = "; other work on the cores may explain it, which --baseline-steps would tell"
+    other_work = "; other work on these cores may be the cause (use --baseline-steps to find out)"
     yield Finding(
         "overlap-slowdown",
         f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
-        f"{in_ms(slowdown.lost_ns or 0)} per step are lost by kernels that also ran without communication, "
-        f"{slowdown.known_share:.0%} of the computation under it; the step only loses the part on its critical path"
-        f"{other_work if may_be_other_work else ''}",
+        f"{in_ms(slowdown.lost_ns or 0)} per step is lost in kernels that also ran without communication "
+        f"({slowdown.known_share:.0%} of the computation under communication); the step loses only the part on its "
+        f"critical path{other_work if may_be_other_work else ''}",
         _advice(view),
         slowdown.lost_ns,
         is_noise=may_be_other_work,

@@ -27,12 +27,12 @@ class OwnReduction:
 
     num_all_reduces: int
     num_bytes: int | None
-    """``None`` if the trace does not tell"""
+    """``None`` if the trace does not show it"""
     comm_ns: int
     exposed_ns: int
     flatten_ns: int | None
-    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not name it, or on
-    an accelerator, which it need not delay"""
+    """time that the training thread spends flattening and unflattening tensors; ``None`` if the trace does not name
+    it, and on accelerators, which it may not delay"""
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:
@@ -77,16 +77,16 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
     """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = (
-        "" if own.flatten_ns is None else f"; flattening gradients takes {in_ms(own.flatten_ns)} of the training thread"
+        "" if own.flatten_ns is None else f"; the training thread spends {in_ms(own.flatten_ns)} flattening gradients"
     )
     yield Finding(
         "own-reduction",
         "Gradients are all-reduced without torch's DDP, by hooks of the script (Apex-like)",
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
         f"computation does not hide {in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)}{flat}",
-        "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): buckets in the order in which "
-        "gradients come, and no copies back. ddpprof trace then shows buckets by parameter, late "
-        "gradients and DDP's own work.",
+        "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): its buckets follow the "
+        "order in which gradients become ready, and gradients are not copied back. ddpprof trace then also shows "
+        "parameters per bucket, late gradients and DDP's own work.",
         None,
         numbers=only_known(
             num_all_reduces=own.num_all_reduces,

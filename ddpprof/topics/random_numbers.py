@@ -15,7 +15,7 @@ from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule, Rank, RecordedStep
 
 _FEWEST_STEPS = 4
-"""number of steps; in one or two of them, something else may draw, such as an evaluation"""
+"""minimum number of steps; in one or two steps something else may draw numbers, such as an evaluation"""
 
 GeneratorStates = Mapping[str, Mapping[int, int]]
 """type of a generator's device → number of a step → digest of the generator's state when it began"""
@@ -24,8 +24,7 @@ GeneratorStates = Mapping[str, Mapping[int, int]]
 @dataclass(frozen=True, slots=True)
 class SameRandomNumbers:
     generators: tuple[str, ...]
-    """generators from which the same numbers are drawn: of a type of device by torch's name for it, ``"numpy"`` or
-    ``"random"``"""
+    """generators that give the same numbers: torch's name for a type of device, ``"numpy"`` or ``"random"``"""
     ranks: tuple[int, ...]
     """ranks that were compared"""
     num_steps: int
@@ -76,9 +75,9 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
         f"{ranks.capitalize()} draw the same random numbers",
         f"{' and '.join(generators)} {were} in the same state on {ranks} at the start of each of {same.num_steps} "
         f"recorded steps, and {used} in every step",
-        f"{seed_ranks(view.framework, same.generators)} As it is, whatever is random in the training, such as dropout "
-        "masks, noise or augmentation, is identical on every rank. For anything that the ranks must agree on, such as "
-        "the order of samples that they divide, use a separate torch.Generator with the same seed on all ranks.",
+        f"{seed_ranks(view.framework, same.generators)} Until then, everything random in the training, such as "
+        "dropout masks, noise or augmentation, is identical on every rank. For random numbers that must be equal on "
+        "all ranks, such as the order of samples, use a separate torch.Generator with the same seed on all ranks.",
         None,
         is_correctness=True,
         numbers=only_known(num_ranks=len(same.ranks), num_steps=same.num_steps),

@@ -27,12 +27,15 @@ class RecordingCost:
     off_ns: Annotated[int | None, Number("median step with recording off")]
     light_ns: Annotated[int | None, Number("median step with light recording")]
     profiled_ns: Annotated[int | None, Number("median step under the profiler")]
-    light_ratio: Annotated[float | None, Number("light step over the unrecorded one beside it, median of pairs")]
+    light_ratio: Annotated[
+        float | None,
+        Number("duration of a light step divided by that of the unrecorded step next to it, median over pairs"),
+    ]
     num_pairs: int
     spread: float | None
     """spread of the off steps: (largest - smallest) / median"""
     profiler_pause_ns: int | None
-    """single pause of the training, to start the profiler and to write the trace"""
+    """pause of the training to start the profiler and to write the trace"""
 
     @property
     def profiled_ratio(self) -> float | None:

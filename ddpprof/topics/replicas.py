@@ -21,9 +21,9 @@ from ddpprof.words import CONSTRUCT_AGAIN, listed, not_averaged, trained_apart
 
 _APART = 0.05
 _DIFFERENT = 1e-3
-"""fraction of the length of the values"""
+"""fraction of the norm of the values"""
 _RESOLUTIONS = 20
-"""number of resolutions that is more than a rounding error"""
+"""multiple of the resolution above which a difference is more than rounding error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Drift:
     differed_before: bool
     """True if they differed when the recording began"""
     num_unreduced_passes: int
-    """passes of the rank with most"""
+    """number of passes on the rank with the most"""
 
 
 def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
@@ -71,7 +71,7 @@ class TrainedApart:
     module: str
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if a DDP module has them whose forward the script never calls"""
+    """True if they belong to a DDP module whose forward the script never calls"""
     drift: Drift
 
 
@@ -124,7 +124,8 @@ class Replicas:
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
     unfrozen: tuple[str, ...] = ()
-    """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
+    """parameters that DDP does not average because they were frozen when it was constructed, but that were trained
+    later"""
 
 
 def _of_run(view: View) -> Replicas:
@@ -165,8 +166,8 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         "unfrozen-parameters",
         not_averaged(replicas.unfrozen),
         trained_apart(replicas.unfrozen),
-        f"{CONSTRUCT_AGAIN} Or construct it while all of them need gradients, and freeze "
-        "some afterwards, with find_unused_parameters=True.",
+        f"{CONSTRUCT_AGAIN} Or construct DDP while all of them require gradients, with find_unused_parameters=True, "
+        "and freeze some afterwards.",
         None,
         is_correctness=True,
         comes_first=True,
@@ -180,8 +181,8 @@ def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         yield Finding(
             "unaveraged-parameters",
             f"The ranks train different models: DDP does not average the gradients of {_parameters(apart)}",
-            f"the script never calls the DDP module that has them, and {_evidence(apart.drift)}, as sampled values on "
-            f"{_ranks(apart.drift)} show",
+            f"the script never calls the DDP module that contains them, and {_evidence(apart.drift)}, as sampled "
+            f"values on {_ranks(apart.drift)} show",
             _CALL_DDP,
             None,
             is_correctness=True,
@@ -196,7 +197,7 @@ def unwrapped_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
         yield Finding(
             "unwrapped-parameters",
             f"Each rank trains its own copy of {_parameters(apart)}",
-            f"no DDP module has them; they were equal on {_ranks(apart.drift)} before the first step, and "
+            f"no DDP module contains them; they were equal on {_ranks(apart.drift)} before the first step, and "
             f"{_evidence(apart.drift)}, as sampled values show",
             _WRAP_THEM,
             None,
@@ -244,13 +245,13 @@ def _advice(drift: Drift) -> str:
     if drift.num_unreduced_passes:
         return (
             "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
-            "backward pass after a forward, and what a second pass adds stays on its rank. "
-            f"This happened {_times(drift.num_unreduced_passes)} in the recorded steps."
+            "backward pass after a forward, and gradients of a second pass stay on their rank. This happened "
+            f"{_times(drift.num_unreduced_passes)} in the recorded steps."
         )
     if drift.differed_before:
         return (
-            "DDP makes the copies equal when it wraps the model. Load checkpoints and initialise parameters before "
-            "that, or do it the same way on every rank."
+            "DDP makes the copies equal when it wraps the model. Load checkpoints and initialize parameters before "
+            "that, or in the same way on every rank."
         )
     return (
         "Look for anything that changes parameters or gradients on each rank separately: changes to gradients after "

@@ -53,7 +53,7 @@ class RankRpc:
     """longest wait for one synchronous call"""
     in_flight_ns: int
     num_left_out: int
-    """calls per step that were only counted"""
+    """number of calls per step that were only counted"""
     calls: tuple[RpcCalls, ...]
     """longest total time first"""
 
@@ -119,7 +119,7 @@ _MANY = 8
 _LONG_SHARE = 0.1
 """least share of the step that one call takes for it to be long"""
 _SMALL_BYTES = 64 * 1024
-"""size of a call up to which its cost is latency"""
+"""size of a call up to which latency dominates its cost"""
 
 
 def many_small_calls(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
@@ -137,8 +137,8 @@ def many_small_calls(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
         f"Rank {rank.rank} calls {calls.function} on {calls.callee} {calls.num_calls} times per step",
         f"each call takes {in_ms(calls.latency_ns or 0)} and moves {size(moved / calls.num_calls)} of tensors on "
         "average",
-        f"Send them together, as one call that takes all inputs of {calls.function} in a step and returns all results, "
-        "or collect them on the callee with @rpc.functions.async_execution.",
+        f"Combine them into one call that takes all inputs of {calls.function} in a step and returns all results, or "
+        "collect them on the callee with @rpc.functions.async_execution.",
         gain,
         numbers=only_known(num_calls=calls.num_calls, latency_ns=calls.latency_ns, moved_bytes=moved),
     )
@@ -162,8 +162,9 @@ def calls_in_a_row(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
         "rpcs-in-a-row",
         f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the other",
         f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
-        "If none needs another's answer, send all with rpc.rpc_async, and call torch.futures.wait_all(futures) "
-        "where the answers are needed; fetch the next batch's during this one's backward pass.",
+        "If no call needs the answer of another, send all with rpc.rpc_async, and call "
+        "torch.futures.wait_all(futures) where the answers are needed. Send the calls for the next batch before the "
+        "backward pass of this one.",
         _gain_ns(rank),
         numbers=only_known(
             num_calls=rank.num_sync_calls, waiting_ns=rank.waited_ns, longest_wait_ns=rank.longest_wait_ns
@@ -184,11 +185,11 @@ def one_long_call(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
     longest = max(waits, key=lambda calls: calls.latency_ns or 0)
     yield Finding(
         "long-rpc",
-        f"Rank {rank.rank} stands still until {longest.callee} answers an RPC",
+        f"Rank {rank.rank} blocks until {longest.callee} answers an RPC",
         f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
         "communication is not included",
-        "Send it earlier with rpc.rpc_async, such as for the next batch during this one's backward pass, and wait for "
-        "the answer where it is needed; or make the function itself faster.",
+        "Send it earlier with rpc.rpc_async, for example for the next batch before the backward pass of this one, "
+        "and wait for the answer where it is needed. Or make the function itself faster.",
         rank.longest_wait_ns,
         numbers=only_known(longest_wait_ns=rank.longest_wait_ns),
     )
@@ -209,8 +210,8 @@ def rpc_table(ranks: Sequence[RankRpc]) -> Iterable[Section]:
         tuple(Column(name, is_number=name not in words) for name in names),
         tuple(rows[:_MAX_ROWS]),
         notes(
-            "latency: one call, as the caller sees it; kB: tensors of all calls",
-            f"up to {left_out} further calls per step were not kept" if left_out else "",
+            "latency: of one call, as the caller sees it; kB: tensors of all calls",
+            f"up to {left_out} more calls per step were not recorded" if left_out else "",
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),
     )

@@ -52,7 +52,7 @@ class Place(StrEnum):
 
 class Purpose(StrEnum):
     PARAMETERS = "parameters"
-    """as many all-reduces as the model has parameters, or as many bytes"""
+    """True if there are as many all-reduces, or as many bytes, as the model has parameters"""
     FEW_NUMBERS = "few numbers"
     """at most `SMALL_BYTES` each"""
     BARRIER = "barrier"
@@ -70,9 +70,9 @@ class OutsideCalls:
     """`CollectiveKind`, in lower case"""
     num_calls: int
     num_bytes: int | None
-    """bytes of all calls; ``None`` if the trace does not tell, or for a barrier"""
+    """bytes of all calls; ``None`` if the trace does not show them, or for a barrier"""
     time_ns: int
-    """length of their union, including waits for other ranks"""
+    """time during which at least one runs, including waits for other ranks"""
     exposed_ns: int
 
     @property
@@ -292,7 +292,7 @@ def _said(calls: Sequence[OutsideCalls]) -> str:
     for one in calls:
         volume = "" if one.num_bytes is None else f" of {size(one.num_bytes)} in all"
         parts.append(f"{one.num_calls} × {one.kind.replace('_', '-')}{volume}, {_WHERE[one.place]}")
-    return f"{'; '.join(parts)}: {in_ms(_exposed(calls))} per step are exposed"
+    return f"{'; '.join(parts)}: {in_ms(_exposed(calls))} per step is exposed"
 
 
 _WHERE = {
@@ -313,8 +313,8 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
         yield Finding(
             "parameter-averaging",
             "Parameters are averaged over the ranks in every step, in addition to DDP",
-            f"{_said(after)}; DDP averages gradients, so parameters are equal on all ranks anyway",
-            "Leave it out. To average parameters instead of gradients, let torch do it every N steps with "
+            f"{_said(after)}; DDP averages gradients, so parameters are already equal on all ranks",
+            "Remove it. To average parameters instead of gradients, let torch do so every N steps with "
             "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
             numbers=only_known(num_calls=sum(one.num_calls for one in after), exposed_ns=_exposed(after)),
@@ -324,7 +324,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             "gradient-averaging",
             "Gradients are averaged over the ranks by hand, in addition to DDP",
             _said(before),
-            "Leave it out: DDP has already averaged the gradients during backward().",
+            "Remove it: DDP has already averaged the gradients during backward().",
             _exposed(before),
             numbers=only_known(num_calls=sum(one.num_calls for one in before), exposed_ns=_exposed(before)),
         )
@@ -343,12 +343,12 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
         "metrics-every-step",
         f"{what} per step outside DDP" if unsized else f"{what} of a few numbers in every step",
         _said(calls)
-        + ("; the trace lacks their sizes, which --record-shapes adds" if unsized else "")
-        + "; in each, every rank waits for the last one",
-        f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N steps "
-        "or once per epoch, several in one tensor. Leave alone those whose result the step needs, such as the loss's "
-        "normalisation, a gradient norm for clipping, or a decision that all ranks share."
-        f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
+        + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
+        + "; in each of them, every rank waits for the last rank",
+        f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N "
+        "steps or once per epoch, several in one tensor. Keep those whose result the step needs, such as the "
+        "normalization of the loss, a gradient norm for clipping, or a decision that all ranks "
+        f"share.{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
@@ -360,7 +360,7 @@ def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
         return ""
     return (
         " The Trainer itself adds up the number of tokens over all ranks in every step: "
-        "TrainingArguments(average_tokens_across_devices=False) leaves that out, and each rank then averages its loss "
+        "TrainingArguments(average_tokens_across_devices=False) disables this, and each rank then averages its loss "
         "over its own tokens."
     )
 
@@ -375,7 +375,7 @@ def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
     if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
         return ""
     return (
-        " If they average gradients of parameters outside DDP, every step needs them: put these parameters "
+        " If they average gradients of parameters outside DDP, they are needed in every step: put these parameters "
         "into the DDP module, or send them in one tensor."
     )
 
@@ -411,8 +411,8 @@ def barrier_in_loop(outside: Sequence[OutsideCalls], view: View) -> Iterator[Fin
     yield Finding(
         "barrier-in-loop",
         f"{'There is a barrier' if number == 1 else f'There are {number} barriers'} in the training loop",
-        f"{_said(calls)}; on an accelerator it also drains the queue of launched work",
-        "Take it out of the loop: DDP's all-reduces already make the ranks wait for each other in every step."
+        f"{_said(calls)}; on an accelerator, the host also waits for all launched work",
+        "Remove it from the loop: DDP's all-reduces already synchronize the ranks in every step."
         + (_LIGHTNING_SYNCS if view.framework == "lightning" else ""),
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
@@ -439,7 +439,7 @@ def outside_table(calls: Sequence[OutsideCalls]) -> Iterable[Section]:
                 "exposed ms": lambda one: ms(one.exposed_ns),
             },
             ("collective", "where", "carries"),
-            "from the rank with the least exposed time, since others also wait for a slower one; exposed: while "
+            "from the rank with the least exposed time, since other ranks also wait for slower ones; exposed: while "
             "neither computation nor DDP's communication runs",
         )
 

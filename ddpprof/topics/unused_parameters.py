@@ -67,10 +67,10 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
             yield Finding(
                 "find-unused-for-nothing",
                 "find_unused_parameters=True, but every parameter was used",
-                f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}one more all-reduce "
-                "follows it, and DDP does not rebuild its buckets in the order of gradients",
-                f"Leave it out: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep it only if "
-                "other batches skip parts of the model.",
+                f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}DDP sends one more "
+                "all-reduce per backward pass, and does not rebuild its buckets in the order of the gradients",
+                f"Remove it: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep it only if other "
+                "batches skip parts of the model.",
                 gain_ns,
                 predicted=predicted,
                 cause_ns=_search_and_communication_ns(view),

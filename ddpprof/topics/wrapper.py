@@ -20,7 +20,7 @@ class BufferSyncs:
     num_forwards: int
     """number of forwards with gradients"""
     num_buffer_syncs: int
-    """number of these before which buffers are broadcast"""
+    """number of forwards before which buffers are broadcast"""
     modules_with_buffer_syncs: tuple[int, ...] | None
     """DDP modules whose buffers these are; ``None`` if unknown"""
 
@@ -55,8 +55,8 @@ def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
     yield Finding(
         "buffers-broadcast",
         f"{buffers} broadcast before {_forwards(syncs)}",
-        f"{size(sum(m.buffer_bytes for m in modules))} take {in_ms(view.buffer_sync_ns or 0)} per step, and every rank "
-        "waits for rank 0",
+        f"broadcasting {size(sum(m.buffer_bytes for m in modules))} takes {in_ms(view.buffer_sync_ns or 0)} per "
+        "step, and every rank waits for rank 0",
         f"{_without_broadcast(view.framework)}. " + _if_they_may_differ(others, number),
         view.buffer_sync_ns,
         change=ddp_change(view.framework, broadcast_buffers=False),
@@ -76,7 +76,7 @@ def _num_of_batch_norms(module: DdpModule) -> int:
 def _if_they_may_differ(others: int, number: int) -> str:
     """Return on what leaving out the broadcast depends. `others`: number of buffers that are not BatchNorm's."""
     statistics = (
-        "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0."
+        "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0 only."
     )
     if not others:
         return statistics
@@ -112,7 +112,8 @@ def gradient_copies(modules: Sequence[DdpModule], view: View) -> Iterator[Findin
         "gradient-copies",
         "Reduced gradients are copied out of their buckets",
         f"{in_ms(view.copy_out_ns)} per step, and {size(memory)} of memory",
-        f"{ddp_argument(view.framework, 'gradient_as_bucket_view=True')}. Code that calls grad.detach_() rules it out.",
+        f"{ddp_argument(view.framework, 'gradient_as_bucket_view=True')}. Do not use it if the code calls "
+        "grad.detach_().",
         at_most(view.copy_out_ns, predicted),
         predicted=predicted,
         cause_ns=view.copy_out_ns,
@@ -128,7 +129,7 @@ BUFFER_SYNCS: Topic[BufferSyncs, BufferSyncs] = Topic(
     rank_type=BufferSyncs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""broadcasts on the first rank, which are the same on all"""
+"""broadcasts on the first rank; they are the same on all ranks"""
 
 GRADIENT_COPIES: Topic[None, tuple[DdpModule, ...]] = Topic(
     "gradient_copies", rules=(gradient_copies,), of_run=lambda view: view.modules

@@ -30,8 +30,8 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     hint, *said = (line.removeprefix("ddpprof: ") for line in done.stderr.splitlines() if line.startswith("ddpprof: "))
     assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
     assert said[0] == (
-        "The job hangs at step 60: rank 1 calls a collective that the others do not call; it called barrier, and rank "
-        "0 called the all-reduce of DDP's gradients."
+        "The job hangs at step 60: rank 1 calls a collective that the other ranks do not call; it called barrier, "
+        "and rank 0 called the all-reduce of DDP's gradients."
     )
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")
@@ -74,12 +74,15 @@ def line_in_hangs(how: str) -> str:
     [
         pytest.param(
             "skips_barrier",
-            "rank 1 has not called a collective that the others have called; it left out barrier, at ",
+            "rank 1 has not called a collective that the other ranks have called; it left out barrier, at ",
             "waiting_at",
             id="skips-a-barrier",
         ),
         pytest.param(
-            "sleeps_before_async", "rank 1 is still in the script's own code.", "place", id="before-an-asynchronous-one"
+            "sleeps_before_async",
+            "rank 1 is still running the script's own code.",
+            "place",
+            id="before-an-asynchronous-one",
         ),
     ],
 )

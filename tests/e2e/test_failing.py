@@ -138,7 +138,7 @@ def test_a_rank_that_swaps_is_named_while_it_does(tmp_path: Path, ddpprof: Run) 
             os.kill(watch.pid, signal.SIGTERM)
             _, said = watch.communicate(timeout=600)
     assert (verdict["fault"], verdict["rank"], verdict["step"]) == ("swapping", 1, 20)
-    assert "The job hangs at step 20: rank 1 is swapping: it needs more memory than there is." in said
+    assert "The job hangs at step 20: rank 1 is swapping: it needs more memory than the machine has." in said
 
 
 TWO_MODELS = """

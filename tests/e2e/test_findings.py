@@ -40,7 +40,7 @@ def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: 
     evidence = "the other rank followed in step 15, with gradients that DDP had averaged"
     watched = ddpprof("watch", "--out", "run", *on_ranks(2, *script("mistakes.py", "--mistake", "bad_batch")))
     # whether it is told during the run or after it
-    assert f"{where}: {evidence}. Look at the batch of rank 1 in step 14" in watched.stderr
+    assert f"{where}: {evidence}. Check the batch of rank 1 in step 14" in watched.stderr
     (finding,) = (one for one in report("run")["findings"] if one["rule"] == "nonfinite-loss")
     assert (finding["title"], finding["evidence"]) == (f"The loss was NaN or infinite in 16 steps, {where}", evidence)
 

@@ -77,7 +77,7 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
     bench = json.loads((tmp_path / "network.json").read_text())
     assert [len(entry["longest_ns"]) for entry in bench["sizes"]] == [1]
     assert bench["left_out"] == [8 << 20, 16 << 20, 32 << 20, 64 << 20]
-    assert "Left out because 4194304 bytes took so long: 8388608 bytes and more." in done.stdout
+    assert "Left out because 4194304 bytes took too long: 8388608 bytes and more." in done.stdout
 
 
 @pytest.mark.parametrize(

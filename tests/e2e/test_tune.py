@@ -31,7 +31,7 @@ def read(ddpprof: Run, directory: str | Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A directory of tuning with one setting beside the job as it is, and what was printed."""
+    """A directory of tuning with one setting beside the unchanged job, and what was printed."""
     folder = tmp_path_factory.mktemp("tuned")
     ended = subprocess.run(
         [*DDPPROF, "tune", "--nproc", "2", "--trials", "2", *QUICK, "--out", "t", *TRAINING],

@@ -22,7 +22,7 @@ def bound_lines(report: Report) -> Iterable[Section]:
         yield Line(f"According to a replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
     if may_help:
         gains = "; ".join(map(_gain, may_help))
-        yield Line(f"These may or may not help, since their gains are within the uncertainty: {gains}.")
+        yield Line(f"These may or may not help (the predicted gain is within its uncertainty): {gains}.")
     if cannot:
         yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
     if not bound.would_help:
@@ -49,8 +49,8 @@ def bound_sentence(bound: Bound) -> str:
 
 
 _BY = {
-    BoundBy.WAITING: "Waiting for each other lengthens the step",
-    BoundBy.LATENCY: "The latency of communication lengthens the step",
+    BoundBy.WAITING: "The step is long because ranks wait for each other",
+    BoundBy.LATENCY: "The step is long because of communication latency",
     BoundBy.BANDWIDTH: "Communication lengthens the step",
 }
 
@@ -62,11 +62,11 @@ def _why(bound: Bound, hooked: bool) -> str:
     if bound.by is BoundBy.WAITING:
         waiting_ns = bound.waiting_ns or 0
         return (
-            f"Of {ms(bound.comm_ns)} ms in {calls}{volume}, a rank spends about {ms(waiting_ns)} ms waiting for ranks "
-            "that come later; no DDP setting removes that."
+            f"Of {ms(bound.comm_ns)} ms in {calls}{volume}, a rank spends about {ms(waiting_ns)} ms waiting for "
+            "ranks that arrive later; no DDP setting removes this time."
         )
     if bound.by is BoundBy.LATENCY:
-        return f"A step has {calls}{volume}, so little that the latency of each may cost more than its bytes."
+        return f"A step has {calls}{volume}, so little that latency may cost more than the transfer of the bytes."
     return f"A step has {calls}{volume}."
 
 
@@ -81,11 +81,10 @@ _WHAT = {
 
 
 _NEW_BATCH = {
-    WhatHelps.DOUBLE_BATCH: "the batch is then 2 times as large",
-    WhatHelps.ACCUMULATION: f"the batch is then {ACCUMULATED} times as large, and the optimizer steps "
-    f"{ACCUMULATED} times less often",
+    WhatHelps.DOUBLE_BATCH: "with twice the batch size",
+    WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
 }
-"""what else these change: a training that may need other hyperparameters"""
+"""side effects of these changes, which may need other hyperparameters"""
 
 
 def _gain(one: WouldHelp) -> str:
@@ -102,7 +101,8 @@ _NOT_REPLAYED = {
     BoundBy.WAITING: "This step cannot be replayed with other settings. Ranks wait less if they do equal work in equal "
     "time; larger batches and less frequent gradient reduction spread the waiting over more work.",
     BoundBy.LATENCY: "This step cannot be replayed with other settings. Larger batches and less frequent gradient "
-    "reduction spread the latency over more work, and fewer buckets have less of it; more network bandwidth does not.",
+    "reduction spread the latency over more work, and fewer buckets reduce it; more network "
+    "bandwidth does not.",
     BoundBy.BANDWIDTH: "This step cannot be replayed with other settings. Larger batches, less frequent gradient "
-    "reduction, fewer bits per gradient and a faster network reduce it.",
+    "reduction, fewer bits per gradient and a faster network reduce communication.",
 }

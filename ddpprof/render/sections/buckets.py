@@ -11,17 +11,17 @@ from ddpprof.topics.buckets.rows import BucketRow
 _MAX_BUCKETS = 24
 
 _WHAT_THE_COLUMNS_MEAN = (
-    "ready: when all its gradients are there; late: the rank that launches it last in most steps, and how long after "
-    "the first"
+    "ready: when all its gradients are computed; late: the rank that launches it last in most steps, and its delay "
+    "after the first rank"
 )
 _NOT_OF_DDP = "found in the trace by order and size; buckets sent after the backward pass are not included"
 _FROM_A_TRACE_ALONE = (
-    "found in the trace by order and size; to learn which parameters are in them and when they were ready, record the "
+    "found in the trace by order and size; to see which parameters are in them and when they were ready, record the "
     "job with: ddpprof trace train.py"
 )
 _UNTOLD = (
-    "the collectives that carry buckets cannot be identified, since the backward pass has more or fewer of them than "
-    "buckets: a communication hook sends them in pieces, or the model reduces something else as well"
+    "the collectives that carry buckets cannot be identified, because the backward pass does not have one "
+    "collective per bucket: a communication hook splits the buckets, or the model reduces other tensors as well"
 )
 
 _CELLS: Mapping[str, Callable[[BucketRow], str]] = {
@@ -98,9 +98,9 @@ def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
     if not passes:
         return ""
     if len(report.job.modules) < 2:
-        return f"a step has {passes[0]} synchronised backward passes, and each sends every bucket"
+        return f"a step has {passes[0]} synchronized backward passes, and each sends every bucket"
     counts = ", ".join(f"{number} through module {module}" for module, number in passes.items())
-    return f"a step has several synchronised backward passes ({counts}), and each sends every bucket"
+    return f"a step has several synchronized backward passes ({counts}), and each sends every bucket"
 
 
 def _not_found(report: Report, buckets: Sequence[BucketRow]) -> str:

@@ -23,8 +23,8 @@ def collective_table(report: Report) -> Iterable[Section]:
     said = notes(
         "not matched between ranks: transfer includes waiting for others, so there is no bandwidth"
         if alone
-        else "transfer: shortest duration over the ranks; waiting: the rest of the longest (medians)",
-        "calls, MB: for one rank over all profiled steps",
+        else "transfer: shortest duration over the ranks; waiting: longest minus shortest duration (medians)",
+        "calls and MB: of one rank, over all profiled steps",
         "" if alone else "busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ bytes",
         cut_off(len(rows), _MAX_ROWS, "rows"),
     )

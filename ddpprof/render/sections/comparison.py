@@ -63,7 +63,7 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
     names = ("", "A", "B", "B - A", "", "interval", "")
     columns = tuple(Column(name, is_number=index not in (0, 6)) for index, name in enumerate(names))
     yield Table(
-        "Per step, ms (means over ranks, and medians over steps, but step as in each report; medians over runs)",
+        "Per step, ms (means over ranks, medians over steps and runs; step as in each report)",
         columns,
         rows,
         _note(comparison),
@@ -76,13 +76,13 @@ def _note(comparison: Comparison) -> str:
     steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
     if num_a == num_b == 1:
         return (
-            f"from one run each, with {steps}; the 95% interval covers these steps alone. It leaves out differences "
-            "between whole runs of one job, so only what is within it is known to be noise"
+            f"from one run each, with {steps}; the 95% interval covers only these steps, not differences between "
+            "whole runs of one job. A difference within it is noise; one beyond it may be noise too"
         )
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
-        f"between their runs, and its interval, {CONFIDENCE:.1%}, comes from how much runs differ; it holds jointly "
-        "for the measures that were asked for with --fail-on, for which it is narrower, and likewise for all others"
+        f"between their runs. Its interval, {CONFIDENCE:.1%}, is computed from how much runs differ. It holds jointly "
+        "for all measures of --fail-on, where it is narrower, and jointly for all other measures"
     )
 
 
@@ -130,7 +130,7 @@ def _buckets(comparison: Comparison) -> Iterable[Section]:
         f"Buckets, A → B, ms after the end of the forward (medians{_of_typical(comparison)})",
         tuple(map(Column, names)),
         tuple(_bucket(change) for change in shown),
-        f"matched by {'the parameters in them' if named else 'their place and size'}"
+        f"matched by {'their parameters' if named else 'position and size'}"
         + (f"; {more} more are in the JSON form" if more > 0 else ""),
     )
 
@@ -169,7 +169,8 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
 
 
 _KERNELS_OF_ONE = (
-    "Kernels that became slower, ms (medians; beyond their noise within one run, but other runs may differ more)"
+    "Kernels that became slower, ms (medians; differences exceed the noise within one run, but other runs may "
+    "differ more)"
 )
 _KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any of A, ms (medians of a typical run)"
 
@@ -200,8 +201,8 @@ def _more_runs(
     told = "growth beyond its limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
     if needed > MOST_RUNS:
         yield Line(
-            f"More than {MOST_RUNS} runs on each side would be needed to tell {told} from noise: the runs differ too "
-            "much. Record longer ones (--steps), on a machine that does nothing else."
+            f"More than {MOST_RUNS} runs on each side would be needed to distinguish {told} from noise: the runs "
+            "differ too much. Record longer runs (--steps), on an otherwise idle machine."
         )
         return
     more = [max(0, needed - number) for number in (comparison.num_runs_a, comparison.num_runs_b)]
@@ -212,7 +213,7 @@ def _more_runs(
     else:
         asked = f"needs {more[0]} more runs of A and {more[1]} of B"
     record_with = " Record with:" if how_to_record else ""
-    yield Line(f"To tell {told} from noise, this comparison {asked}.{record_with}")
+    yield Line(f"To distinguish {told} from noise, this comparison {asked}.{record_with}")
     yield from (Line(f"    {command}") for command in how_to_record)
 
 
@@ -254,4 +255,4 @@ def _findings(report: RepeatedReport) -> Iterable[Section]:
         for one in report.findings
     )
     columns = (Column("finding", is_number=False), Column("beyond noise in"), Column("seen in"))
-    yield Table("Findings of all runs", columns, rows, "titles are from the first run with the finding")
+    yield Table("Findings of all runs", columns, rows, "titles are from the first run that has the finding")

@@ -14,9 +14,9 @@ from ddpprof.topics.overlap_slowdown import ENOUGH_KNOWN, OverlapSlowdownReport
 from ddpprof.topics.recording_cost import RecordingCost
 
 _UNUSUAL = 1.5
-"""factor from which steps are unusually long"""
+"""factor above which steps are unusually long"""
 _LEAST_STEPS = 20
-"""number of steps without a special event that tell how long most steps are"""
+"""minimum number of ordinary steps for a typical step time"""
 
 WRAPPER_PARTS = {
     "pre_forward_ns": "pre-forward",
@@ -44,7 +44,7 @@ def wrapper_table(report: Report) -> Iterable[Section]:
             f"DDP's own work on the training thread, ms per step ({mean_of_steps(report)})",
             ("rank", *WRAPPER_PARTS.values(), "total", "of step"),
             rows,
-            "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into .grad; "
+            "pre-forward: buffer sync and bookkeeping; copy in: gradients to buckets; copy out: buckets to .grad; "
             "waits for communication are excluded",
         )
 
@@ -59,7 +59,7 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
     if ratio < max(_UNUSUAL, 1 + spread):
         ratio, usual_ns = _against_the_whole_run(report)
         others = f"most steps of the whole run, {ms(usual_ns)} ms"
-        why = "The machine was busy then, the profiler slowed them, or they did more work."
+        why = "The machine was busy, the profiler slowed these steps, or they did more work."
     if ratio >= _UNUSUAL:
         yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}. {why}", is_warning=True)
 
@@ -108,10 +108,10 @@ def _of_slowest_rank(report: Report) -> RecordingCost | None:
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
-"""least share of the step worth a table"""
+"""minimum share of the step for a table"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
 _TELLS_NOTHING = 0.02
-"""least share of the computation under communication; the ratio of less is an accident"""
+"""minimum share of the computation under communication; the ratio of a smaller share is accidental"""
 
 
 def slowdown_section(report: Report) -> Iterable[Section]:
@@ -128,15 +128,15 @@ def slowdown_section(report: Report) -> Iterable[Section]:
         return
     if (slowdown.known_share or 0) < _TELLS_NOTHING:
         yield Line(
-            "It is unknown how much communication slows computation: hardly any of the computation under it also ran "
-            f"alone.{more}",
+            "It is unknown how much communication slows computation: almost none of the computation under "
+            f"communication also ran alone.{more}",
             is_aside=True,
         )
         return
     if (slowdown.known_share or 0) < ENOUGH_KNOWN:
         yield Line(
             f"Only {percent(slowdown.known_share)} of the computation ran both with and without communication; with "
-            f"it, it took {slowdown.ratio:.2f} × as long.{more}",
+            f"communication, it took {slowdown.ratio:.2f} × as long.{more}",
             is_aside=True,
         )
         return
@@ -151,7 +151,7 @@ def slowdown_section(report: Report) -> Iterable[Section]:
 def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str:
     known = f"known for {percent(slowdown.known_share)} of its {ms(slowdown.covered_ns)} ms per step"
     if lost_ns <= 0:
-        return f"Communication does not slow concurrent computation: {ratio:.2f} × as long ({known})"
+        return f"Communication does not slow concurrent computation: it takes {ratio:.2f} × as long ({known})"
     return (
         f"Communication makes concurrent computation take {ratio:.2f} × as long: {ms(lost_ns)} ms lost per step "
         f"({known})"
@@ -161,7 +161,10 @@ def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str
 def _control(control: float | None) -> str:
     if control is None:
         return ""
-    return f"; corrected for work without communication, which took {control:.2f} × as long as in the baseline steps"
+    return (
+        f"; corrected for the speed of work without communication, which took {control:.2f} × as long as in the "
+        "baseline steps"
+    )
 
 
 def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
@@ -177,7 +180,7 @@ def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
             "lost": lambda row: ms(row.lost_ns),
         },
         ("kernel", "grid and block"),
-        "known: kernels that also ran alone; lost: ms per step, compared with the same work alone"
+        "known: share of kernels that also ran alone; lost: ms per step, compared with the same work alone"
         + ("" if slowdown.knows_input_shapes else ", matched by its place in the step")
         + _control(slowdown.control),
     )

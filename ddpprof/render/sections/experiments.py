@@ -66,8 +66,8 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
             (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
             for number, one in enumerate(report.rounds, 1)
         ),
-        "pairs: a block of steps with DDP and one without, in the same start of the job, or, with --apart, one job "
-        "with and one without DDP; ratio: median over the pairs",
+        "pair: a block of steps with DDP and one without, in the same job, or, with --apart, one job with DDP and "
+        "one without; ratio: median over the pairs",
     )
 
 
@@ -81,16 +81,17 @@ def _verdict(report: OverheadReport) -> str:
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
         few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
         return (
-            f"{pairs} {few} to tell whether a step takes longer with DDP, {on}: {interval(ratio)} × ({times}). "
-            "Run more: --rounds"
+            f"{pairs} {few} to tell whether DDP makes a step longer, {on}: {interval(ratio)} × ({times}). Run more: "
+            "--rounds"
         )
     return (
-        f"With DDP a step takes as long as without it, as far as {pairs} can tell, {on}: {interval(ratio)} × ({times})."
+        f"With DDP a step takes as long as without it, within the precision of {pairs}, {on}: {interval(ratio)} × "
+        f"({times})."
     )
 
 
 _VAGUE = 0.1
-"""width of its interval above which a ratio says little, whether it is close to 1 or not"""
+"""width of the interval above which a ratio is inconclusive"""
 
 
 def interval(ratio: Ratio) -> str:
@@ -129,7 +130,7 @@ def _parts(report: OverheadReport) -> Section:
         notes(
             "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the length of "
             "unprofiled ones",
-            "they are the host's time, which the device's work may hide, so they need not add up" if on_device else "",
+            "these are host times, which device work may hide, so they may not add up" if on_device else "",
         ),
     )
 
@@ -144,8 +145,8 @@ def _range(report: OverheadReport) -> str:
 
 
 _TITLES = {
-    Scaling.WEAK: "Weak scaling: every process keeps its batch",
-    Scaling.STRONG: "Strong scaling: all processes share one batch",
+    Scaling.WEAK: "Weak scaling: fixed batch size per process",
+    Scaling.STRONG: "Strong scaling: fixed total batch size",
 }
 PARTS = (
     ("DDP's own work", "wrapper_ns"),
@@ -158,7 +159,7 @@ PARTS = (
 
 
 _PERFECT = 1.005
-"""efficiency from which it is shown as more than 100 %"""
+"""efficiency above which the note on more than 100 % is shown"""
 
 
 def scaling_sections(report: ScalingReport) -> Iterable[Section]:
@@ -171,15 +172,14 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
             yield _losses(points)
     if any(point.efficiency > _PERFECT for point in report.points):
         yield Line(
-            "Efficiency above 100% means that each of several processes does more per second than the one process "
-            "without DDP that they are compared with. Either that one was slowed in its own trials, by other work or "
-            "by more threads than it has cores, or the difference is chance: the interval then includes the number of "
-            "processes."
+            "Efficiency above 100% means that each of several processes does more work per second than one process "
+            "without DDP. Either the single process was slowed in its trials, by other work or by more threads than "
+            "cores, or the difference is chance: the interval then includes the number of processes."
         )
     yield Line(
-        "speed-up: work per second relative to one process without DDP. Lost: the step minus "
-        "the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: only for kernels "
-        "that ran both under communication and without it.",
+        "speed-up: work per second relative to one process without DDP. Lost: the step minus the ideal step. Slower "
+        "compute: due to shared cores and memory, or smaller batches; slowed by comm: only kernels that ran both "
+        "with and without communication.",
         is_aside=True,
     )
 
@@ -220,12 +220,12 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
                 (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
             ),
-            "error: root mean square error of the model, relative to the time",
+            "error: root mean square error of the model, relative to the measured time",
         )
     for found in report.crossovers:
         yield Line(_crossover(report, found))
     if not report.crossovers and len(models) > 1:
-        yield Line("According to these models, no configuration overtakes another: one is faster at every size.")
+        yield Line("According to these models, one configuration is fastest at every size.")
     if not models and len(report.points) > 1:
         yield Line(_fastest(report.points))
 
@@ -240,22 +240,22 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     beyond = [(point, ratio) for point, ratio in compared if ratio.is_beyond_noise]
     if not any(ratio.is_beyond_noise is not None for _, ratio in compared):
         fastest = min(points, key=lambda point: point.step_ns)
-        of_what = f" for what {first} does in a step" if unequal else ""
+        of_what = f" for the work that {first} does in a step" if unequal else ""
         return (
-            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. Fewer than three "
-            "rounds do not show whether that is chance."
+            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. This may be chance: "
+            "at least three rounds are needed to tell."
         )
     faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
     if faster:
         ratio, fastest = min(faster, key=lambda one: one[0].ratio)
         return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}{work}."
     if len(beyond) == len(points) - 1:
-        return f"Fastest: {first}. All others are slower{work} beyond noise."
+        return f"Fastest: {first}. All other configurations are slower{work}, beyond noise."
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"None is faster than {first}{work} beyond noise: {rounds} would show a difference of {shown:.0%}, more rounds "
-        "a smaller one."
+        f"No configuration is faster than {first}{work}, beyond noise: {rounds} would show a difference of "
+        f"{shown:.0%}, more rounds a smaller one."
     )
 
 
@@ -314,10 +314,10 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     high = "unbounded" if c.high is None else three_digits(c.high)
     if not found.is_measured or c.low is None or c.high is None:
         return (
-            f"These sizes do not show whether {clean(found.above)} overtakes {clean(found.below)}: the models cross at "
-            f"{_size_name(report)} {three_digits(c.size)} (95 % interval {low} – {high})."
+            f"These sizes do not show whether {clean(found.above)} becomes faster than {clean(found.below)}: the "
+            f"models cross at {_size_name(report)} {three_digits(c.size)} (95 % interval {low} – {high})."
         )
-    grows = "" if c.slope_ratio is None else f" Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
+    grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} × as slowly."
     return (
         f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
         f"(95 % interval {low} – {high}).{grows}"
@@ -337,10 +337,10 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
     yield from _tuned_losses(report)
     if report.unpredicted is not None:
         yield Line(
-            f"There was no prediction, so settings unlike each other were tried: {clean(report.unpredicted, most=400)}"
+            f"There was no prediction, so a variety of settings was tried: {clean(report.unpredicted, most=400)}"
         )
     elif not report.promises:
-        yield Line("The prediction saw nothing to gain; its best setting was tried anyway.")
+        yield Line("No setting was predicted to be faster; the best one was tried anyway.")
     yield Line(
         f"It took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
         f"settings this many times would take {report.exhaustive_steps:,} steps.",
@@ -356,14 +356,16 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
     best = report.tried[report.best]
     assert best.ratio is not None
     yield Line(
-        f"Best: {clean(best.label)}: {ms(best.step_ns)} ms per step, {interval(best.ratio)} × the {ms(now.step_ns)} ms "
-        f"of the job as it is{_predicted(best)}."
+        f"Best: {clean(best.label)}: {ms(best.step_ns)} ms per step, {interval(best.ratio)} × the {ms(now.step_ns)} "
+        f"ms of the unchanged job{_predicted(best)}."
     )
     yield Line(f"In the script: {clean(best.code, most=800)}")
     if best.is_lossy:
-        yield Line("It is lossy, since it rounds what is sent: check the final accuracy.", is_warning=True)
+        yield Line(
+            "It is lossy, since it rounds gradients before sending them: check the final accuracy.", is_warning=True
+        )
     if best.losses is not None and best.losses.match is Match.UNKNOWN:
-        yield Line("It is unknown whether it keeps the losses, so check them.", is_warning=True)
+        yield Line("It is unknown whether it changes the losses: compare them.", is_warning=True)
     if "static_graph=True" in best.label:
         yield Line(
             "static_graph=True needs every step to use the same parameters, as these steps did.", is_warning=True
@@ -373,7 +375,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 def _nothing(report: TuneReport) -> str:
     """Say that no setting is faster, or that this cannot be told, and what to do about it."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
-    now = f"the job as it is ({ms(report.now.step_ns)} ms per step)"
+    now = f"the unchanged job ({ms(report.now.step_ns)} ms per step)"
     if not known:
         return f"No setting is faster than {now}. Change nothing."
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
@@ -384,24 +386,24 @@ def _nothing(report: TuneReport) -> str:
     if low is not None and low > _CERTAIN:
         return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
     varied = (
-        f"this machine varied by {report.start_ratio:.2g}× between starts of one setting"
+        f"step times on this machine varied by {report.start_ratio:.2g}× between starts of one setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
-        else f"{rounds} do not show how much is chance"
+        else f"{rounds} do not show how much of the difference is chance"
         if low is None
-        else f"{rounds} are too few for so small a difference"
+        else f"{rounds} are too few for such a small difference"
     )
     return (
-        f"Cannot tell whether a setting is faster than {now}: {varied}. Closest: {of_chance}. Change nothing yet: run "
-        f"it again while the machine does nothing else, or with --rounds {max(_ENOUGH, 3 * report.rounds)}."
+        f"Cannot tell whether a setting is faster than {now}: {varied}. Closest: {of_chance}. Change nothing yet: "
+        f"run again while the machine is idle, or with --rounds {max(_ENOUGH, 3 * report.rounds)}."
     )
 
 
 _CERTAIN = 0.9
-"""ratio of steps, relative to the job as it is, that must be excluded before nothing is said to be faster"""
+"""step-time ratio to the unchanged job that must be excluded before a report says that nothing is faster"""
 _STEADY = 1.1
-"""slowest start over the fastest, up to which a machine is steady"""
+"""slowest start divided by the fastest, up to which a machine counts as steady"""
 _ENOUGH = 10
-"""rounds that are advised at least"""
+"""minimum number of rounds to advise"""
 
 
 def _predicted(tried: TriedSetting) -> str:
@@ -422,8 +424,8 @@ def _trials(report: TuneReport) -> Section:
         },
         ("setting", "losses", "result"),
         notes(
-            "ratio: step relative to that of the job as it is, run in turn; simultaneous 95 % intervals",
-            "predicted: step ms, from the profile" if report.unpredicted is None else "",
+            "ratio: step time divided by that of the unchanged job, measured in turn; simultaneous 95 % intervals",
+            "predicted: step time in ms, from the profile" if report.unpredicted is None else "",
             *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
         ),
     )
@@ -440,7 +442,10 @@ def _tuned_losses(report: TuneReport) -> Iterable[Section]:
     known = [one.losses for one in report.tried if one.losses is not None]
     compared = [one for one in known if one.num_steps]
     if not compared:
-        yield Line("No step's loss was seen (no backward() was called on a scalar), so settings are unverified.")
+        yield Line(
+            "No loss was recorded (backward() was never called on a scalar), so it is unknown whether "
+            "settings change losses."
+        )
         return
     yield Line(_compared(compared[0]))
     for one in report.tried:
@@ -449,7 +454,7 @@ def _tuned_losses(report: TuneReport) -> Iterable[Section]:
 
 
 def _compared(first: LossMatch) -> str:
-    said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the job as it is"
+    said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the unchanged job"
     if first.own is None:
         return f"{said}, which was run only once."
     if first.own == 0:
@@ -457,7 +462,7 @@ def _compared(first: LossMatch) -> str:
     else:
         said += f"; its own runs differ by {_part(first.own)}"
     if first.tolerance is None:
-        return f"{said}, which is too much to tell anything. Does the script set a seed?"
+        return f"{said}, which is too much for a comparison. Does the script set a seed?"
     if first.tolerance:
         return f"{said}; {_part(first.tolerance)} is allowed."
     return f"{said}, so every setting must as well."
@@ -469,7 +474,7 @@ def _part(fraction: float | None) -> str:
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
     """Say what each change gave, and how to write those that help."""
-    yield Line(f"A step takes {ms(report.step_ns)} ms as it is, in {count(report.rounds, 'round')}.")
+    yield Line(f"A step of the unchanged job takes {ms(report.step_ns)} ms, in {count(report.rounds, 'round')}.")
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:

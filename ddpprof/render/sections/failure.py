@@ -74,7 +74,9 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
             f"{'' if 'skipped-backward' in found else _UNEVEN}"
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
-        yield "A collective times out when another rank does not take part in it: look at what the others were doing."
+        yield (
+            "A collective times out when another rank does not take part in it: check what the other ranks were doing."
+        )
 
 
 def _may_be_of_gloo(end: RankEnd) -> bool:
@@ -82,7 +84,9 @@ def _may_be_of_gloo(end: RankEnd) -> bool:
     return end.exit_code == -signal.SIGABRT and backend_of(end.backend).aborts and end.collective is not None
 
 
-_UNEVEN = " If ranks have different numbers of batches, those with more wait for the others: divide the data evenly."
+_UNEVEN = (
+    " If ranks have different numbers of batches, those with more batches wait for the others: divide the data evenly."
+)
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
     "killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "

@@ -108,8 +108,8 @@ def attempt_table(report: Report) -> Iterable[Section]:
         },
         words=("ended",),
         note=notes(
-            "after: time since the first attempt; steps: recorded steps",
-            "change: in the step since the previous attempt, with its 95 % interval",
+            "after: time since the first attempt began; steps: recorded steps",
+            "change: of the step time since the previous attempt, with its 95 % interval",
             cut_off(len(report.attempts), _MAX_ATTEMPTS, "attempts"),
         ),
     )

@@ -10,7 +10,7 @@ from ddpprof.topics.steps.timeline import StepTimeline
 
 MAX_RANKS = 8
 _IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other"}
-"""parts of the step that have another name in its bar"""
+"""parts of the step that have a different name in the bar"""
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 OTHER_COMM = "+"
 MANY = "*"
@@ -34,7 +34,7 @@ def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
         lanes,
         notes(
             "comm: the bucket in transit" if letters & set(_LETTERS) else "",
-            f"{MANY}: any bucket from number {len(_LETTERS)} on" if MANY in letters else "",
+            f"{MANY}: any bucket with index {len(_LETTERS)} or higher" if MANY in letters else "",
             f"{OTHER_COMM}: other communication" if OTHER_COMM in letters else "",
         ),
     )

@@ -33,20 +33,20 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
             "pair": lambda speed: ABSENT if speed.two_at_once is None else f"{speed.two_at_once:.2f}",
         },
         note="time: on the slowest rank, after a barrier; busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ "
-        "bytes; CPU: processor time of one rank; pair: time of two at once ÷ time of one, undisturbed (1: the second "
-        "is free, 2: they take turns)",
+        "bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one, undisturbed "
+        "(1: the second is free, 2: they run in turn)",
     )
     if bench.beside:
         yield _beside(bench)
     if is_disturbed(speeds):
         yield Line(
-            "For most sizes, most runs took over twice the shortest time: other work disturbs the hosts or the "
+            "For most sizes, most runs took more than twice the shortest time: other work disturbs the hosts or the "
             "network.",
             is_warning=True,
         )
     if bench.left_out:
         left_out = f"{bench.left_out[0]} bytes{' and more' if len(bench.left_out) > 1 else ''}"
-        yield Line(f"Left out because {bench.sizes[-1].num_bytes} bytes took so long: {left_out}.", is_aside=True)
+        yield Line(f"Left out because {bench.sizes[-1].num_bytes} bytes took too long: {left_out}.", is_aside=True)
 
 
 def _beside(bench: NetBench) -> Table:
@@ -57,8 +57,8 @@ def _beside(bench: NetBench) -> Table:
         lasts, takes = _us(round(median(one.lasted_ns))), _us(taken_ns)
         rows.append((str(one.num_bytes), lasts, takes, f"{taken_ns / one.num_bytes:.2f}"))
     note = (
-        "measured while every rank multiplies matrices and several collectives run; takes: computing time lost on the "
-        "rank that loses most"
+        "measured while every rank multiplies matrices and several collectives run; takes: computing time lost on "
+        "the rank that loses the most"
     )
     return Table(
         "During computation", columns("bytes", "each lasts µs", "takes µs", "takes ns per byte"), tuple(rows), note

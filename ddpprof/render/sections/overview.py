@@ -97,7 +97,7 @@ def change_nothing(report: Report) -> str:
     if report.failure is not None:
         return ""
     if any(not one.is_noise for one in report.findings):
-        return "Change nothing yet: this run cannot predict what a change gives. ddpprof tune measures it."
+        return "Change nothing yet: this run cannot predict the gain of a change. Use ddpprof tune to measure it."
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
         return _TRACES_CANNOT_TELL
     if _lacks_profiled_steps(report):
@@ -108,8 +108,8 @@ def change_nothing(report: Report) -> str:
 
 
 _TRACES_CANNOT_TELL = (
-    "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They lack DDP's buckets "
-    "and options, which ddpprof trace records."
+    "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They do not contain "
+    "DDP's buckets and options. Use ddpprof trace to record them."
 )
 
 
@@ -141,19 +141,22 @@ def _lacks_profiled_steps(report: Report) -> bool:
 
 def _not_profiled(report: Report, how_many: str) -> str:
     need = (
-        f"There are {how_many} without profiled steps: most rules need the exposed communication, which only they show."
+        f"There are {how_many} without profiled steps: most rules need the exposed communication, which only "
+        "profiled steps show."
     )
     if report.job.only_watched:
-        return f"{need} ddpprof capture profiles steps of a job that runs, and ddpprof trace those of a new one."
+        return f"{need} Use ddpprof capture to profile steps of a running job, or ddpprof trace for a new one."
     number, on_accelerator = report.job.num_steps, is_accelerator(report.job.device)
     enough = default_steps(on_accelerator)
     if number is None or number >= enough:
         return need
     words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number, on_accelerator)
-    with_options = "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
+    with_options = (
+        "" if options is None else (f" Or record with {number} steps: ddpprof trace {options} {clean(words)}")
+    )
     return (
-        f"{need} The training took {count(number, 'step')}, but the default options need {enough}: let it take more "
+        f"{need} The training took {count(number, 'step')}, but the default options need {enough}: train for more "
         f"steps.{with_options}"
     )
 
@@ -175,8 +178,8 @@ _FAILED = "No findings in the steps recorded before the failure."
 _NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
 _NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
 _NOT_RECORDED = (
-    "There are none from these traces: most rules need data that only ddpprof records (buckets, parameters, data "
-    "loaders). Record them with: ddpprof trace train.py"
+    "These traces have no findings: most rules need data that only ddpprof records (buckets, parameters, data "
+    "loaders). Record it with: ddpprof trace train.py"
 )
 
 
@@ -290,15 +293,15 @@ def _of_light_steps(report: Report) -> StepVerdict:
     if step_ns is None:
         is_bare = report.ranks and report.failure is None and report.job.num_steps is None and file_of(report) is None
         return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
-    unknown = " The steps were only watched: profiled ones would show where the time goes."
+    unknown = " The steps were only watched: profiled steps would show where the time goes."
     if any(rank.light_steps for rank in report.ranks):
-        unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
+        unknown = "" if file_of(report) is not None else " Only profiled steps show how much of it is communication."
     return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
 
 
 _NO_STEPS = (
-    "The traces have no steps, so they cannot tell how long one takes. Profile with torch.profiler.schedule(…) and "
-    "call profiler.step() after each step, or use ddpprof trace."
+    "The traces have no steps, so the step time is unknown. Profile with torch.profiler.schedule(…) and call "
+    "profiler.step() after each step, or use ddpprof trace."
 )
 
 

@@ -25,7 +25,7 @@ from ddpprof.topics.ranks.clock import CommonClock, HostClock
 
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8
-"""share of the collectives from which on a rank that arrives last needs an explanation"""
+"""share of the collectives above which a rank that arrives last needs an explanation"""
 
 
 def straggler_table(report: Report) -> Iterable[Section]:
@@ -34,9 +34,7 @@ def straggler_table(report: Report) -> Iterable[Section]:
         return
     if not stragglers.stragglers:
         steps = count(stragglers.num_steps, "step")
-        yield Line(
-            f"No rank is slower than the others by more than chance ({steps}){_yet_last(report)}.", is_aside=True
-        )
+        yield Line(f"No rank is significantly slower than the others ({steps}){_yet_last(report)}.", is_aside=True)
         return
     yield table_of(
         "Stragglers, extra ms per step relative to the other ranks (medians)",
@@ -52,7 +50,7 @@ def straggler_table(report: Report) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: in own time, without waiting for others; chance: probability of being this late by accident",
+            "late: in own time, excluding waits for others; chance: probability of this lateness by chance",
             cut_off(len(stragglers.stragglers)),
         ),
     )
@@ -67,9 +65,9 @@ def _yet_last(report: Report) -> str:
         return ""
     waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
     return (
-        f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and others "
-        f"wait up to {ms(waits_ns)} ms per step: its own work does not take longer in enough steps to rule out chance. "
-        "Record more steps to find out (--steps 20)"
+        f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and "
+        f"other ranks wait up to {ms(waits_ns)} ms per step: in too few steps, its own work takes longer. To rule "
+        "out chance, record more steps (--steps 20)"
     )
 
 
@@ -119,7 +117,9 @@ def _clocks(clock: CommonClock) -> str:
         + _uncertainty(host)
         for host in known[:MAX_RANKS]
     ]
-    return f"Clocks of {count(len(clock.hosts), 'host')}, from collectives that end together: {'; '.join(words)}."
+    return (
+        f"Clock offsets of {count(len(clock.hosts), 'host')}, from collectives that end together: {'; '.join(words)}."
+    )
 
 
 def _uncertainty(host: HostClock) -> str:

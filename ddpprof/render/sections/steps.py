@@ -30,8 +30,7 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""
 
 _LAUNCHES = (
-    "time that the host took to launch each part; only profiled steps show when the accelerator did it, and how long "
-    "it computed"
+    "time that the host took to launch each part; only profiled steps show when and for how long the accelerator worked"
 )
 
 
@@ -45,7 +44,7 @@ def step_bars(report: Report) -> Iterable[Section]:
     if bars:
         title = "A step by kind of work, ms (mean of lightly recorded steps)"
         if report.times:
-            title = "A step by what the host launches, ms of the host (mean of lightly recorded steps)"
+            title = "Host time per step, by phase, ms (mean of lightly recorded steps)"
         yield from _drawn(report, title, RECORDED_PARTS, bars, _LAUNCHES if report.times else "")
 
 
@@ -76,8 +75,8 @@ def _left_out(report: Report) -> str:
     said = [f"step {number}, {ratio:.1f} × as long" for number, ratio in left_out(report).items()]
     if cut_off := _cut_off(report):
         steps = f"{'step' if len(cut_off) == 1 else 'steps'} {' and '.join(map(str, cut_off))}"
-        said.append(f"{steps}, cut off by the edges of the trace")
-    return f"left out of all means: {', '.join(said)}" if said else ""
+        said.append(f"{steps}, cut off at the start or end of the trace")
+    return f"excluded from all means: {', '.join(said)}" if said else ""
 
 
 def _cut_off(report: Report) -> list[int]:

@@ -22,9 +22,9 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         "Predicted step" + (f" with {clean(answer.world)}" if answer.world else ""),
         (Column("setting", is_number=False), *map(Column, _COLUMNS)),
         tuple(map(_row, answer.outcomes)),
-        "saves: relative to the first line; compute: forward and backward pass without communication; slowed: compute "
-        "time lost to communication; exposed: waits for buckets, and their copies, after the last gradient; rest: all "
-        "else, negative where the replayed parts add up to more than the step"
+        "saves: relative to the first line; compute: forward and backward pass without communication; slowed: "
+        "compute time lost to communication; exposed: time after the last gradient spent waiting for buckets and "
+        "copying them; rest: everything else, negative if the replayed parts add up to more than the step"
         + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
     yield from _of_world(answer)
@@ -32,7 +32,7 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
     yield Line(_network(answer))
     replayed_ns = (1 + answer.replay_error) * answer.measured_step_ns
     yield Line(
-        f"Replay of the step as it was: {ms(replayed_ns)} ms, measured {ms(answer.measured_step_ns)} ± "
+        f"Replay of the recorded step: {ms(replayed_ns)} ms, measured {ms(answer.measured_step_ns)} ± "
         f"{ms(answer.measured_error_ns)} ms."
     )
     for text in dict.fromkeys(text for one in answer.outcomes for text in one.prediction.widened):
@@ -70,8 +70,8 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
     if answer.work_ratio != 1:
         more = f"{three_digits(answer.work_ratio)} times as many samples per rank"
         yield Line(
-            f"{said} for {more}: as many as now take {ms(step_ns / answer.work_ratio)} ms instead of {before}."
-            f"{_of_which_ddp(answer, step_ns)}"
+            f"{said} for {more}: the current number of samples takes {ms(step_ns / answer.work_ratio)} ms instead of "
+            f"{before}.{_of_which_ddp(answer, step_ns)}"
         )
     elif ms(step_ns) != before:
         yield Line(f"{said} instead of {before}.")
@@ -85,8 +85,8 @@ def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
     saved_ns = answer.without_world_ns - step_ns / ratio
     comm_ns = was_ns - answer.outcomes[0].prediction.parts.communication_ns / ratio
     return (
-        f" Of the {ms(saved_ns)} ms saved, {ms(comm_ns)} ms are communication; the rest is saved because the optimizer "
-        f"steps less often. Each optimizer step then uses a batch {three_digits(ratio)} times as large."
+        f" Of the {ms(saved_ns)} ms saved, {ms(comm_ns)} ms is communication; the rest is saved because the "
+        f"optimizer steps less often. Each optimizer step then uses a batch {three_digits(ratio)} times as large."
     )
 
 
@@ -100,7 +100,7 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     caps = f"{best.label}{equal_caps(answer.equal_mb)}"
     found = f"Best buckets found: {caps}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
     if best.gain.low_ns <= 0:
-        yield Line(f"{found}. This is within the prediction's error: try it with ddpprof sweep.")
+        yield Line(f"{found}. This is within the prediction's error: measure it with ddpprof sweep.")
     else:
         call = f"{ddp_argument(answer.job.framework, best.label)}{since_torch(best.label)}"
         where = "In the script, for every module" if len(answer.job.modules) > 1 else "In the script"
@@ -118,7 +118,7 @@ def _network(answer: WhatIf) -> str:
     source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
     hooks = {one.comm_hook for one in answer.job.modules if not sends_unchanged(one.comm_hook)}
     if hooks and not network.is_benched:
-        source = f"{source}, whose sizes are those before {clean(', '.join(sorted(map(str, hooks))))}"
+        source = f"{source}, with sizes before {clean(', '.join(sorted(map(str, hooks))))}"
     rate, busbw = gigabytes_per_s(1e9 / network.ns_per_byte), gigabytes_per_s(network.bus_bytes_per_s)
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "

@@ -29,10 +29,10 @@ from ddpprof.report import Report
 from ddpprof.statistics.medians import mean_known, median_known
 
 _LEAST_PAUSE_NS = 50_000_000
-"""shortest pause that is shown; less would be 0.0 s"""
-_MEANS = "times are means over all steps, with evaluation and checkpoints"
+"""shortest pause that is shown; a shorter one would be 0.0 s"""
+_MEANS = "times are means over all steps, including evaluation and checkpoints"
 _WORTH_A_ROW = 0.02
-"""least difference of ranks' own times, as a share of the step, for them to be called different"""
+"""minimum difference between ranks' own times, as a share of the step, to report it"""
 _ENDS = {
     "finished": "finished",
     "failed": "failed",
@@ -50,7 +50,7 @@ _LEAST_STEPS = 20
 """fewest steps from which a median is shown"""
 _MOST_SLOWDOWNS = 10
 _NOTABLE = 0.01
-"""least share of a run that a slow-down takes to be told on the first screen"""
+"""minimum share of the run that a slowdown covers to be shown on the first screen"""
 
 
 def whole_run_line(report: Report) -> Iterator[Section]:
@@ -91,7 +91,7 @@ def _at_first_and_last(run: WholeRun) -> str:
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
         return ""
-    return f"median step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} at last"
+    return f"median step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} ms at the end"
 
 
 def _growth(run: WholeRun) -> list[str]:
@@ -120,10 +120,10 @@ def whole_run_tables(report: Report) -> Iterable[Section]:
         yield Line(" ".join(verdict_lines(run.hang, is_over=True)), is_warning=True)
     steps = _steps(report)
     if steps is None:
-        yield Line(f"No step was noted in {duration(run.duration_ns)}.")
+        yield Line(f"No step was recorded in {duration(run.duration_ns)}.")
     else:
         yield Line(
-            f"{count(run.num_steps, 'step')} in {duration(run.duration_ns)}, noted from step {run.first_step} on. "
+            f"{count(run.num_steps, 'step')} in {duration(run.duration_ns)}, recorded from step {run.first_step} on. "
             f"Median {ms(steps.median_ns)} ms, longest {ms(steps.longest_ns)} ms."
         )
         yield Line(_shares(run.ranks))
@@ -183,8 +183,8 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: without steps in which something special happened; parts are means; backward: with all waiting",
-            "all times are the host's, which launches the device's work" if on_accelerator else "",
+            "median: excludes steps with special events; parts are means; backward: includes all waiting",
+            "all times are host times; the host launches the device's work" if on_accelerator else "",
         ),
     )
 
@@ -236,17 +236,17 @@ def _stands(one: RankWholeRun) -> str:
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
-    return f"no end noted: in step {one.num_steps}, {clean(one.activity)} for {since} when last seen"
+    return f"no end recorded: in step {one.num_steps}, {clean(one.activity)} for {since} when last seen"
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
     """Say whether the ranks' own times differ."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
-        return "own: the step without its waiting for other ranks"
+        return "own: step time minus waits for other ranks"
     slowest = max(own, key=lambda rank: own[rank])
     usual_ns = median_known(ns for rank, ns in own.items() if rank != slowest) or 0
     if own[slowest] - usual_ns < _WORTH_A_ROW * usual_ns:
-        return "own: the step without its waiting for other ranks, about the same on all ranks"
+        return "own: step time minus waits for other ranks, about the same on all ranks"
     longer, others = ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the others, by their median"
-    return f"own: the step without its waiting for other ranks; rank {slowest} needs {longer} ms more than {others}"
+    return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} ms longer than {others}"

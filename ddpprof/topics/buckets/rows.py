@@ -30,18 +30,20 @@ class BucketRow:
     num_parameters: Annotated[int | None, Number("number of parameter tensors in it")]
     first_parameter: Annotated[str | None, Number("its first parameter")]
     last_parameter: Annotated[str | None, Number("its last parameter")]
-    first_ready_ns: Annotated[int | None, Number("when its first gradient was there", HOST)]
-    ready_ns: Annotated[int | None, Number("when its last gradient was there", HOST)]
+    first_ready_ns: Annotated[int | None, Number("when its first gradient was ready", HOST)]
+    ready_ns: Annotated[int | None, Number("when its last gradient was ready", HOST)]
     launched_ns: Annotated[int | None, Number("when DDP launched its all-reduce", HOST)]
     started_ns: Annotated[int | None, Number("when the all-reduce started", DEVICE)]
     finished_ns: Annotated[int | None, Number("when the all-reduce finished", DEVICE)]
     transfer_ns: Annotated[int | None, Number("length of the all-reduce without waiting", DEVICE)]
-    slowest_parameter: Annotated[str | None, Number("parameter that came last in most steps")]
-    slowest_parameter_delay_ns: Annotated[int | None, Number("how long it came after the last but one", HOST)]
+    slowest_parameter: Annotated[str | None, Number("parameter whose gradient was ready last in most steps")]
+    slowest_parameter_delay_ns: Annotated[
+        int | None, Number(("time between the second-to-last gradient and the last one"), HOST)
+    ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
     """rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
-    late_by_ns: Annotated[int | None, Number("how long it launched after the first rank", HOST)]
-    num_passes: Annotated[int, Number("number of times that a step sends it")] = 1
+    late_by_ns: Annotated[int | None, Number("time between the first rank's launch and that rank's", HOST)]
+    num_passes: Annotated[int, Number("number of times that the bucket is sent per step")] = 1
     """median number of synchronised backward passes through the module in a step; each sends every bucket"""
 
 

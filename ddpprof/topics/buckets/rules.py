@@ -21,10 +21,11 @@ Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
 
 _CUT = 0.8
-"""largest useful cut: a smaller cap that leaves more of a bucket does not help, as one parameter makes up the bucket"""
+"""a smaller cap is useful only if it cuts a bucket to this share or less; otherwise one parameter makes up the
+bucket"""
 
 _NEARLY_ALL = 0.6
-"""share of the bytes from which a single bucket decides when communication starts and ends"""
+"""least share of the bytes at which a single bucket decides when communication starts and ends"""
 
 _MOST_SHOWN = 6
 
@@ -121,7 +122,7 @@ def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
     if not new.argument or (new.predicted is not None and new.predicted.gain_ns <= 0):
         return "the replay finds no buckets that shorten the step"
     if new.predicted is not None and left <= _CUT:
-        return "the replay finds no buckets that shorten the step much"
+        return "the replay finds no buckets that shorten the step noticeably"
     cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
     return f"{cut} {size(left * bytes_of(late))} of it"
 
@@ -165,7 +166,7 @@ def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
     """Return advice on sending fewer bytes, and its predicted gain, if known."""
     halving = _halving(view, module)
     if view.num_micro_steps > 1:
-        accumulate = f"accumulate more than the present {view.num_micro_steps} batches per step"
+        accumulate = f"accumulate more than the current {view.num_micro_steps} batches per step"
     else:
         accumulate = accumulation(view.framework, bool(module.settings.get("static_graph")))
     if halving is None:
@@ -201,8 +202,8 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
             yield Finding(
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
-                f"{size(bytes_of(largest))} of {size(total)} wait {in_ms(largest.ready_ns - largest.first_ready_ns)} "
-                f"from their first gradient to their last, then take {in_ms(largest.transfer_ns)}",
+                f"{size(bytes_of(largest))} of {size(total)} take {in_ms(largest.ready_ns - largest.first_ready_ns)} "
+                f"to fill, from the first gradient to the last, and then {in_ms(largest.transfer_ns)}",
                 f"Split it: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -229,7 +230,7 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
                 "buckets-too-small",
                 f"{len(buckets)} buckets of {size(total / len(buckets))} on average cost latency",
                 f"even the fastest takes {in_ms(latency)}; all {len(buckets)} move only {size(total)}, "
-                + (f"for which DDP by default makes {wanted}" if new.is_default else f"for which {wanted} are best"),
+                + (f"where DDP's default would be {wanted}" if new.is_default else f"for which {wanted} are best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -344,8 +345,8 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
                 yield Finding(
                     "late-parameter",
                     f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
-                    f"its gradient comes {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets were "
-                    f"ready, but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
+                    f"its gradient is ready {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets "
+                    f"were ready but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
                     _reorder(module, bucket.slowest_parameter),
                     gain,
                     subject={"parameter": bucket.slowest_parameter, "bucket": bucket.index},
@@ -356,12 +357,13 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
 def _reorder(module: DdpModule, parameter: str) -> str:
     if is_rebuilt(module):
         return (
-            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient came earlier: make the "
-            "first step on every rank run the backward pass in the same order as all later steps."
+            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient was ready earlier. "
+            "Make the first step on every rank run the backward pass in the same order as all later steps."
         )
     return (
-        f"Define {parameter} earlier in the model: with find_unused_parameters=True DDP fills its buckets in reverse "
-        "order of definition. Without it, or with static_graph=True, DDP uses the order of the gradients."
+        f"Define {parameter} earlier in the model: with find_unused_parameters=True, DDP fills its buckets in "
+        "reverse order of definition. Without it, or with static_graph=True, DDP uses the order in which gradients "
+        "become ready."
     )
 
 

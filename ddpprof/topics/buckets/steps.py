@@ -38,9 +38,9 @@ class BucketStep:
     started_ns: int | None = None
     finished_ns: int | None = None
     last_parameter: int | None = None
-    """reducer index of the parameter whose gradient came last"""
+    """reducer index of the parameter whose gradient was accumulated last"""
     previous_ready_ns: int | None = None
-    """time at which its last but one gradient was accumulated"""
+    """time at which its second-to-last gradient was accumulated"""
     pass_index: int = 0
     """index among the step's synchronised backward passes through the module"""
 
@@ -158,7 +158,7 @@ def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[in
 
 
 SMALL_BYTES = 64 * 1024
-"""most bytes for which latency dominates the cost of a collective, and which are likely a metric"""
+"""largest size at which latency dominates the cost of a collective; such a collective is likely a metric"""
 
 _HOOK = "AccumulateGrad"
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)

@@ -30,7 +30,7 @@ _Sizes = tuple[int, ...]
 class TracedBuckets:
     buckets: tuple[BucketRow, ...]
     notes: tuple[str, ...]
-    """steps that were left out, and what could not be determined, in words for the report"""
+    """notes for the report: steps that were left out, and what could not be determined"""
     ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
     """buckets of each rank in every step that was not left out"""
 
@@ -52,18 +52,18 @@ class TracedPass:
     """bytes of each, or `UNKNOWN`"""
     origin_ns: int
     times_ns: tuple[tuple[int | None, int, int], ...]
-    """launch, if it is known, start and end of each, since the origin"""
+    """launch (if known), start and end of each, relative to the origin"""
     spans_forwards: bool
     """True if a DDP forward ended between its first launch and its last"""
     step_start_ns: int
     """start of the pass's part of the step: the end of the previous pass, or the step's start"""
     step_end_ns: int
     backward_end_ns: int | None
-    """end of its last backward compute; these three also count from the origin"""
+    """end of its last backward computation; these three are also relative to the origin"""
     backward_start_ns: int = 0
-    """where the backward pass begins, since the origin; on an accelerator its first computation"""
+    """start of the backward pass, relative to the origin; on an accelerator, of its first computation"""
     is_whole: bool = True
-    """False if an edge of the trace cuts off a part of the step"""
+    """False if the trace starts or ends in the middle of the step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +233,9 @@ def _notes(ranks: Mapping[int, TracedPasses], chosen: Collection[TracedPass]) ->
         where = "" if len(odd) == len(ranks) else f" of rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}"
         is_first = number == min(one.number for of_rank in ranks.values() for one in of_rank.passes)
         notes.append(
-            f"the bucket table leaves out step {number}{where}: its gradient all-reduces differ from most steps' in "
-            "number or size" + (" (DDP rebuilds its buckets after the first iteration)" if is_first else "")
+            f"the bucket table leaves out step {number}{where}: its gradient all-reduces differ in number or size "
+            "from those of most steps" + (" (DDP rebuilds its buckets after the first iteration)" if is_first else "")
         )
     if any(one.spans_forwards for one in chosen):
-        notes.append("the bucket table counts the buckets of all backward passes of a step as one module's")
+        notes.append("the bucket table treats the buckets of all backward passes of a step as those of one module")
     return notes

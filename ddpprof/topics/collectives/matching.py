@@ -33,7 +33,8 @@ class RankCollectives:
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
     own_group: ProcessGroup = field(default_factory=ProcessGroup)
-    """group of rows that do not tell theirs, as gloo's: that in which the rank averages gradients, if it is known"""
+    """group assumed for rows that do not name one, such as gloo's: the group in which the rank averages gradients, if
+    known"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Candidates:
     """Rows of one process group, all with or all without sequence numbers: n lines, a column for each rank."""
 
     group: ProcessGroup
-    """group; one without name, size and ranks stands for rows that do not tell their group"""
+    """group; one without name, size and ranks stands for rows that do not name their group"""
     by_sequence: bool
     ranks: tuple[int, ...]
     """ranks that were read and should have such rows"""
@@ -56,7 +57,7 @@ class Candidates:
     step: Int64Column
     """[n]: index into the steps of `line_up`, on the lowest rank that has the row, or `NO_STEP`"""
     repeated: tuple[tuple[int, int], ...]
-    """ranks and sequence numbers that several of their rows share; none of these rows is in a line"""
+    """ranks, and sequence numbers that occur in several of their rows; such rows are in no line"""
 
 
 def rank_collectives(rank: Rank) -> RankCollectives | None:
@@ -87,7 +88,7 @@ def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[i
 
 
 _Keys = tuple[Int64Column, NDArray[np.int64]]
-"""keys of a rank's rows, ascending, and the rows"""
+"""keys of a rank's rows in ascending order, and the rows"""
 
 
 def _keys(comm: Collectives, in_group: NDArray[np.bool_], step: Int64Column, by_sequence: bool) -> _Keys:
@@ -216,7 +217,7 @@ class MatchedCollectives:
     step: Int64Column
     """[n]: number of the step, on the lowest rank that has the row, or `UNKNOWN`"""
     mismatches: tuple[str, ...]
-    """differences between ranks, in words for the report"""
+    """notes for the report about differences between ranks"""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -326,7 +327,7 @@ def _by_sequence(lines: Candidates) -> list[tuple[int, str]]:
     told = []
     if lines.repeated:
         rank, number = lines.repeated[0]
-        text = f"rank {rank} has this number more than once{_and_more(len(lines.repeated), 'number')}"
+        text = f"rank {rank} uses this number more than once{_and_more(len(lines.repeated), 'number')}"
         told.append((int(np.searchsorted(lines.key, number)), text))
     odd = np.flatnonzero(differs(lines))
     if len(odd):

@@ -41,20 +41,20 @@ class CollectiveSummary:
 
     kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
     group: Annotated[str | None, Number("name of the process group")]
-    """name of the process group; ``None`` if the trace does not tell"""
+    """name of the process group; ``None`` if the trace does not name it"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
-    """size of the group, or of the whole job if the trace does not tell the group"""
+    """size of the group, or of the whole job if the trace does not name the group"""
     at_least_bytes: Annotated[int | None, Number("least size in the class")]
-    below_bytes: Annotated[int | None, Number("size at which the next class begins")]
-    num_calls: Annotated[int, Number("number of calls of the rank with most of them")]
+    below_bytes: Annotated[int | None, Number("size at which the next size class begins")]
+    num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
     num_bytes: Annotated[int | None, Number("bytes of all these calls", column="total_bytes")]
     num_ranks_read: Annotated[int, Number("number of ranks that were compared; if 1, transfers include waiting")]
     transfer_ns: Annotated[int, Number("shortest duration over the ranks, median")]
-    """median; an upper bound if not all ranks were read"""
-    shared_transfer_ns: Annotated[int, Number("likewise, without the time taken by concurrent collectives")]
-    waiting_ns: Annotated[int | None, Number("waiting of the rank that waits longest, median")]
+    """median transfer time; an upper bound if not all ranks were read"""
+    shared_transfer_ns: Annotated[int, Number("the same, without the time taken by concurrent collectives")]
+    waiting_ns: Annotated[int | None, Number("waiting time of the rank that waits longest, median")]
     algbw_bytes_per_s: Annotated[float | None, Number("size over transfer, as nccl-tests")]
-    busbw_bytes_per_s: Annotated[float | None, Number("rate of the links, as nccl-tests")]
+    busbw_bytes_per_s: Annotated[float | None, Number("bus bandwidth as defined by nccl-tests")]
 
 
 def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
@@ -198,10 +198,10 @@ class LinkSpeed:
     least_ns: int
     most_ns: int
     cpu_ns: int
-    """processor time of one rank, median over ranks"""
+    """CPU time of one rank, median over ranks"""
     bus_factor: float | None
     two_at_once: float | None
-    """time until two are done, relative to that of one alone; ``None`` if not measured"""
+    """time for two concurrent collectives, relative to one alone; ``None`` if not measured"""
 
     @property
     def algbw_bytes_per_s(self) -> float:

@@ -33,9 +33,9 @@ class ReductionParts:
     copy_ns: int
     """copies into and out of the fusion buffer, and between host and device"""
     other_work_ns: int
-    """queueing on the device, set-up, allocation, Horovod's own bookkeeping"""
+    """queueing on the device, setup, allocation and Horovod's own bookkeeping"""
     waiting_ns: int
-    """waiting for ranks, and for the next cycle"""
+    """waiting for ranks and for the next cycle"""
     nothing_ns: int
     """time in which no tensor is announced: rank 0 computes"""
 
@@ -52,7 +52,7 @@ class HorovodStep:
     num_tensors: int
     num_collectives: int
     num_alone: int
-    """tensors with a collective of their own"""
+    """tensors that are reduced by a collective of their own"""
     alone_ns: int
     """sum of the times of these collectives"""
     longest_alone_ns: int
@@ -71,18 +71,18 @@ class HorovodTensor:
     num_bytes: int | None
     num_steps: int
     announced_ns: int | None
-    """time since the step's first announcement"""
+    """time since the step's first tensor was announced"""
     negotiation_ns: int | None
-    """time from its announcement until all ranks had it; Horovod may have been busy with other tensors meanwhile"""
+    """time from its announcement until all ranks had it; meanwhile Horovod may have been busy with other tensors"""
     waiting_ns: int | None
     """part of the negotiation in which Horovod worked on no tensor"""
     queue_ns: int
     """time from the end of the negotiation to its collective, without copies"""
     copy_ns: int
     collective_ns: int
-    """time of its collective, which it shares with the tensors that are fused with it"""
+    """duration of its collective, shared with the tensors fused with it"""
     num_fused: int
-    """number of tensors in its collective, itself included"""
+    """number of tensors in its collective, including itself"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class FusedGroup:
     num_steps: int
     num_bytes: int | None
     started_ns: int
-    """time since the step's first announcement"""
+    """time since the step's first tensor was announced"""
     copy_ns: int
     collective_ns: int
     algbw_bytes_per_s: float | None
@@ -117,14 +117,14 @@ class HorovodSummary:
     """median time from one cycle to the next; ``None`` if cycles are not marked"""
     steps: tuple[HorovodStep, ...]
     tensors: tuple[HorovodTensor, ...]
-    """in the order of their first announcement"""
+    """in the order in which they are first announced"""
     groups: tuple[FusedGroup, ...]
     """most frequent first"""
     others: tuple[BetweenSteps, ...]
     num_reductions: int
     """reductions of tensors, in steps"""
     num_with_ranks: int
-    """reductions for which the timeline says when each rank had the tensor"""
+    """reductions for which the timeline shows when each rank had the tensor"""
 
 
 def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:

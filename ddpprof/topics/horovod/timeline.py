@@ -16,7 +16,7 @@ class ActivityKind(IntEnum):
     """Work of Horovod on a tensor that all ranks have."""
 
     OTHER = 0
-    """the first use of a communicator or of the fusion buffer, allocation of outputs, unknown names"""
+    """first use of a communicator or of the fusion buffer, allocation of outputs, unknown names"""
     QUEUE = 1
     """waiting for an accelerator's stream, or for the data of tensors in the same collective"""
     COPY_IN = 2
@@ -40,7 +40,8 @@ class TensorOp:
     group: int
     """the same for tensors that were fused into one collective"""
     negotiated_from_ns: int | None
-    """time at which rank 0 (by ``ready_ns``, the first rank) had the tensor; ``None`` if before the timeline began"""
+    """time at which rank 0 (by ``ready_ns``, the first rank) had the tensor; ``None`` if that was before the timeline
+    began"""
     negotiated_ns: int | None
     """time at which all ranks had it"""
     start_ns: int
@@ -49,7 +50,7 @@ class TensorOp:
     num_bytes: int | None
     """size of its output"""
     ready_ns: Mapping[int, int] = field(default_factory=dict)
-    """rank → time at which rank 0 learnt that it has the tensor; empty where Horovod answered from its cache"""
+    """rank → time at which rank 0 learned that this rank has the tensor; empty if Horovod answered from its cache"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +61,5 @@ class HorovodTimeline:
     ops: tuple[TensorOp, ...]
     """in the order of their starts"""
     cycles_ns: tuple[int, ...]
-    """times at which Horovod looked for ready tensors; empty without ``HOROVOD_TIMELINE_MARK_CYCLES``"""
+    """times at which Horovod checked for ready tensors; empty without ``HOROVOD_TIMELINE_MARK_CYCLES``"""
     notes: tuple[str, ...] = ()

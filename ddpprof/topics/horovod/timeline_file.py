@@ -35,7 +35,7 @@ _OF_HOROVOD = re.compile(
 _NEGOTIATE = "NEGOTIATE_"
 _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
-"""limit of believable times: a clock in microseconds takes 285 years to reach it"""
+"""upper limit of plausible times: a clock in microseconds takes 285 years to reach it"""
 _MOST_BYTES = 1 << 50
 _TRIES = 50
 """number of braces, from the end, at which to try to cut a truncated file"""
@@ -108,7 +108,7 @@ def load_horovod(path: Location) -> HorovodTimeline:
         reader.add(event)
     timeline = reader.timeline(is_cut)
     if not timeline.ops:
-        raise BadTrace(f"{path} is a Horovod timeline in which no collective ends: let the job train some steps.")
+        raise BadTrace(f"{path} is a Horovod timeline in which no collective ends. Let the job train for some steps.")
     return timeline
 
 
@@ -157,7 +157,7 @@ class _Op:
     negotiated_us: int | None = None
     start_us: int | None = None
     open: list[tuple[str, int]] = field(default_factory=list)
-    """names and start times, the outermost first"""
+    """names and start times, outermost first"""
     activities: list[TimelineActivity] = field(default_factory=list)
     ready_us: dict[int, int] = field(default_factory=dict)
     copied_in_us: int | None = None
@@ -194,9 +194,9 @@ class _Reader:
 
     def timeline(self, is_cut: bool) -> HorovodTimeline:
         unfinished = sum(op.start_us is not None for op in self._open.values()) + self._num_torn
-        notes = ["the timeline is cut off: its last event is half written"] if is_cut else []
+        notes = ["the timeline is cut off: its last event is incomplete"] if is_cut else []
         if unfinished:
-            notes.append(f"left out: {unfinished} collectives of tensors that do not end in the timeline")
+            notes.append(f"left out: {unfinished} collectives that do not end within the timeline")
         return HorovodTimeline(
             backend=self._backends.most_common(1)[0][0] if self._backends else None,
             world_size=self._highest_rank + 1 if self._highest_rank >= 0 else None,

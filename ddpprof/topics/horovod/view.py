@@ -39,13 +39,13 @@ from ddpprof.topics.horovod.waiting import summarise_tick_waiting
 from ddpprof.topics.ranks.arrivals import WAITING, WAITING_AFTER_START, RankWaiting
 
 _MANY_CYCLES = 3
-"""limit in cycles: a longer wait is for a rank, not for a cycle"""
+"""limit in cycles: a longer wait is caused by a rank, not by the cycle time"""
 _DEFAULT_CYCLE_NS = 1_000_000
 _SHORT_CYCLE_NS = 600_000
-"""cycle time below which there is nothing to gain"""
+"""cycle time below which a shorter one gains nothing"""
 _SMALL_BYTES = 1_000_000
 _MANY_ALONE = 4
-"""small tensors per step in collectives of their own"""
+"""number of small tensors per step that are reduced one by one"""
 _MOSTLY = 0.5
 
 
@@ -61,7 +61,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     cycle = summary.cycle_ns or _DEFAULT_CYCLE_NS
     trailing = _median(summary, lambda s: s.trailing.total_ns)
     marked = "" if summary.cycle_ns is None else f"; a cycle takes {in_ms(summary.cycle_ns)}"
-    evidence = f"all gradients are reduced {in_ms(trailing)} after rank 0's last one is ready{marked}"
+    evidence = f"all gradients are reduced {in_ms(trailing)} after rank 0's last gradient is ready{marked}"
     if gain <= _MANY_CYCLES * cycle:
         if summary.cycle_ns is not None and summary.cycle_ns <= _SHORT_CYCLE_NS:
             return
@@ -69,7 +69,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
             "horovod-cycle",
             f"Reductions wait {in_ms(gain)} per step for Horovod's next cycle",
             evidence,
-            "HOROVOD_CYCLE_TIME=0.5 (milliseconds; the default is 1): a tensor that is ready waits for half of it on "
+            "HOROVOD_CYCLE_TIME=0.5 (milliseconds; the default is 1): a ready tensor waits for half a cycle on "
             "average.",
             gain,
             numbers=only_known(waiting_ns=gain, cycle_ns=summary.cycle_ns, trailing_ns=trailing),
@@ -78,7 +78,9 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     late = _late_rank(view)
     whom = f"rank {late.rank}" if late is not None else "rank 1" if view.world_size == 2 else "other ranks"
     if late is not None:
-        evidence += f"; where Horovod says, rank {late.rank} came last for {late.num_last} of {late.num_collectives}"
+        evidence += (
+            f"; where Horovod names the rank, rank {late.rank} was last for {late.num_last} of {late.num_collectives}"
+        )
         evidence += " tensors"
     elif view.world_size != 2:
         evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0 says for which of them"
@@ -86,8 +88,8 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
         evidence,
-        "Look at what that rank does before its gradients: data loading, larger batches, a slower or busier machine. A "
-        "shorter HOROVOD_CYCLE_TIME does not help.",
+        "Check what that rank does before its gradients are ready: data loading, larger batches, or a slower or "
+        "busier machine. A shorter HOROVOD_CYCLE_TIME does not help.",
         gain,
         numbers=only_known(waiting_ns=gain, trailing_ns=trailing),
     )
@@ -135,8 +137,9 @@ def fusion_copies(summary: HorovodSummary, view: View) -> Iterator[Finding]:
         f"Copies into and out of the fusion buffer take {in_ms(gain)} per step",
         f"while no collective runs; {_median(summary, lambda s: s.num_tensors - s.num_alone)} tensors per step are "
         f"fused{largest}",
-        "A tensor that is larger than HOROVOD_FUSION_THRESHOLD is reduced in place: set it below the largest ones. "
-        "torch's DistributedDataParallel(model, gradient_as_bucket_view=True) needs no copies at all.",
+        "A tensor that is larger than HOROVOD_FUSION_THRESHOLD is reduced in place: set the threshold below the "
+        "size of the largest tensors. torch's DistributedDataParallel(model, gradient_as_bucket_view=True) needs no "
+        "copies at all.",
         gain,
         numbers=only_known(copy_ns=gain),
     )
@@ -164,7 +167,7 @@ def horovod_tables(summary: HorovodSummary) -> Iterable[Section]:
         words = "; ".join(
             f"{one.num_calls} × {one.kind.replace('_', '-')}, {ms(one.collective_ns)} ms" for one in summary.others
         )
-        yield Line(f"Collectives outside the steps: {words} in all.", is_aside=True)
+        yield Line(f"Collectives outside the steps, in total: {words}.", is_aside=True)
 
 
 def _steps(summary: HorovodSummary) -> Table:
@@ -182,7 +185,7 @@ def _steps(summary: HorovodSummary) -> Table:
         notes(
             "all reduced: time since the first gradient was announced; the next five columns add up to it",
             "waiting: for ranks or the next cycle, while no collective or copy runs",
-            "nothing: no gradient is announced, rank 0 computes",
+            "nothing: no gradient is announced; rank 0 computes",
             "trailing: from rank 0's last gradient until all are reduced",
             "" if summary.cycle_ns is None else f"a cycle takes {ms(summary.cycle_ns)} ms",
             f"the last {_MAX_ROWS} of {len(steps)} steps" if len(steps) > _MAX_ROWS else "",
@@ -197,8 +200,8 @@ def _tensors(summary: HorovodSummary) -> Table:
         (Column("tensor", is_number=False), Column("MB"), *map(Column, names)),
         tuple(map(_tensor, summary.tensors[:_MAX_ROWS])),
         notes(
-            "ready: announced, since the step's first announcement; waiting: the part of negotiation in which Horovod "
-            "works on no tensor; fused: number of other tensors that share its comm",
+            "ready: time of its announcement, since the first in the step; waiting: the part of negotiation in "
+            "which Horovod works on no tensor; fused: number of other tensors in the same collective",
             cut_off(len(summary.tensors), _MAX_ROWS, "tensors"),
         ),
     )
@@ -212,11 +215,12 @@ def _tensor(one: HorovodTensor) -> tuple[str, ...]:
 def _groups(summary: HorovodSummary) -> Table:
     names = ("MB", "steps", "started", "copies", "comm", "algbw GB/s", "busbw GB/s")
     return Table(
-        "Collectives by what is fused, ms (medians)",
+        "Collectives by fused tensors, ms (medians)",
         (Column("tensors", is_number=False), *map(Column, names)),
         tuple(map(_group, summary.groups[:_MAX_ROWS])),
         notes(
-            "all ranks begin together, so a collective's time is its transfer; algbw, busbw as nccl-tests defines them",
+            "all ranks begin together, so a collective's time is its transfer; algbw and busbw as defined by "
+            "nccl-tests",
             cut_off(len(summary.groups), _MAX_ROWS, "groups"),
         ),
     )
@@ -264,7 +268,8 @@ def _missing(summary: HorovodSummary) -> Iterator[str]:
     if summary.num_with_ranks < summary.num_reductions:
         yield (
             f"which rank was late is known for {summary.num_with_ranks} of {summary.num_reductions} reductions: "
-            "Horovod answers the others from its cache. HOROVOD_CACHE_CAPACITY=0 records it for all, and costs time"
+            "Horovod answers the others from its cache. HOROVOD_CACHE_CAPACITY=0 records it for all, but slows the "
+            "training"
         )
 
 

@@ -30,11 +30,11 @@ class Arrivals:
 
     ranks: tuple[int, ...]
     waiting_ns: Int64Column
-    """[n, num_ranks], or `UNKNOWN` if the rank does not have it"""
+    """[n, num_ranks], or `UNKNOWN` if the rank does not have the collective"""
     start_ns: Int64Column
-    """[n, num_ranks], by each rank's own clock; 0 if the rank does not have it"""
+    """[n, num_ranks], by each rank's own clock; 0 if the rank does not have the collective"""
     last_rank: NDArray[np.int32] | None
-    """[n], or `UNKNOWN` if several came at once; ``None`` without a common clock of all ranks"""
+    """[n], or `UNKNOWN` if several arrived at once; ``None`` without a common clock of all ranks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class RankWaiting:
 
     rank: int
     num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
-    num_last: Annotated[int | None, Number("number of them to which it came last")]
-    """number of collectives to which it came last; ``None`` without a common clock"""
+    num_last: Annotated[int | None, Number("number of these in which it arrived last")]
+    """number of collectives in which it arrived last; ``None`` without a common clock"""
     median_waiting_ns: int
     """waiting in one collective"""
-    waiting_per_step_ns: Annotated[int | None, Number("waiting for other ranks in a step, median")]
-    """waiting in a step, median over steps, with concurrent collectives counted once; ``None`` without steps"""
+    waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
+    """waiting time per step, with concurrent collectives counted once; median over steps; ``None`` without steps"""
     total_waiting_ns: int
-    exposed_waiting_ns: Annotated[int | None, Number("waiting in a step while it computes nothing, mean")] = None
+    exposed_waiting_ns: Annotated[int | None, Number("waiting time per step while it computes nothing, mean")] = None
 
 
 def measure_arrivals(
@@ -128,4 +128,4 @@ def _exposed(start: Int64Column, waiting: Int64Column, step: Int64Column, expose
 
 WAITING: Topic[None, tuple[RankWaiting, ...]] = Topic("waiting")
 WAITING_AFTER_START: Topic[None, tuple[RankWaiting, ...]] = Topic("waiting_after_start")
-"""without the first step, in which ranks are late because they started late"""
+"""excludes the first step, in which ranks are late because they started late"""

@@ -39,14 +39,14 @@ ALL_DEPEND_ON_ALL = (
 )
 
 _MOST_POINTS = 64
-"""most points of the fit of the drift; more collectives are merged by medians"""
+"""maximum number of points for fitting the drift; if there are more collectives, they are merged by medians"""
 _FEWEST_POINTS = 8
 _LARGEST_DRIFT = 500e-6
-"""largest slope that Linux allows a clock; anything faster is not a drift"""
+"""largest drift rate that Linux allows for a clock; anything faster is not drift"""
 _ON_ONE_HOST_NS = 100_000
-"""ns; profilers of one host agree within 30 µs, according to times that the recorder took itself"""
+"""ns; profilers of one host agree within 30 µs, according to the recorder's own timestamps"""
 _SIGNIFICANT = 2.576
-"""standard deviations for 99 % of a normal distribution"""
+"""number of standard deviations that covers 99 % of a normal distribution"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class RankClock:
     """how far its clock is ahead of the reference's, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
-    """largest error of the offset; ``None`` if the collectives contradict each other, because one of them was
-    misidentified, or the clock jumped"""
+    """largest error of the offset; ``None`` if the collectives contradict each other because one was misidentified or
+    the clock jumped"""
     num_collectives: int
     """number of collectives shared by this rank and the reference"""
     noise_ns: int | None = None
-    """three standard errors of the offset from the spread of the ends; usually far less than the bound"""
+    """three standard errors of the offset, from the spread of the collectives' ends; usually far below the bound"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class HostClock:
     host: str
     num_ranks: int
     offset_ns: int | None
-    """``None`` if its ranks' clocks differ by more than their noise"""
+    """``None`` if the clocks of its ranks differ by more than their noise"""
     drift_ppm: float | None
     bound_ns: int | None
     """largest bound of its ranks"""
@@ -83,7 +83,7 @@ class CommonClock:
     """The ranks' clocks relative to the lowest rank's. Times are since 1970, in ns, if the traces have their epoch."""
 
     at_ns: int
-    """time for which the offsets hold, on the reference's clock"""
+    """time at which the offsets hold, on the reference's clock"""
     ranks: tuple[RankClock, ...]
     """clocks in ascending order, the reference first; ranks that share no collective with it are missing"""
     hosts: tuple[HostClock, ...]
@@ -148,7 +148,7 @@ class _Pair:
     """The collectives that a rank shares with the reference."""
 
     since: NDArray[np.float64]
-    """ns from `at_ns` to the end on the reference"""
+    """time from `at_ns` to the end on the reference, ns"""
     difference: Int64Column
     """end on the rank - end on the reference"""
     lowest: Int64Column

@@ -40,10 +40,10 @@ class StepProgress:
 
     step: int
     is_traced: bool
-    """True if it is from a trace, whose parts differ slightly from the light recorder's, so the two do not compare"""
+    """True if it is from a trace; its parts differ slightly from the light recorder's, so do not compare the two"""
     step_ns: int
     arrival_ns: int
-    """time at which all gradients of the step are there; since 1970 by the rank's clock, if the trace has its epoch"""
+    """time at which all gradients of the step are ready; since 1970 by the rank's clock, if the trace has it"""
     data_ns: int
     forward_ns: int
     backward_ns: int

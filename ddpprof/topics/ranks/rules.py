@@ -20,13 +20,13 @@ class Lateness:
 
     stragglers: tuple[Straggler, ...] = ()
     steps_tell_stragglers: bool = False
-    """whether there are enough recorded steps to tell whether a rank is late"""
+    """True if enough steps were recorded to tell whether a rank is late"""
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
     """rank → the gradients at which it falls behind"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """rank → median time per step that it needed by itself, in each of ten stretches of the whole run"""
+    """rank → median of its own time per step, for each of ten equal parts of the whole run"""
     watched_ns: int = 0
-    """length of the whole run, of which `own_ns` tells"""
+    """duration of the whole run, which `own_ns` covers"""
     watched_steps: int = 0
     """number of its steps"""
 
@@ -49,7 +49,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
     if gradients:
         after = gradients[0].previous_parameter
         evidence.append(
-            f"the gradient of {gradients[0].parameter} comes {in_ms(gradients[0].jump_ns)} late"
+            f"the gradient of {gradients[0].parameter} is ready {in_ms(gradients[0].jump_ns)} late"
             + (f", after that of {after}" if after else "")
         )
     if others:
@@ -64,9 +64,9 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         )
     if may_be_other_work:
         evidence.append(
-            f"these steps took {lasted_ns / 1e9:.1f} s, in which other work on its cores may have slowed it: "
-            f"{_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s or more of steps would tell; record them with ddpprof trace "
-            f"--no-profiler --steps {_steps_to_tell(view.step_ns)}"
+            f"these steps lasted only {lasted_ns / 1e9:.1f} s, so other work on its cores may be the cause; to find "
+            f"out, record at least {_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s of steps: ddpprof "
+            f"trace --no-profiler --steps {_steps_to_tell(view.step_ns)}"
         )
     late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
     gain_ns, predicted = hoped_for(late_ns, view.predictions.without_straggler)
@@ -104,8 +104,8 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
         yield Finding(
             "slow-rank",
             f"All ranks wait for rank {slowest}",
-            f"over the whole run ({lateness.watched_ns / 1e9:.0f} s, {lateness.watched_steps} steps) it needed "
-            f"{in_ms(late_ns)} per step more by itself than {others}",
+            f"over the whole run ({lateness.watched_ns / 1e9:.0f} s, {lateness.watched_steps} steps) its own time "
+            f"was {in_ms(late_ns)} per step longer than that of {others}",
             _advice(view, None),
             late_ns,
             subject={"rank": slowest},
@@ -124,19 +124,19 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
 
 
 _CHANCE = 0.01
-"""share of runs in which chance may name a rank; each of the ranks has its part of it"""
+"""share of runs in which a rank may be named by chance; divided among the ranks"""
 _FEW_STRETCHES = 5
 """least number of stretches"""
 _LATE_IN_WHOLE_RUN = 0.05
-"""least share of a rank's own time by which it exceeds all others', if only the whole run tells"""
+"""share of its own time by which a rank must be slower than all others, if only the whole run shows it"""
 _STEPS_OF_WHOLE_RUN = 10
-"""least number of steps of such a run"""
+"""minimum number of steps of such a run"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""time, ns, below which a rank may be late in every step by chance, since other work comes and goes"""
+"""recordings shorter than this (ns) may show a rank late in every step by chance, since other work comes and goes"""
 _BY_OTHER_WORK = 5
-"""largest factor by which sharing its cores makes a rank take longer"""
+"""largest factor by which a rank slows down if it shares its cores"""
 _TIME_SLICES_NS = 10_000_000
-"""time for which it may wait for its core in a step, ns, however little it has to do"""
+"""time that it may wait for its core per step, ns, however little work it has"""
 
 
 def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
@@ -188,16 +188,17 @@ _WHERE = {
 }
 
 _ADVICE = {
-    OwnTimePart.DATA: "Look at what feeds this rank: its storage, its DataLoader workers, larger samples in its shard.",
-    OwnTimePart.OTHER: "Look for what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
+    OwnTimePart.DATA: "Check this rank's input: its storage, its DataLoader workers, and whether its shard has "
+    "larger samples.",
+    OwnTimePart.OTHER: "Check what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
 }
 _ON_ACCELERATOR = (
-    "Look at its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
+    "Check its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
     "it, its CPU cores, and whether its batches are larger."
 )
 _ON_CPU = (
-    "Look at its CPU cores: other processes on them, how fast they run. Check whether its batches are larger, and "
-    "whether its code waits for a lock, a disk or the network."
+    "Check its CPU cores: their clock rate, and other processes that run on them. Check whether its batches are "
+    "larger, and whether its code waits for a lock, a disk or the network."
 )
 
 

@@ -29,7 +29,7 @@ from ddpprof.topics.ranks.own_time import StepProgress
 SIGNIFICANT = 0.01
 LATE_SHARE_OF_STEP = 0.01
 _FEWEST = 2
-"""least number of steps to judge by, in all and on each side of a change"""
+"""minimum number of steps to judge by, in total and on each side of a change"""
 
 _Floats = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class RankLateness:
     num_last: int
     """number of steps in which its own time was the longest"""
     late_ns: int
-    """median over steps; below 0 if it waits for others"""
+    """median over steps; negative if it waits for others"""
     p_value: float
     """probability of such lateness by chance; corrected for the number of ranks and tests, so it may be 1"""
 
@@ -65,10 +65,10 @@ class Straggler:
     part: OwnTimePart | None
     """part in which it loses at least half of it; ``None`` if all parts are slower, as on a slower or busier machine"""
     part_late_ns: int
-    """lateness in the part where it loses most; also a median"""
+    """lateness in the part where it loses the most time, median"""
     num_last: int
     num_steps: int
-    """number of measured steps, or of those since it became late"""
+    """number of measured steps, or of steps since it became late"""
     since_step: int | None
     """``None`` if it was late from the first measured step"""
     p_value: float
@@ -145,7 +145,7 @@ class _CommonSteps:
 class _Verdict:
     p_value: float
     since: int
-    """index of the first step from which it is late; 0 if it always is"""
+    """index of the first step in which it is late; 0 if it is late from the start"""
 
 
 def _judge(table: _CommonSteps, row: int) -> _Verdict:
@@ -204,7 +204,7 @@ def _median(values: _Floats) -> int:
 
 
 SHARE_WORTH_NAMING = 0.1
-"""least share of the rank's total delay in the module"""
+"""minimum share of the rank's total delay that falls into the module"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,8 @@ class LateGradient:
     module: int
     parameter: str
     previous_parameter: str | None
-    """parameter whose gradient became ready just before; ``None`` for the first, counted from the end of the forward"""
+    """parameter whose gradient became ready just before; ``None`` for the first gradient, which is measured from the
+    end of the forward"""
     jump_ns: int
     excess_ns: int
     num_steps: int

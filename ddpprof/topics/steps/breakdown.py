@@ -26,7 +26,7 @@ from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""share of a step for which its first computation may wait on the device, for no reason that is in the trace"""
+"""share of a step that its first computation may wait on the device without a reason in the trace"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Breakdown:
     """The parts of one step, ns. They add up to it."""
 
     forward_ns: Annotated[
-        int, Number("computation of the forward; the seven parts add up to the step", metric="forward")
+        int, Number("computation of the forward pass; the seven parts add up to the step", metric="forward")
     ]
     backward_ns: Annotated[int, Number("computation of the backward pass", metric="backward")]
     exposed_comm_ns: Annotated[int, Number("communication while nothing is computed")]
     optimizer_ns: Annotated[int, Number("computation of the optimizer", metric="optimizer")]
     data_ns: Annotated[int, Number("waiting for data", metric="data")]
-    other_ns: Annotated[int, Number("copies and computation of no phase", metric="other")]
+    other_ns: Annotated[int, Number("copies, and computation outside all phases", metric="other")]
     idle_ns: Annotated[int, Number("time in which the device has nothing to do", metric="idle")]
 
     @property
@@ -55,7 +55,7 @@ class StepSplit:
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each field of `Breakdown`, in order"""
     is_whole: bool = True
-    """False if an edge of the trace cuts off a part of the step, so that its length is not that of others"""
+    """False if the trace starts or ends in the middle of the step, so its length is not comparable"""
 
     @property
     def breakdown(self) -> Breakdown:

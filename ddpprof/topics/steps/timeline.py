@@ -38,7 +38,7 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """step as its bar shows it: on an accelerator from its first kernel on, see `breakdown.py`"""
+    """the step as its bar shows it: on an accelerator it starts with its first kernel, see `breakdown.py`"""
     parts: tuple[Spans, ...] | None
     """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no work of the device"""
     compute: Work

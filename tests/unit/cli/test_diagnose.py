@@ -54,7 +54,7 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     assert main(["diagnose", str(run)]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "The job has ended."
-    assert second.startswith("The job hung at step 12. ddpprof found then: all ranks wait for each other")
+    assert second.startswith("The job hung at step 12. ddpprof found then: all ranks wait at the same place")
     assert main(["diagnose", str(run), "--format", "line"]) == 1
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
 

@@ -31,7 +31,7 @@ def test_without_options_it_tries_caps_and_names_the_best(capsys: pytest.Capture
     assert lines[0] == "transformer-gloo-4ranks · 4 ranks · gloo · from 4 recorded steps"
     settings = [line.split()[0] for line in lines if line.startswith("bucket_cap_mb=")]
     assert settings[:4] == ["bucket_cap_mb=None", "bucket_cap_mb=1", "bucket_cap_mb=2", "bucket_cap_mb=5"]
-    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replay of the step as it was", "Assumptions: "):
+    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replay of the recorded step", "Assumptions: "):
         assert any(line.startswith(begin) for line in lines), begin
     assert max(map(len, lines)) <= 80
 
@@ -158,7 +158,9 @@ def test_a_step_of_other_work_is_compared_for_the_same_work(capsys: pytest.Captu
     assert answer["work_ratio"] == 2
     assert main(asked) == 0
     text, step_ns = " ".join(capsys.readouterr().out.split()), answer["outcomes"][0]["prediction"]["step_ns"]
-    as_now = f"as many as now take {step_ns / 2e6:.2f} ms instead of {answer['without_world_ns'] / 1e6:.2f}."
+    as_now = (
+        f"the current number of samples takes {step_ns / 2e6:.2f} ms instead of {answer['without_world_ns'] / 1e6:.2f}."
+    )
     assert f"takes {step_ns / 1e6:.2f} ms for 2 times as many samples per rank: {as_now}" in text
 
 

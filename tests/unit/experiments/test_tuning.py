@@ -76,12 +76,12 @@ def test_the_leader_and_the_job_as_it_is_are_measured_again_first() -> None:
 
 
 def test_a_noisy_machine_is_told_instead_of_a_verdict() -> None:
-    """One start of the job as it is was lucky, as in a tuning of a newcomer that ended with "nothing beats it"."""
+    """One start of the unchanged job was lucky, as in a tuning of a newcomer that ended with "nothing beats it"."""
     report = tuning(choice(CAP), *steps(0, 383.8, 1112.9, 1013), *steps(1, 642.63, 700, 1100))
     said = "\n".join(line.text for line in tuning_sections(report) if isinstance(line, Line))
     assert [one.fate for one in report.tried] == [Fate.TRIED]
     assert "Cannot tell whether a setting is faster" in said
-    assert "this machine varied by 2.9× between starts of one setting" in said
+    assert "step times on this machine varied by 2.9× between starts of one setting" in said
     assert "with --rounds 10" in said
     [table] = [section for section in tuning_sections(report) if isinstance(section, Table)]
     assert "(trials vary too much to tell)" in table.rows[1][2]
@@ -91,7 +91,7 @@ def test_a_steady_machine_shows_that_nothing_is_faster() -> None:
     report = tuning(choice(CAP), *steps(0, 100, 101, 99), *steps(1, 99, 101, 100))
     [said, *_] = [line.text for line in tuning_sections(report) if isinstance(line, Line)]
     assert said == (
-        "No setting is faster than the job as it is (100.00 ms per step): 3 rounds would show a gain of 10%. "
+        "No setting is faster than the unchanged job (100.00 ms per step): 3 rounds would show a gain of 10%. "
         "Change nothing."
     )
 
@@ -207,7 +207,7 @@ def test_without_a_hook_none_is_in_the_code(framework: str | None, code: str) ->
 
 
 def test_a_network_that_was_measured_is_the_job_s_own() -> None:
-    """However fast it is, the job as it is takes as long as it took."""
+    """However fast it is, the unchanged job takes as long as it took."""
     for ns_per_byte in (0.3, 1.0, 3.0):
         listed, unpredicted = shortlisted(known(), network(Link(Cost(0.0, ns_per_byte))), 4, allow_lossy=False)
         assert unpredicted is None

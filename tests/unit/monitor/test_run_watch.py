@@ -185,8 +185,8 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
 
 WAITS = Standstill(6.4, rank=1, step=20, waits_for="the network", place="up.py:3 in f", waiting=(0,), hangs_after_s=120)
 SAID = (
-    "rank 1 has waited for the network at up.py:3 in f for 6 s; rank 0 waits for it. This is not called a hang before "
-    "120 s"
+    "rank 1 has waited for the network at up.py:3 in f for 6 s; rank 0 waits for it. ddpprof does not call this a "
+    "hang before 120 s"
 )
 
 
@@ -269,7 +269,7 @@ def test_a_loss_is_told_once_the_other_ranks_had_a_step_to_follow(
         look.at(tmp_path, 0.0, is_over=False)
     look.at(tmp_path, 0.0, is_over=True)
     (line,) = said
-    assert line.startswith(f"{BEGAN}: the other rank followed in step 6, with gradients that DDP had averaged. Look at")
+    assert line.startswith(f"{BEGAN}: the other rank followed in step 6, with gradients that DDP had averaged. Check")
 
 
 def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook, list[str]], tmp_path: Path) -> None:

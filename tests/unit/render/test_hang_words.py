@@ -31,7 +31,7 @@ HANGING = Verdict(
 
 def test_a_job_that_hangs() -> None:
     first, where, waiting, missing, advice = verdict_lines(HANGING)
-    assert first == "The job hangs at step 1,200: rank 1 calls a collective that the others do not call."
+    assert first == "The job hangs at step 1,200: rank 1 calls a collective that the other ranks do not call."
     assert where == "Rank 1: host node1, process 77, at /a b/train.py:12 in main."
     assert waiting.startswith("Ranks 0, 2 have waited for 12 s, since ")
     assert waiting.endswith(", at /a b/train.py:20 in main.")
@@ -44,9 +44,9 @@ def test_a_job_that_hangs() -> None:
 
 def test_a_rank_for_which_none_is_seen_to_wait() -> None:
     own_code = replace(HANGING, fault=Fault.OWN_CODE, parameters=())
-    assert verdict_lines(own_code)[-1] == "Look at that line: the other ranks wait until it is done."
+    assert verdict_lines(own_code)[-1] == "Check that line: the other ranks wait until it is done."
     assert verdict_lines(replace(own_code, waiting=()))[-1] == (
-        "Look at that line: no rank is seen to wait for another."
+        "Check that line: no rank is known to wait for another."
     )
 
 
@@ -204,7 +204,7 @@ def test_a_hang_of_the_past_is_told_in_the_past() -> None:
 def test_a_detail_of_several_sentences_follows_as_such() -> None:
     detail = "Its forward in step 60 was not followed by a backward pass. Since then, …"
     first, *_ = verdict_lines(replace(HANGING, fault=Fault.FEWER_PASSES, detail=detail))
-    assert "that the others take part in. Its forward in step 60 was not" in first
+    assert "that the other ranks run. Its forward in step 60 was not" in first
 
 
 @pytest.mark.parametrize("hint", list(Hint))

@@ -89,7 +89,7 @@ def test_no_row_of_buckets_has_times_of_both() -> None:
 def test_a_step_of_the_light_record_is_one_of_launches(device: str, says_so: bool) -> None:
     shown = replace(light_report(), times=clocks_of(Report) if device == "cuda" else {})
     (bars,) = [one for one in sections(shown) if isinstance(one, Bars)]
-    assert ("what the host launches" in bars.title) is says_so
+    assert ("Host time" in bars.title) is says_so
 
 
 @pytest.mark.parametrize("words", ["A step by kind of work", "Communication and computation"])

@@ -248,7 +248,7 @@ def test_same_checkpoint(checkpoints: dict[int, tuple[str, tuple[str, ...]]], ev
         pytest.param(5 * MS, 6, 32.0, "num_workers=12", id="twice-the-workers"),
         pytest.param(5 * MS, 0, 3.0, "num_workers=2", id="one-core-trains"),
         pytest.param(5 * MS, 0, 1.0, "the host has only 1 core for each rank", id="no-core-left"),
-        pytest.param(5 * MS, 2, 2.5, "2.5 cores for each rank, and none left", id="too-many-already"),
+        pytest.param(5 * MS, 2, 2.5, "2.5 cores for each rank, and none is free", id="too-many-already"),
         pytest.param(5 * MS - 1, 0, None, None, id="below-five-percent"),
         pytest.param(None, 0, None, None, id="not-measured"),
     ],

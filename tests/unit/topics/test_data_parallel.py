@@ -27,8 +27,8 @@ def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
     [
         pytest.param(
             using(MOVED), {"device_loads": loads(50 * MS, 42 * MS)}, 11 * MS,
-            "copies parameters to them (3.00 ms), batches (2.00 ms), outputs (2.00 ms) and gradients (3.00 ms) back; "
-            "7.00 ms of that is exposed; device 0 computes 4.00 ms more than the average device",
+            "copies parameters (3.00 ms) and batches (2.00 ms) to them, and outputs (2.00 ms) and gradients (3.00 "
+            "ms) back; 7.00 ms of that is exposed; device 0 computes 4.00 ms more than the average device",
             id="traced",
         ),
         pytest.param(using(None, 4), {}, None, "drives 4 devices from one process", id="only-recorded"),
@@ -61,5 +61,5 @@ def test_why_one_device_works_more_and_holds_more() -> None:
     view = observed(device_loads=loads(50 * MS, 30 * MS))
     findings = find_all(replace(view, shown={**view.shown, **shown}))
     advice = {finding.rule: finding.advice for finding in findings}
-    assert "let the wrapped module return its loss" in advice["device-imbalance"]
+    assert "Let the wrapped module return its loss" in advice["device-imbalance"]
     assert "DataParallel gathers outputs" in advice["memory-imbalance"]

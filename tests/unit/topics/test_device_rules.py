@@ -52,7 +52,7 @@ def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
     assert (first.rule, second.rule, first.gain_ns) == ("threads-exceed-cores", "idle-for-data", None)
     assert first.title == "32 threads share 8 cores, and may wait for each other"
     assert first.evidence == (
-        "host b has 8 cores for this job, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
+        "host b gives this job 8 cores, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
         "runnable but not running on average"
     )
     assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, or call torch.set_num_th")
@@ -64,7 +64,7 @@ def test_threads_that_were_not_seen_to_wait_come_after_gains(queued_threads: flo
     hosts = (HostCores("a", 2, 8, 4.0),)
     gain, last = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=queued_threads))
     assert (gain.rule, last.rule, last.gain_ns) == ("idle-for-data", "threads-exceed-cores", None)
-    assert last.evidence == "host a has 4 cores for this job, and its 2 ranks compute with 4 threads each"
+    assert last.evidence == "host a gives this job 4 cores, and its 2 ranks compute with 4 threads each"
 
 
 def test_a_broken_training_comes_before_threads_that_wait() -> None:
@@ -91,7 +91,7 @@ def test_no_slowdown_is_claimed_that_the_machine_may_have_made(control: float | 
 def test_a_slowdown_on_shared_cores_may_be_other_work(backend: str, control: float | None, is_noise: bool) -> None:
     (finding,) = find_all(observed(slowdown=slowdown(4 * MS, 1.25, 0.5, control=control), backend=backend))
     assert finding.is_noise is is_noise
-    assert ("--baseline-steps would tell" in finding.evidence) is is_noise
+    assert ("use --baseline-steps to find out" in finding.evidence) is is_noise
 
 
 @pytest.mark.parametrize(("ns", "fires"), [(5 * MS, True), (5 * MS - 1, False), (0, False), (None, False)])

@@ -23,14 +23,14 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
             {0: since(1413, 29), 1: since(1412)},
             "The loss was NaN or infinite in 30 steps, first in step 1,412 on rank 1",
             "the other rank followed in step 1,413, with gradients that DDP had averaged",
-            "Look at the batch of rank 1 in step 1,412",
+            "Check the batch of rank 1 in step 1,412",
             id="one-rank-first",
         ),
         pytest.param(
             {0: None, 1: since(7, 1), 2: since(7, 1)},
             "The loss was NaN or infinite in one step, first in step 7 on ranks 1 and 2",
             "the losses of the other rank stayed finite",
-            "Look at the batches of ranks 1 and 2 in step 7, and at what the loss does with them: a division",
+            "Check the batches of ranks 1 and 2 in step 7, and what the loss computes from them: a division",
             id="steps-that-were-skipped",
         ),
         pytest.param(
@@ -43,14 +43,14 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
         pytest.param(
             {0: since(4), 1: since(3, follows_finite=False)},
             "The loss was NaN or infinite in 30 steps, first in step 3",
-            "the steps before were not looked at, so it may have begun earlier",
+            "earlier steps were not checked, so it may have begun before",
             "lower the learning rate",
             id="from-the-begin-on",
         ),
         pytest.param(
             {0: None, 1: since(3), 2: since(3, follows_finite=False)},
             "The loss was NaN or infinite in 30 steps, first in step 3",
-            "the steps before were not looked at, so it may have begun earlier",
+            "earlier steps were not checked, so it may have begun before",
             "lower the learning rate",
             id="from-the-begin-on-of-one-of-the-first",
         ),
@@ -58,14 +58,14 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
             {0: None, 1: since(5), 2: since(9)},
             "The loss was NaN or infinite in 30 steps, first in step 5 on rank 1",
             "1 of the 2 other ranks followed, from step 9 on",
-            "Look at the batch of rank 1 in step 5",
+            "Check the batch of rank 1 in step 5",
             id="much-later-on-another",
         ),
         pytest.param(
             {0: since(5), 1: since(9)},
             "The loss was NaN or infinite in 30 steps, first in step 5 on rank 0",
             "the other rank followed, from step 9 on",
-            "Look at the batch of rank 0 in step 5, and at what the loss does with it: a division",
+            "Check the batch of rank 0 in step 5, and what the loss computes from it: a division",
             id="much-later-on-the-other",
         ),
         pytest.param(
@@ -98,8 +98,8 @@ def test_finite_losses_are_no_finding() -> None:
     ("rates", "advice"),
     [
         pytest.param({0: 0.001, 1: 4.4}, "Give every rank the same learning rate: it was 4.4 on rank 1", id="another"),
-        pytest.param({0: 0.001, 1: 0.0011}, "Look at the batch of rank 1", id="some-steps-apart-in-a-schedule"),
-        pytest.param({0: None, 1: 4.4}, "Look at the batch of rank 1", id="unknown"),
+        pytest.param({0: 0.001, 1: 0.0011}, "Check the batch of rank 1", id="some-steps-apart-in-a-schedule"),
+        pytest.param({0: None, 1: 4.4}, "Check the batch of rank 1", id="unknown"),
     ],
 )
 def test_a_rank_with_another_learning_rate(rates: dict[int, float | None], advice: str) -> None:

@@ -20,7 +20,7 @@ def test_memory_of_ranks_that_do_not_train_there() -> None:
     (finding,) = beside("memory", ranks)
     assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("memory-of-others", None, False)
     assert finding.title == "Ranks 1, 2 hold a context on GPU 0, where they do not train"
-    assert finding.evidence.startswith("0.20 GB are reserved there for tensors, on node")
+    assert finding.evidence.startswith("0.20 GB is reserved there for tensors, on node")
     assert "map_location" in finding.advice
 
 

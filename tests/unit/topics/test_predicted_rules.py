@@ -44,7 +44,7 @@ def test_no_cap_is_advised_that_is_predicted_to_give_nothing_back() -> None:
     finding = only(trailing(best([1, 5, 3], NIL)))
     assert "bucket_cap_mb" not in finding.advice
     assert "fp16_compress_hook" in finding.advice
-    assert "the replay finds no buckets that shorten the step much" in finding.evidence
+    assert "the replay finds no buckets that shorten the step noticeably" in finding.evidence
     assert "that shorten the step" in only(trailing(best([1, 5, 3], COSTS))).evidence
     assert (finding.predicted, finding.gain_ns) == (None, 8 * MS)
 

@@ -177,8 +177,8 @@ def test_parameters_of_a_module_that_is_not_called_come_first() -> None:
     assert (first.rule, first.is_correctness) == ("unaveraged-parameters", True)
     assert first.title.endswith("DDP does not average the gradients of 2 parameters of Head: weight, bias")
     assert first.evidence == (
-        "the script never calls the DDP module that has them, and in 13 steps they moved apart by 50% of the distance "
-        "they moved, as sampled values on both ranks show"
+        "the script never calls the DDP module that contains them, and in 13 steps they moved apart by 50% of the "
+        "distance they moved, as sampled values on both ranks show"
     )
     assert first.advice.startswith("Compute the loss from the output of the DDP module itself")
 
@@ -190,8 +190,8 @@ def test_parameters_that_no_module_has_come_after_gains() -> None:
     assert (gain.rule, last.rule, last.is_correctness) == ("gradient-copies", "unwrapped-parameters", True)
     assert last.title == "Each rank trains its own copy of 1 parameter outside all modules: shape (2,)"
     assert last.evidence == (
-        "no DDP module has them; they were equal on both ranks before the first step, and in 13 steps they moved apart "
-        "by 50% of the distance they moved, as sampled values show"
+        "no DDP module contains them; they were equal on both ranks before the first step, and in 13 steps they "
+        "moved apart by 50% of the distance they moved, as sampled values show"
     )
     assert "meant to train its own" in last.advice
 

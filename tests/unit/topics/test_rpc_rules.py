@@ -56,7 +56,7 @@ def test_one_long_call_could_be_sent_earlier() -> None:
     calls = (called(1, 30 * MS), called(2, 40 * MS, "async"))
     (finding,) = beside("rpc", (calling(*calls, sync=1, waited=30 * MS, longest=30 * MS),))
     assert (finding.rule, finding.gain_ns) == ("long-rpc", 30 * MS)
-    assert finding.title == "Rank 0 stands still until ps answers an RPC"
+    assert finding.title == "Rank 0 blocks until ps answers an RPC"
     assert finding.evidence.startswith("one synchronous call of lookup takes 30.00 ms per step")
 
 

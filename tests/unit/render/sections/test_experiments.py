@@ -56,10 +56,10 @@ def test_an_interval_that_holds_1_is_no_overhead() -> None:
     report = overhead_report()
     assert isinstance(report, OverheadReport)
     none = replace(report, ratio=replace(report.ratio, low=0.97, high=1.03))
-    assert "as long as without it, as far as" in drawn(none)
+    assert "as long as without it, within the precision of" in drawn(none)
     unsure = replace(report, ratio=replace(report.ratio, low=0.9, high=1.4))
     said = " ".join(drawn(unsure).split())
-    assert "6 pairs are not enough to tell whether a step takes longer with DDP, on one rank: " in said
+    assert "6 pairs are not enough to tell whether DDP makes a step longer, on one rank: " in said
     unknown = replace(report, ratio=replace(report.ratio, low=None, high=None, num_pairs=1))
     assert "1 pair is not enough to tell" in drawn(unknown)
 

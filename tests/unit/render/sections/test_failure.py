@@ -115,18 +115,18 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             UNEVEN,
-            "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.\n"
-            "Rank 1 had finished after 26 steps. If ranks have different numbers of batches, those with more wait "
-            "for the others: divide the data evenly.",
+            "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer "
+            "[127.0.0.1]:9.\nRank 1 had finished after 26 steps. If ranks have different numbers of batches, those "
+            "with more batches wait for the others: divide the data evenly.",
             id="fewer-steps",
         ),
         pytest.param(
             TIMEOUT,
-            "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv operation "
-            "to complete.\n"
-            "Ranks 1, 2 ended without a message after 13 to 14 steps: they were killed, for example by SIGKILL or the "
-            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails, or by os._exit().\n"
-            "A collective times out when another rank does not take part in it: look at what the others were doing.",
+            "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv "
+            "operation to complete.\nRanks 1, 2 ended without a message after 13 to 14 steps: they were killed, for "
+            "example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "
+            "one fails, or by os._exit().\nA collective times out when another rank does not take part in it: check "
+            "what the other ranks were doing.",
             id="a-timeout",
         ),
     ],

@@ -85,7 +85,7 @@ def test_only_the_first_buckets_have_a_sign_of_their_own() -> None:
     made = of(trace([(0, 100 * MS)], [FORWARD, BACKWARD], [collective(50 * MS, 80 * MS)]), bucket(36, 50 * MS, 80 * MS))
     shown = drawn(timeline(made), 80)
     assert "  comm                                     ******" in shown
-    assert "*: any bucket from number 36 on" in shown
+    assert "*: any bucket with index 36 or higher" in shown
 
 
 def test_a_step_without_work_is_not_drawn() -> None:

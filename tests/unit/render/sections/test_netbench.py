@@ -56,9 +56,9 @@ def test_hosts_with_other_work() -> None:
 
 def test_what_was_left_out() -> None:
     assert rendered(left_out=[8_000_000, 9_000_000])[-1] == (
-        "Left out because 4000000 bytes took so long: 8000000 bytes and more."
+        "Left out because 4000000 bytes took too long: 8000000 bytes and more."
     )
-    assert rendered(left_out=[8_000_000])[-1].endswith("took so long: 8000000 bytes.")
+    assert rendered(left_out=[8_000_000])[-1].endswith("took too long: 8000000 bytes.")
 
 
 def test_names_of_others_are_made_printable() -> None:

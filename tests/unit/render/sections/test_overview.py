@@ -172,7 +172,7 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
             "First fix: Bucket 0 holds 90% of the gradients, saves 5.00 ms (4.00 – 6.00) per step, predicted.",
             id="what-was-predicted",
         ),
-        pytest.param((BOUND,), {}, "ddpprof tune measures it.", id="nothing-leads-without-a-prediction"),
+        pytest.param((BOUND,), {}, "Use ddpprof tune to measure it.", id="nothing-leads-without-a-prediction"),
         pytest.param((replace(CERTAIN, is_noise=True),), {}, "Change nothing: no finding is beyond noise.", id="noise"),
         pytest.param((), {}, "no rule found more than 1% of the step to recover.", id="nothing"),
         pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
@@ -211,7 +211,7 @@ def test_without_communication() -> None:
 
 def test_of_light_steps() -> None:
     assert verdict(light_report()).text == (
-        "A step takes 56.20 ms. Only profiled steps tell how much of it is communication."
+        "A step takes 56.20 ms. Only profiled steps show how much of it is communication."
     )
 
 
@@ -234,8 +234,8 @@ def test_few_ranks_need_no_summary() -> None:
 def test_traces_alone_do_not_tell_that_no_setting_helps() -> None:
     made = report(findings=())
     assert change_sentence(replace(made, job=replace(made.job, modules=()))) == (
-        "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They lack DDP's "
-        "buckets and options, which ddpprof trace records."
+        "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They do not contain "
+        "DDP's buckets and options. Use ddpprof trace to record them."
     )
 
 
@@ -243,7 +243,7 @@ def test_traces_without_steps_say_what_they_lack() -> None:
     made = report(findings=())
     ranks = tuple(replace(rank, steps=(), light_steps=()) for rank in made.ranks)
     empty = replace(made, ranks=ranks, whole_run=None, job=replace(made.job, modules=(), num_steps=None))
-    assert verdict(empty).text.startswith("The traces have no steps, so they cannot tell how long one takes.")
+    assert verdict(empty).text.startswith("The traces have no steps, so the step time is unknown.")
     recorded = replace(empty, job=replace(empty.job, num_steps=0))
     assert verdict(recorded).text == "No step was recorded completely."
 

@@ -72,7 +72,7 @@ def lines(of: Report) -> list[str]:
 
 def test_the_whole_run_in_two_sentences(whole: Report) -> None:
     how_long, what_of = lines(whole)
-    assert how_long == "203 steps in 37 s, noted from step 3 on. Median 100.00 ms, longest 150.00 ms."
+    assert how_long == "203 steps in 37 s, recorded from step 3 on. Median 100.00 ms, longest 150.00 ms."
     assert what_of == (
         "A step on average: data 8%, forward 16%, backward without waiting 8%, optimizer 4%, "
         "waiting for other ranks 32%; the rest is the script's own."
@@ -96,18 +96,21 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
     assert table.rows == (
         ("0", "node-a", "203", "125.00", "80.00", "10.00", "45.00", "400", "500", "finished"),
         ("1", "node-a", "203", "125.00", "90.00", "10.00", "35.00", "400", "400",
-         "no end noted: in step 203, backward for 12 s when last seen"),
+         "no end recorded: in step 203, backward for 12 s when last seen"),
     )  # fmt: skip
     assert table.note == (
-        "own: the step without its waiting for other ranks; rank 1 needs 10.00 ms more than the other; "
-        "times are means over all steps, with evaluation and checkpoints"
+        "own: step time minus waits for other ranks; rank 1 takes 10.00 ms longer than the other; times are means "
+        "over all steps, including evaluation and checkpoints"
     )
 
 
 def test_the_first_screen_has_one_line(whole: Report) -> None:
     said = [one.text for one in first_screen(whole, ["run"]) if isinstance(one, Line) and "Whole run" in one.text]
     assert said == [
-        "Whole run: 203 steps, 37 s; median step 100.00 ms at first, 150.00 at last; memory of a process grew by 100 MB"
+        (
+            "Whole run: 203 steps, 37 s; median step 100.00 ms at first, 150.00 ms at the end; memory of a process "
+            "grew by 100 MB"
+        )
     ]
     assert not any("Whole run" in one.text for one in first_screen(report(), ["run"]) if isinstance(one, Line))
 
@@ -115,7 +118,7 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
 def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> None:
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
     said = said_of_whole_run(tmp_path, [*[recorded] * 60, *[MadeStep()] * 140])
-    assert said == "Whole run: 203 steps, 32 s; median step 100.00 ms at first, 100.00 at last"
+    assert said == "Whole run: 203 steps, 32 s; median step 100.00 ms at first, 100.00 ms at the end"
 
 
 @pytest.mark.parametrize(
@@ -177,14 +180,14 @@ def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> 
 
 def test_a_run_without_recorded_steps_has_a_verdict(whole: Report) -> None:
     bare = replace(whole, ranks=(), usual_steps=())
-    said = "A step takes 100.00 ms. The steps were only watched: profiled ones would show where the time goes."
+    said = "A step takes 100.00 ms. The steps were only watched: profiled steps would show where the time goes."
     assert verdict(bare).text == said
 
 
 def test_ranks_that_noted_no_step(tmp_path: Path) -> None:
     write_pulse(tmp_path, 0, [])
     nothing = report(whole_run=whole_run_of([whole_run_of_rank(0, read_pulse(tmp_path, 0))]))
-    assert lines(nothing) == ["No step was noted in 0.0 s."]
+    assert lines(nothing) == ["No step was recorded in 0.0 s."]
     assert tables(nothing)["Ranks in the whole run"].rows[0][3:7] == ("-",) * 4
     assert list(whole_run_chart(nothing)) == []
 
@@ -209,7 +212,7 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
     said = lines(report(whole_run=found))
     assert any(line.startswith("Slow-down: since step 120 (") and "100 → 150 ms" in line for line in said)
     assert any(
-        line.startswith("The job hung at step 7. ddpprof found then: all ranks wait for each other") for line in said
+        line.startswith("The job hung at step 7. ddpprof found then: all ranks wait at the same place") for line in said
     )
     assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
 

@@ -145,7 +145,9 @@ def test_several_backward_passes_in_a_step_are_one_list_and_named() -> None:
     host = [(Mark.FORWARD, 0, 100, 0), (Mark.FORWARD, 180, 200, 0)]
     found = trace_buckets({0: made({0: TWO}, host=host)}, one_clock=True)
     assert sizes(found) == [MIB, 2 * MIB]
-    assert found.notes == ("the bucket table counts the buckets of all backward passes of a step as one module's",)
+    assert found.notes == (
+        "the bucket table treats the buckets of all backward passes of a step as those of one module",
+    )
 
 
 def test_ranks_tell_transfer_and_the_late_one() -> None:

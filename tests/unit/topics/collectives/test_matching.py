@@ -186,7 +186,7 @@ def test_steps_that_are_counted_anew_in_each_window_are_told_apart() -> None:
         ),
         pytest.param(
             [rank(0, seq(3), seq(3), groups=WORLD2), rank(1, seq(3), groups=WORLD2)],
-            "step 10, process group 0, sequence number 3: rank 0 has this number more than once",
+            "step 10, process group 0, sequence number 3: rank 0 uses this number more than once",
             id="a-number-twice",
         ),
         pytest.param(

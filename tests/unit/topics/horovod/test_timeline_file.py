@@ -123,7 +123,7 @@ def test_an_op_that_never_ends_does_not_swallow_the_next(tmp_path: Path) -> None
     torn = [begin(1, "ALLREDUCE", 1), begin(1, "GLOO_ALLREDUCE", 2)]
     made = loaded(tmp_path, text(*tensor(1, "a"), *torn, *negotiation(1, 10, 12), *together([1], 13, [], 20)))
     assert [(op.start_ns, op.end_ns, op.activities) for op in made.ops] == [(13_000, 20_000, ())]
-    assert made.notes == ("left out: 1 collectives of tensors that do not end in the timeline",)
+    assert made.notes == ("left out: 1 collectives that do not end within the timeline",)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     assert (finding.rule, finding.gain_ns) == ("straggler", 50 * MS)
     assert finding.title == "All ranks wait for rank 1 in its backward"
     assert finding.evidence == (
-        "it is late by 200.00 ms per step; it was last in 9 of 10 steps since step 7; the gradient of c.weight comes "
-        "190.00 ms late, after that of d.weight; less late: rank 3"
+        "it is late by 200.00 ms per step; it was last in 9 of 10 steps since step 7; the gradient of c.weight is "
+        "ready 190.00 ms late, after that of d.weight; less late: rank 3"
     )
 
 
@@ -57,7 +57,7 @@ def test_a_rank_that_was_late_for_less_than_other_work_lasts_is_no_advice(
         observed(stragglers=(late(1, 20 * MS, since_step=since_step),), step_ns=step_ms * MS, backend=backend)
     )
     assert finding.is_noise is is_noise
-    assert ("other work on its cores may have slowed it" in finding.evidence) is is_noise
+    assert ("other work on its cores may be the cause" in finding.evidence) is is_noise
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_a_rank_that_takes_far_longer_by_itself_is_slow_in_few_steps(
     ("own_ms", "watched_s", "num_steps", "known", "found"),
     [
         pytest.param(
-            {0: [70] * 10, 1: [100] * 10}, 12, 120, False, "30.00 ms per step more by itself than the other", id="two"
+            {0: [70] * 10, 1: [100] * 10}, 12, 120, False, "30.00 ms per step longer than that of the other", id="two"
         ),
         pytest.param(
-            {0: [70] * 10, 1: [100] * 10, 2: [80] * 10}, 12, 120, False, "20.00 ms per step more by itself than any",
+            {0: [70] * 10, 1: [100] * 10, 2: [80] * 10}, 12, 120, False, "20.00 ms per step longer than that of any",
             id="several",
         ),
         pytest.param({0: [70] * 9, 1: [70] * 3 + [100] * 6}, 12, 120, False, "20.00 ms per step", id="from-a-step-on"),
@@ -150,6 +150,6 @@ def test_without_recorded_steps_the_whole_run_names_a_slow_rank(
 def test_it_says_how_many_steps_would_tell() -> None:
     finding = only(observed(stragglers=(late(1, 20 * MS),), step_ns=100 * MS, backend="gloo"))
     assert finding.evidence.endswith(
-        "these steps took 1.0 s, in which other work on its cores may have slowed it: 10 s or more of steps would "
-        "tell; record them with ddpprof trace --no-profiler --steps 100"
+        "these steps lasted only 1.0 s, so other work on its cores may be the cause; to find out, record at least "
+        "10 s of steps: ddpprof trace --no-profiler --steps 100"
     )
