@@ -42,8 +42,8 @@ def refuse_newer(where: object, found: object, known: int, error: type[DdpprofEr
     """Raise `error` if a newer ddpprof has written what is there: in the format `found`, if it tells one."""
     if isinstance(found, int) and found > known:
         raise error(
-            f"{where} was written by a newer ddpprof: its format is {found}, this one reads up to {known}. Update "
-            "with: pip install --upgrade ddpprof"
+            f"{where} was written by a newer ddpprof: its format is {found}, but this version reads formats up to "
+            f"{known}. Update with: pip install --upgrade ddpprof"
         )
 
 
@@ -78,9 +78,9 @@ def how_to_install(*packages: str) -> str:
 
 
 _NEAR = 0.7
-"""least similarity of two words, as `difflib` measures it, at which one may be a misspelling of the other"""
+"""minimum similarity of two words, according to `difflib`, for one to be a likely misspelling of the other"""
 _LEAST_LETTERS = 3
-"""length from which the beginning of a word tells which word is meant"""
+"""minimum length of a prefix that identifies a word"""
 
 
 def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:

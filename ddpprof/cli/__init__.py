@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CLEAN_UP_S = 0.01
 _BEFORE_SIGNALS = 128
-"""exit code of a process that ends at a signal, less the number of the signal"""
+"""exit code of a process that a signal ends, minus the number of the signal"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -99,9 +99,9 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
 
 
 _NOT_REACHED = (
-    "ddpprof: nothing was recorded: as far as can be seen from here, no Python process of the job has loaded ddpprof. "
-    "It is loaded through PYTHONPATH, which the job must pass on and which python -I and -E ignore, and by "
-    "sitecustomize, which -S leaves out. Or use `with ddpprof.profile(…):` in the script."
+    "ddpprof: nothing was recorded: apparently no Python process of the job has loaded ddpprof. ddpprof is loaded "
+    "through PYTHONPATH, which the job must pass on and which python -I and -E ignore, and through sitecustomize, "
+    "which python -S skips. Or use `with ddpprof.profile(…):` in the script."
 )
 
 
@@ -117,12 +117,12 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
     elif not is_one_node:
         return (
-            f"ddpprof: there is nothing in {attempted[0]}: the ranks of all nodes record into the folder that rank 0's "
-            "node was given with --out, if they reach it. Look there, and give every node the same folder."
+            f"ddpprof: {attempted[0]} is empty. The ranks of all nodes record into the folder that was given with "
+            "--out on the node of rank 0, if they can reach it. Look there, and pass the same folder on every node."
         )
     else:
         why = (
             f"no DistributedDataParallel module was trained in {name}, or a line above says why it could not be "
-            "recorded. `ddpprof report` also reads traces of torch.profiler, of any training"
+            "recorded. `ddpprof report` also reads torch.profiler traces of any training"
         )
     return f"ddpprof: nothing was recorded: {why}."

@@ -10,7 +10,7 @@ from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
-"""names of the number of processes, in all commands"""
+"""option names for the number of processes, in all commands"""
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")

@@ -53,7 +53,11 @@ def run_capture(options: argparse.Namespace) -> int:
     is_told = False
     for answer in ask(directory, request):
         if answer.armed and not is_told:
-            say(f"ddpprof: waits until steps take {options.when:g} times as long as usual", file=sys.stderr, flush=True)
+            say(
+                f"ddpprof: waiting until steps take {options.when:g} times as long as usual",
+                file=sys.stderr,
+                flush=True,
+            )
             is_told = True
         if answer.first_step is not None and answer.folder is None:
             last = answer.first_step + options.steps - 1

@@ -29,7 +29,7 @@ class Command:
     question: str
     example: str
     module: str = ""
-    """its module, if that has another name than the command"""
+    """its module, if its name differs from the command's"""
     writes_files: bool = True
 
     def add_options(self, parser: Parser) -> None:
@@ -54,7 +54,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "compare",
-            "compare two jobs: what became slower, beyond noise",
+            "compare two jobs: what became slower by more than noise",
             "Did the job become slower, by more than noise, and where?",
             "ddpprof compare runs/before runs/after",
         ),
@@ -68,7 +68,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "diagnose",
-            "say which rank holds a job up, or has ended it, and where",
+            "find the rank that blocks a job or made it fail, and where",
             "Why does the job hang, or why did it fail?",
             "ddpprof diagnose runs/a",
             writes_files=False,
@@ -76,7 +76,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "capture",
             "profile the next steps of a running job, on all its ranks",
-            "Where does the time of a step go, in a job that is running already?",
+            "Where does the time of a step go in a running job?",
             "ddpprof capture runs/a --steps 5",
             writes_files=False,
         ),
@@ -84,8 +84,8 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "Look": (
         Command(
             "top",
-            "look at a running job, rank by rank: who waits for whom",
-            "What does the job do right now, and which rank holds it up?",
+            "watch a running job, rank by rank: which rank waits for which",
+            "What is the job doing now, and which rank slows it down?",
             "ddpprof top runs/a",
             writes_files=False,
         ),
@@ -119,42 +119,42 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "Predict": (
         Command(
             "whatif",
-            "predict the step with other buckets, networks or world sizes",
-            "How long would a step take with other buckets, another network or more ranks?",
+            "predict the step time for other buckets, networks or world sizes",
+            "How long would a step take with different buckets, another network or more ranks?",
             "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
         ),
         Command(
             "try",
-            "run a job with the changes that its report advises, and without",
-            "Does the advice of this report come true?",
+            "run a job with and without the changes that its report advises",
+            "Does the advice of this report make training faster?",
             "ddpprof try runs/a",
             module="trying",
         ),
         Command(
             "tune",
-            "measure the bucket sizes that are predicted to be fastest",
-            "Which bucket sizes are the fastest for this training?",
+            "find the fastest bucket sizes by prediction and measurement",
+            "Which bucket sizes are fastest for this training?",
             "ddpprof tune --nproc 2 train.py",
         ),
     ),
     "Measure by experiment": (
         Command(
             "overhead",
-            "measure what DDP costs: the job with and without its wrapper",
+            "measure what DDP costs: run the job with and without DDP",
             "How much longer does a step take because of DDP?",
             "ddpprof overhead train.py",
             module="experiments",
         ),
         Command(
             "scale",
-            "measure how training scales, and where time is lost",
+            "measure how training scales and where time is lost",
             "How much faster is training on more ranks, and where is time lost?",
             "ddpprof scale --nproc 1,2,4 train.py",
             module="experiments",
         ),
         Command(
             "sweep",
-            "measure the step time over an option of the script or of DDP",
+            "measure the step time for values of a script or DDP option",
             "How does the time of a step depend on this option?",
             "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
             module="experiments",
@@ -231,7 +231,7 @@ def refuse_unknown(words: Sequence[str]) -> NoReturn:
     """Raise `DdpprofError`: the first word is no command. It says which one was meant."""
     word = words[0]
     if word.endswith(".py"):
-        raise DdpprofError(f"{word} is no command. To trace it: ddpprof trace {shlex.join(words)}")
+        raise DdpprofError(f"{word} is not a command. To trace it: ddpprof trace {shlex.join(words)}")
     raise DdpprofError(
         f"there is no command {word}.{did_you_mean(word, COMMANDS)} List all commands with: ddpprof --help"
     )
@@ -272,5 +272,5 @@ def _add_options(parser: Parser, command: Command) -> None:
             "--world-readable",
             action=_WorldReadable,
             nargs=0,
-            help="let other users of this machine read the files that ddpprof writes, as far as your umask allows",
+            help="let other users of this machine read the files that ddpprof writes, subject to your umask",
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
-"""exit codes of ``--fail-on``; 2 is a mistake in the command"""
+"""exit codes of ``--fail-on``; 2 means an error in the command line"""
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +39,16 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         dest="b",
         metavar="RUN",
-        help="one or more runs of the other job; a bare -- means the same",
+        help="one or more runs of the other job; a bare -- has the same effect",
     )
     add(
         "--fail-on",
         metavar="LIMITS",
-        help="exit with 0 (pass) if certainly no measure of B grew beyond its limit; with 1 (fail) if one certainly "
-        "grew, perhaps beyond its limit; with 3 if there are too few runs to tell, and say how many more are needed. "
-        "Write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, comm, overlap, exposed, trailing, "
-        "forward, backward, backward and comm, optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
+        help="exit with 0 (pass) if no measure of B grew beyond its limit, with certainty; with 1 (fail) if a "
+        "measure grew with certainty, and may exceed its limit; with 3 if there are too few runs to tell, and "
+        "print how many more are needed. Write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, "
+        "comm, overlap, exposed, trailing, forward, backward, backward and comm, optimizer, data, other, idle, "
+        "wrapper; units: %%, s, ms, us",
     )
     add(
         "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
@@ -89,7 +90,7 @@ def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]
     if options.b is None and len(options.a) == 2:
         return options.a[:1], options.a[1:]
     if options.b is None and len(options.a) > 2:
-        raise DdpprofError("say where the runs of the other job begin: ddpprof compare A1 A2 -- B1 B2")
+        raise DdpprofError("separate the runs of the two jobs with --: ddpprof compare A1 A2 -- B1 B2")
     raise DdpprofError("give two runs: ddpprof compare A B, or several of each: ddpprof compare A1 A2 -- B1 B2")
 
 

@@ -26,21 +26,21 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         "run_directory",
         type=local,
         metavar="RUN",
-        help="run directory of a job, running or ended; or a folder of dumps of torch's flight recorder, one for each "
-        "rank, whose names end in the rank",
+        help="run directory of a job, running or ended; or a folder of flight-recorder dumps of torch, one for each "
+        "rank, whose file names end in the rank",
     )
     parser.add_argument(
         "--format",
         choices=("text", "json", "line"),
         default="text",
-        help="text for people, json for programs (null if the job is well), or one line for logs (%(default)s)",
+        help="text for people, json for programs (null if the job is healthy), or one line for logs (%(default)s)",
     )
     parser.add_argument(
         "--dump-stacks",
         action="store_true",
-        help="also print where every thread of the ranks on this machine stands, as py-spy reads it",
+        help="also print the stacks of all threads of the ranks on this machine, as read by py-spy",
     )
-    parser.epilog = "The exit code is 0 if the job is well, and 1 if it hangs or has failed."
+    parser.epilog = "The exit code is 0 if the job is healthy, and 1 if it hangs or has failed."
     parser.set_defaults(run=run_diagnose)
 
 
@@ -52,13 +52,13 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
     run: Path = options.run_directory
     if is_starting(run):
-        return _say_well(f"{STARTING.format(run)} Ask again in some seconds.", options.format)
+        return _say_well(f"{STARTING.format(run)} Try again in a few seconds.", options.format)
     has_failed_early = not rundir.is_run(run) and (run / rundir.EXITS_FILE).is_file()
     if not rundir.is_run(run) and run.is_dir() and not has_failed_early:
         return _judge_dumps(run, options.format)
     directory = run if has_failed_early else last_attempt_of(run)
     if not rundir.pulses_in(directory) and not has_failed_early and _starts_again(run, directory):
-        return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
+        return _say_well("the job was started again, and no rank of the new attempt is training yet.", options.format)
     if options.dump_stacks and options.format != "text":
         raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
@@ -98,7 +98,7 @@ def _why_unknown(run: Path, directory: Path) -> str:
     from ddpprof import rundir
 
     if rundir.pulses_in(directory):
-        return f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it."
+        return f"no pulse in {directory} can be read: the disk was full, or another version of ddpprof wrote the files."
     return (
         f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
         "with: ddpprof watch train.py"
@@ -117,13 +117,13 @@ def _why_well(seen: Examination, run: Path) -> str:
         return f"{how}. See the whole run with: ddpprof report {run}"
     if seen.overdue is not None:
         standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
-        return f"{standstill_line(standstill)}. Ask again in some seconds."
+        return f"{standstill_line(standstill)}. Try again in a few seconds."
     unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
     if unwatched:
         return f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
     waits_s = [(one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended]
     if min(waits_s, default=0.0) > OVERDUE_S:
-        return f"the job has been at step {step:,} for {min(waits_s):.0f} s, which is not called a hang yet."
+        return f"the job has been at step {step:,} for {min(waits_s):.0f} s. ddpprof does not call this a hang yet."
     return f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
 
 
@@ -157,13 +157,19 @@ def _judge_dumps(folder: Path, form: str) -> int:
     called = {rank: read_dump(path) for rank, path in dumps.items()}
     verdict = judge_dumps(called)
     if verdict is None and len(dumps) == 1:
-        return _say_well("there is only one dump: put those of the other ranks beside it to compare them.", form)
+        return _say_well(
+            "there is only one dump. To compare ranks, put the dumps of the other ranks into the same folder.", form
+        )
     if verdict is None:
         lonely = "".join(
-            f" In group {clean(group)} only rank {rank} called any: if it has other ranks, they may have missed them."
+            f" In group {clean(group)} only rank {rank} called collectives. If the group has other ranks, they may "
+            "have missed these calls."
             for group, rank in lonely_calls(called).items()
         )
-        said = f"{count(len(dumps), 'rank')} called the same collectives: the dumps blame nobody.{lonely}"
+        said = (
+            f"{count(len(dumps), 'rank')} called the same collectives: no rank stands out in the flight-recorder "
+            f"dumps.{lonely}"
+        )
         return _say_well(said, form)
     _print(verdict, form)
     return _NOT_WELL

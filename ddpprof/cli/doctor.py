@@ -17,7 +17,7 @@ from ddpprof.files import local
 if TYPE_CHECKING:
     from ddpprof.doctor.check import CheckResult
 
-_HOW_LONG = "This takes about half a minute, longer with several GPUs or if the machine does other work."
+_HOW_LONG = "This takes about half a minute, or longer with several GPUs or on a busy machine."
 _WIDTH = 21
 """width of the names, in characters"""
 

@@ -27,7 +27,7 @@ _VARY = (
 
 
 _LONG_S = 60
-"""seconds after which users want to know how long it takes"""
+"""minimum duration, in seconds, for which the remaining time is shown"""
 
 
 def add_overhead_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--apart",
             action="store_true",
-            help="alternate jobs with and without DDP, instead of blocks of steps in one job; for torch.compile",
+            help="alternate between jobs with and without DDP, instead of blocks of steps in one job; needed for "
+            "torch.compile",
         )
         add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks per round (%(default)s)")
     else:
@@ -77,19 +78,20 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--size-is",
             choices=["share", "total"],
-            help="the first varied option counts work: per process, compared at equal totals (default for a name with "
-            "'batch' in it), or in total; the times are then fitted by constant + slope × size",
+            help="the first varied option sets the amount of work, either per process (compared at equal totals; "
+            "default for a name with 'batch' in it) or in total; times are then fitted by constant + slope × "
+            "size",
         )
     add(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set this in all trials; names are as for sweep's --vary",
+        help="set this in all trials; same names as for --vary of sweep",
     )
     add("--rounds", type=positive, default=rounds, metavar="N", help="runs of each variant (%(default)s)")
     add("--skip-first", type=count, default=5, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
-    timed = "a block (5), or with --apart in a trial (20)" if kind == "overhead" else "a trial (20)"
+    timed = "a block (5) or, with --apart, in a trial (20)" if kind == "overhead" else "a trial (20)"
     add("--timed-steps", type=positive, metavar="N", help=f"steps to time in {timed}")
     add_place_options(parser, kind, "experiment")
 
@@ -123,7 +125,7 @@ def resumed(
     experiment = read_plan(options.resume)
     if not options.trust and not is_of_this_user(options.resume, experiment):
         raise DdpprofError(
-            f"{options.resume} was started by another user or on another machine, and would run: "
+            f"{options.resume} was started by another user or on another machine. --resume would run: "
             f"{_what_it_runs(experiment)}. If that is what you want, add --trust."
         )
     if not experiment.is_whole:
@@ -207,7 +209,10 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
     from ddpprof.experiments.vary import passed_on
 
     for name in passed_on(choices, command):
-        say(f"ddpprof: {name}=… is no argument of DDP: it is added to the script's own arguments", file=sys.stderr)
+        say(
+            f"ddpprof: {name}=… is not an argument of DDP, so it is added to the script's own arguments",
+            file=sys.stderr,
+        )
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
@@ -223,7 +228,7 @@ def in_minutes(seconds: float) -> str:
 def say_how_long(seconds: float) -> None:
     """Say, after the first trial, how long the others will take."""
     if seconds >= _LONG_S:
-        say(f"About {in_minutes(seconds)} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
+        say(f"About {in_minutes(seconds)} to go. Ctrl-C stops; what was measured is kept.", flush=True)
 
 
 def run_trials(directory: Path, experiment: Experiment) -> bool:

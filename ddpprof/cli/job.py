@@ -33,7 +33,7 @@ _NPROC = "--nproc-per-node"
 _NUMBER_OF_RANKS = re.compile(r"[1-9]\d{0,8}|auto|gpu|cpu|xpu")
 """what torchrun takes for it"""
 _NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after")
-"""options with a value that say nothing of what is recorded"""
+"""options with a value that do not affect what is recorded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class JobCommand:
     words: tuple[str, ...]
     """the script and its arguments, or the whole command"""
     is_wrapped: bool
-    """True for a command after ``--``, which starts whatever it likes"""
+    """True for a command after ``--``, which may start any process"""
     recorded_with: tuple[str, ...]
-    """ddpprof's arguments to record such a run again, without those that say where it goes"""
+    """ddpprof's arguments to record such a run again, without those for the output path"""
 
     @property
     def name(self) -> str:
@@ -79,12 +79,12 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--kill-after",
         type=seconds,
         metavar="S",
-        help="end a job that hangs, S seconds after ddpprof has said why (default: never)",
+        help="end a job that hangs, S seconds after ddpprof has reported the hang (default: never)",
     )
     add(
         "--dump-stacks",
         action="store_true",
-        help="if the job hangs, write where every thread of its ranks stands, as py-spy reads it, to "
+        help="if the job hangs, write the stacks of all threads of its ranks, as read by py-spy, to "
         "DIR/hang-stacks.txt",
     )
     add(
@@ -117,7 +117,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
             )
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "all of torchrun's options, by their own names; torchrun then starts the ranks"
+    torchrun.description = "any option of torchrun, by its own name; torchrun then starts the ranks"
 
 
 class _Passed(argparse.Action):
@@ -201,7 +201,7 @@ def run_recorded(
             return _run_recorded(job, out, settings, verb, afterwards, inside)
     except own_files.LockedError as error:
         raise RunExists(
-            f"another ddpprof, process {error.holder}, is recording into {out}: wait until it has ended, or choose "
+            f"another ddpprof, process {error.holder}, is recording into {out}: wait until it ends, or choose "
             "another --out. The job was not started."
         ) from error
 

@@ -29,7 +29,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, has_tables: bool = Fa
         choices=["terminal", "json", "markdown", "html"],
         help="output format (default: terminal, or by the suffix of --out)",
     )
-    tables = "; to FOLDER/, write its tables as Parquet files, one each" if has_tables else ""
+    tables = "; FOLDER/ writes each table as a Parquet file" if has_tables else ""
     parser.add_argument(
         "--out", action=_Out, metavar="FILE", help=f"write to FILE; .html, .json and .md set the format{tables}"
     )
@@ -86,7 +86,7 @@ def refuse_unwritable_folder(folder: Path) -> None:
     """Raise `DdpprofError` if a folder cannot be created, as far as those above it show."""
     above = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not above.is_dir():
-        raise DdpprofError(f"cannot write {folder}: {above} is no folder.")
+        raise DdpprofError(f"cannot write {folder}: {above} is not a folder.")
     if not os.access(above, os.W_OK | os.X_OK):
         raise DdpprofError(f"cannot write {folder}: you may not write into {above}.")
 

@@ -52,7 +52,8 @@ def add_choosing_options(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=positive,
         metavar="N",
-        help="read at most N ranks: those that the light record shows to be late, and an even selection of the others",
+        help="read at most N ranks: those that are late according to the light record, and an even selection of the "
+        "others",
     )
 
 
@@ -79,7 +80,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
     """Analyse the run with the options of `add_reading_options`. Raises `DdpprofError`."""
     if _written_report(path) is not None:
-        raise DdpprofError(f"{path} is a report, which does not have the steps. Give the run that it was made of.")
+        raise DdpprofError(f"{path} is a report, which does not contain the steps. Give the run that it was made from.")
     with _analysed_run(path, options, None) as analysis:
         yield analysis
 
@@ -175,7 +176,7 @@ def measured_network(path: Location | None) -> Network | None:
         raise DdpprofError(f"{path} measures {bench.collective}, but DDP needs all_reduce.")
     network = network_of_bench(bench)
     if network is None:
-        raise DdpprofError(f"{path} does not show how times grow with sizes: measure at least three, far apart.")
+        raise DdpprofError(f"{path} does not show how times grow with sizes: measure at least three sizes, far apart.")
     return network
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
-"""names of the parts of a report; `render.sections` makes them, and is imported only if they are needed"""
+"""names of the sections of a report, from `render.sections`, which is imported only when needed"""
 _OF_SECTIONS = ("terminal", "markdown")
 """formats that show sections alone"""
 _WHOLE = {"json": "JSON has", "html": "an HTML page has", "tables": "tables have"}
-"""formats that show the whole report, in words"""
+"""formats that show the whole report, by name"""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=location,
         metavar="part",
-        help="further parts of the run, if its hosts share no file system",
+        help="further parts of the run, if its hosts do not share a file system",
     )
     add_output_options(parser, has_tables=True)
     shown = parser.add_mutually_exclusive_group()
@@ -88,12 +88,14 @@ def _report_on_run(options: argparse.Namespace) -> int:
     from ddpprof.render.json import render_json
 
     if options.section is not None and chosen_form(options) in _WHOLE:
-        raise DdpprofError(f"--section prints a part of the report, but {_WHOLE[chosen_form(options)]} all of it.")
+        raise DdpprofError(
+            f"--section prints a part of the report, but {_WHOLE[chosen_form(options)]} the whole report."
+        )
     if chosen_form(options) == "tables":
         return _report_as_tables(options)
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
-            _refuse_choice(options, "a report that was written before")
+            _refuse_choice(options, "a report that was written earlier")
         if chosen_form(options) == "json":
             write(options, render_json(report))
         elif chosen_form(options) == "html":
@@ -110,7 +112,7 @@ def _report_as_tables(options: argparse.Namespace) -> int:
     require_arrow()
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
-            _refuse_choice(options, "a report that was written before")
+            _refuse_choice(options, "a report that was written earlier")
         write_tables(report, options.out)
     return 0
 
@@ -182,7 +184,7 @@ def _typical_step(report: Report, analysis: Analysis | None, most_ranks: int) ->
 def _nothing_of(section: str) -> Section:
     from ddpprof.layout import Line
 
-    return Line(f"This report has nothing in the section {section!r}.")
+    return Line(f"This report has no data for the section {section!r}.")
 
 
 def _page(report: Report, analysis: Analysis | None) -> str:

@@ -38,8 +38,8 @@ def add_tensorboard_options(parser: argparse.ArgumentParser) -> None:
         "--logdir",
         type=local,
         metavar="DIR",
-        help="folder for TensorBoard's files, which stay (default: RUN/tensorboard, or a temporary folder if that "
-        "cannot be written)",
+        help="folder for TensorBoard's files, which are kept (default: RUN/tensorboard, or a temporary folder if "
+        "that is not writable)",
     )
     parser.add_argument("--no-plugin", action="store_true", help="do not copy the traces for torch-tb-profiler")
     add_reading_options(parser)

@@ -28,7 +28,8 @@ _OFTEN_S = 0.2
 _GRACE_S = 5.0
 """seconds to wait for TensorBoard's last output"""
 _PATIENCE_S = 60.0
-"""seconds in which the plugin may answer nothing, or read nothing; it looks for new directories every 10 s"""
+"""seconds without an answer or progress after which the plugin is given up; it checks for new directories every 10
+s"""
 
 
 class Server:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
-"""the line of keys, which fits into 80 columns with the order and the word for a pause"""
+"""line with the keys; together with the order and the word for a pause it fits into 80 columns"""
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_top_options(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--once", action="store_true", help="print the view once, and exit")
     shown.add_argument(
-        "--plain", action="store_true", help="print one line per refresh, as when the output is not a terminal"
+        "--plain", action="store_true", help="print one line per refresh (default if the output is not a terminal)"
     )
     parser.add_argument(
         "--every", type=seconds, default=1.0, metavar="S", help="seconds between refreshes (default: 1)"
@@ -102,7 +102,10 @@ def _about_end(path: Path, overview: Overview) -> str:
     if any(one.standing.is_trouble for one in overview.ranks):
         return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
     if any(one.standing is Standing.UNWATCHED for one in overview.ranks):
-        return f"ddpprof has stopped watching, and the job may go on. See what it saw with: ddpprof report {path}"
+        return (
+            "ddpprof has stopped watching, but the job may still be running. See the recorded part with: ddpprof "
+            f"report {path}"
+        )
     return f"All ranks have ended. See the whole run with: ddpprof report {path}"
 
 

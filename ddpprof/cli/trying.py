@@ -24,29 +24,39 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _START_S = 5.0
-"""what a start of a job usually takes until it trains"""
+"""typical time from the start of a job until it trains"""
 
 
 def add_try_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=local, nargs="?", metavar="RUN", help="a run of ddpprof trace, whose command is run again")
+    add("path", type=local, nargs="?", metavar="RUN", help="a run of ddpprof trace; its command is run again")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--finding", type=positive, action="append", metavar="N", help="try this finding of the report")
-    which.add_argument("--rule", metavar="NAME", help="try the findings of this rule, such as trailing-communication")
-    which.add_argument("--all", action="store_true", help="try all findings that ddpprof can apply by itself")
+    which.add_argument(
+        "--finding", type=positive, action="append", metavar="N", help=("try the change of this finding of the report")
+    )
+    which.add_argument(
+        "--rule", metavar="NAME", help=("try the changes of this rule's findings, such as trailing-communication")
+    )
+    which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make by itself")
     which.add_argument(
         "--script",
         metavar="[OLD=]NEW",
         help="run this script instead, a changed copy of yours; OLD is needed if the command has several scripts",
     )
     add("--allow-lossy", action="store_true", help="also try changes that round gradients in transit")
-    add("--rounds", type=positive, default=5, metavar="N", help="runs with each change, and without (%(default)s)")
+    add(
+        "--rounds",
+        type=positive,
+        default=5,
+        metavar="N",
+        help=("number of runs with each change, and without it (%(default)s)"),
+    )
     add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
     add("--timed-steps", type=positive, default=10, metavar="N", help="steps of a run to time (%(default)s)")
     add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/try-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
     add("--resume", type=local, metavar="DIR", help="continue the trials in DIR; needs no other arguments")
-    add("--trust", action="store_true", help="run the command even if another user recorded RUN, or started DIR")
+    add("--trust", action="store_true", help="run the command even if another user recorded RUN or started DIR")
     parser.usage = "ddpprof try [options] RUN"
     parser.set_defaults(run_words=run_try)
 
@@ -116,7 +126,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         )
     if any(HIDDEN in word for word in words):
         raise DdpprofError(
-            f"the command of {options.path} had secrets, which are not stored. Compare by: ddpprof sweep"
+            f"the command of {options.path} had secrets, which are not stored. Use ddpprof sweep to compare"
         )
     _refuse_others_run(options)
     job = parse_job(parsers({"trace"})[1]["trace"], words, "try")
@@ -143,8 +153,8 @@ def _refuse_others_run(options: argparse.Namespace) -> None:
 
     if not options.trust and not is_of_this_user((options.path / RUN_FILE).stat()):
         raise DdpprofError(
-            f"{options.path} was recorded by another user, whose command would be run. If that is what you want, add "
-            "--trust."
+            f"{options.path} was recorded by another user, and their command would be run. If that is what you want, "
+            "add --trust."
         )
 
 
@@ -154,7 +164,7 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
     if options.finding is not None:
         chosen = [(number, one) for number, one in numbered if number in options.finding]
         if missing := sorted(set(options.finding) - {number for number, _ in numbered}):
-            raise DdpprofError(f"{options.path} has {len(numbered)} findings, and no finding {missing[0]}.")
+            raise DdpprofError(f"{options.path} has {len(numbered)} findings, but no finding {missing[0]}.")
     elif options.rule is not None:
         chosen = [(number, one) for number, one in numbered if one.rule == options.rule]
         if not chosen:
@@ -177,21 +187,21 @@ def _is_lossy(finding: Finding) -> bool:
 
 def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: bool) -> str:
     if is_lossy:
-        return f"the only changes that {path} advises round gradients. Try them with: ddpprof try {path} --allow-lossy"
+        return f"{path} advises only changes that round gradients. Try them with: ddpprof try {path} --allow-lossy"
     beyond = [number for number, one in numbered if not one.is_noise]
     if not beyond:
         return f"{path} has no finding beyond noise, so there is nothing to try."
     return (
-        f"{path} advises no change that ddpprof can make by itself. Make it in a copy of your script, and compare: "
-        f"ddpprof try {path} --script changed.py"
+        f"{path} advises no change that ddpprof can make by itself. Make the change in a copy of your script, and "
+        f"compare: ddpprof try {path} --script changed.py"
     )
 
 
 def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
     if finding.change is None:
         raise DdpprofError(
-            f"ddpprof cannot make the change of finding {number} by itself: {finding.advice} Make it in a copy of your "
-            f"script, and compare: ddpprof try {options.path} --script changed.py"
+            f"ddpprof cannot make the change of finding {number} by itself: {finding.advice} Make the change in a "
+            f"copy of your script, and compare: ddpprof try {options.path} --script changed.py"
         )
     if finding.change.is_lossy and not options.allow_lossy:
         raise DdpprofError(f"finding {number} rounds gradients in transit, which changes results. Add --allow-lossy.")
@@ -255,5 +265,5 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     if interrupted:
         return
     kept = keep_in_run(report)
-    where = "" if kept is None else f" The report of {report.run} now shows it, too."
+    where = "" if kept is None else f" The report of {report.run} now also shows this result."
     say(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")

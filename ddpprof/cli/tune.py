@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LEAST_TRIALS = 2
 _QUICK = 3
-"""settings, and rounds, of a quick tuning"""
+"""number of settings and of rounds in quick tuning"""
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         help="number of settings, including the unchanged job (%(default)s)",
     )
     add("--rounds", type=positive, default=5, metavar="N", help="runs of each setting (%(default)s)")
-    add("--quick", action="store_true", help="3 settings and 3 rounds, the fewest that can tell anything")
+    add("--quick", action="store_true", help="3 settings and 3 rounds, the minimum for a result")
     add("--skip-first", type=positive, default=3, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
     add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial to time (%(default)s)")
     add("--network", type=location, metavar="FILE", help="the job's network, as measured by ddpprof netbench -o FILE")
@@ -119,7 +119,9 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
     kept = directory / NETWORK_FILE
     if (read_small(network) if network is not None else None) != (read_small(kept) if kept.is_file() else None):
-        raise DdpprofError(f"{directory} was started with another --network: use the same, or start again with --force")
+        raise DdpprofError(
+            f"{directory} was started with a different --network: use the same one, or start again with --force"
+        )
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
@@ -148,7 +150,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
         raise DdpprofError(f"the unchanged job cannot be profiled: {ended.problem}")
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
-        raise DdpprofError("there is nothing to try: DDP makes the same buckets of these gradients under all caps.")
+        raise DdpprofError("there is nothing to try: DDP makes the same buckets of these gradients for all caps.")
     record = load_record(directory / PROFILE_DIRECTORY, 0)
     on_accelerator = record is not None and record.device != "cpu"
     choice = TuningPlan(
@@ -176,8 +178,8 @@ def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
     steps = (profile[0] + rounds * settings * cpu, profile[1] + rounds * settings * accelerator)
     return (
         f"ddpprof tune starts the job up to {1 + rounds * settings} times: once for a profile of "
-        f"{steps_in_words(*profile)}, then {settings} settings in {rounds} rounds of {each}. "
-        f"That is {steps_in_words(*steps)} in all; after the profile it says how many minutes they take."
+        f"{steps_in_words(*profile)}, then {settings} settings in {rounds} rounds of {each}. That is "
+        f"{steps_in_words(*steps)} in total; after the profile, ddpprof prints how many minutes this takes."
     )
 
 

@@ -26,16 +26,23 @@ _RANK = re.compile(r"[1-9]\d{0,8}")
 def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=location, metavar="RUN", help="a run of ddpprof trace")
-    add("--finding", type=positive, metavar="N", help="predict the step with the change of this finding of the report")
+    add(
+        "--finding",
+        type=positive,
+        metavar="N",
+        help=("predict the step time with the change of this finding of the report"),
+    )
     buckets = parser.add_argument_group("buckets")
     add = buckets.add_argument
-    add("--bucket-cap-mb", type=caps, metavar="MB,MB…", help="predict the step for each cap, such as 1,5,default")
+    add(
+        "--bucket-cap-mb", type=caps, metavar="MB,MB…", help=("predict the step time for each cap, such as 1,5,default")
+    )
     add(
         "--bucket-cap-mb-list",
         type=megabytes,
         action="append",
         metavar="MB,MB…",
-        help="predict the step with this cap for each bucket in turn",
+        help="predict the step time with this cap for each bucket in turn",
     )
     add("--first-bucket-mb", type=factor, metavar="MB", help="cap of the first bucket only")
     training = parser.add_argument_group("training")
@@ -45,13 +52,13 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--compress", metavar="HOOK", type=_hook, help="one of torch's communication hooks: fp16, bf16 or powersgd:RANK"
     )
-    add("--no-overlap", action="store_true", help="send nothing before the backward pass is over")
+    add("--no-overlap", action="store_true", help="send nothing until the backward pass has ended")
     add("--batch-scale", type=factor, default=1.0, metavar="X", help="make batches X times as large")
     add(
         "--accumulation",
         type=positive,
         metavar="N",
-        help="take N backward passes per step, of which only the last reduces gradients",
+        help="run N backward passes per step; only the last one reduces gradients",
     )
     add("--without-rank", type=count, action="append", metavar="RANK", help="make this straggler as fast as the others")
     network = parser.add_argument_group("network")
@@ -108,7 +115,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
     from ddpprof.engine.change import ChangeKind
 
     if options.finding > len(report.findings):
-        raise DdpprofError(f"{options.path} has {len(report.findings)} findings, and no finding {options.finding}.")
+        raise DdpprofError(f"{options.path} has {len(report.findings)} findings, but no finding {options.finding}.")
     change = report.findings[options.finding - 1].change
     values = {} if change is None else dict(change.values)
     if change is not None and change.kind is ChangeKind.COMM_HOOK:
@@ -116,7 +123,9 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
     elif change is not None and change.kind is ChangeKind.NO_SYNC:
         options.accumulation = values["num_passes"]
     elif change is None or change.kind is not ChangeKind.DDP or not values.keys() <= _REPLAYED:
-        raise DdpprofError(f"a replay cannot tell what the change of finding {options.finding} gives.{_try(options)}")
+        raise DdpprofError(
+            f"a replay cannot predict the effect of the change of finding {options.finding}.{_try(options)}"
+        )
     if "bucket_cap_mb" in values:
         options.bucket_cap_mb = [values["bucket_cap_mb"]]
     if "bucket_cap_mb_list" in values:
@@ -126,7 +135,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
 
 
 _REPLAYED = {"bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}
-"""arguments of DDP that the replay knows; a search for unused parameters goes with a static graph"""
+"""arguments of DDP that the replay supports; a static graph removes the search for unused parameters"""
 
 
 def _try(options: argparse.Namespace) -> str:
@@ -181,7 +190,8 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
-"""options on training and network, all of which the label names: a prediction without a label is of the run itself"""
+"""options for training and network; the label names them all, so a prediction without a label is for the run
+itself"""
 
 
 def _world_label(options: argparse.Namespace) -> str:

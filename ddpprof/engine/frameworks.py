@@ -70,7 +70,7 @@ def accumulation(framework: str | None, static_graph: bool) -> str:
     """
     how = _ACCUMULATION.get(framework, _ACCUMULATION[None])
     limit = (
-        "from the second step on, as static_graph=True needs it, " if framework is None else "without static_graph, "
+        "from the second step on (required by static_graph=True), " if framework is None else "without static_graph, "
     )
     return f"{limit if static_graph else ''}accumulate gradients over several batches: {how}"
 
@@ -79,8 +79,8 @@ _ACCUMULATION = {
     None: "run forward and backward of all but the last under `with ddp.no_sync():`, and divide each loss by the "
     "number of batches",
     "transformers": "TrainingArguments(gradient_accumulation_steps=…)",
-    "accelerate": "Accelerator(gradient_accumulation_steps=…), and "
-    "`with accelerator.accumulate(model):` around each of them",
+    "accelerate": "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around "
+    "each batch",
     "lightning": "Trainer(accumulate_grad_batches=…)",
     "fabric": "`with fabric.no_backward_sync(model):` around all but the last",
 }
@@ -90,9 +90,12 @@ def reduce_once(framework: str | None, static_graph: bool) -> str:
     """Return how to reduce gradients only in the last backward pass of a step, as sentences."""
     limit = ""
     if static_graph and framework is None:
-        limit = " With static_graph=True, let every pass of the first step reduce, or torch fails in it."
+        limit = (
+            " With static_graph=True, every pass of the first step must reduce gradients; otherwise torch fails "
+            "in that step."
+        )
     elif static_graph:
-        limit = " Drop static_graph=True, with which torch fails if the first pass does not reduce."
+        limit = " Remove static_graph=True: with it, torch fails if the first pass does not reduce."
     return f"{_REDUCE_ONCE.get(framework, _REDUCE_ONCE[None])}{limit}"
 
 
@@ -157,22 +160,23 @@ def divide_data(framework: str | None, loader: Loader) -> str:
         return _DIVISION[framework]
     if loader.is_iterable:
         return (
-            "Let the IterableDataset yield each rank its own part: give it rank and world size when you make it, and "
-            "divide the rank's part further among its workers (torch.utils.data.get_worker_info()); or use "
+            "Make the IterableDataset yield a different part on each rank: pass it the rank and world size, and "
+            "divide the rank's part among its workers (torch.utils.data.get_worker_info()). Or use "
             "split_dataset_by_node of Hugging Face datasets, or split_by_node of WebDataset."
         )
     shuffle = "shuffle=True" if loader.shuffles else "shuffle=False"
     return (
-        f"DataLoader(dataset, sampler=DistributedSampler(dataset, {shuffle}), …), without the DataLoader's own shuffle."
+        f"DataLoader(dataset, sampler=DistributedSampler(dataset, {shuffle}), …), without the DataLoader's shuffle "
+        "argument."
     )
 
 
 _DIVISION = {
-    "transformers": "The Trainer divides the DataLoaders that it makes. If you make your own, return it from "
+    "transformers": "The Trainer divides the DataLoaders that it creates. If you create your own, return it from "
     "get_train_dataloader through self.accelerator.prepare(…).",
     "accelerate": "Let Accelerate divide it: loader = accelerator.prepare(loader).",
-    "lightning": "Let the Trainer divide it: leave use_distributed_sampler at True, and use a map-style dataset. "
-    "An IterableDataset must divide itself.",
+    "lightning": "Let the Trainer divide it: leave use_distributed_sampler at True, and use a map-style dataset. An "
+    "IterableDataset must divide its data itself.",
     "fabric": "Let Fabric divide it: loader = fabric.setup_dataloaders(loader).",
 }
 

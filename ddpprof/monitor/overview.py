@@ -249,7 +249,7 @@ def is_starting(path: Path) -> bool:
 def refuse_starting(path: Path) -> None:
     """Raise `DdpprofError` if a job was just started into `path`, and none of its ranks trains yet."""
     if is_starting(path):
-        raise DdpprofError(f"{STARTING.format(path)} Try again in some seconds.")
+        raise DdpprofError(f"{STARTING.format(path)} Try again in a few seconds.")
 
 
 STARTING = "the job that records into {} is starting: none of its ranks trains yet."

@@ -19,11 +19,11 @@ from ddpprof.report.tree import Bound, BoundBy, Report, WhatHelps, WouldHelp
 from ddpprof.topics.accumulation import ACCUMULATION
 
 _MUCH = 0.1
-"""least exposed communication that bounds a step, as a fraction of it"""
+"""exposed communication at or above this fraction of the step bounds the step"""
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
-"""changes that do nothing about latency; in a replay, small buckets do not show how much of their time is latency"""
+"""changes that do not reduce latency; in a replay, small buckets do not show how much of their time is latency"""
 
 
 def find_bound(report: Report, view: View) -> Bound | None:

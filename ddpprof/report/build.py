@@ -167,7 +167,7 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
     where = {
         number: "" if len(of) == len(ranks) else f" ({len(of)} of {len(ranks)} ranks)" for number, of in found.items()
     }
-    return [f"step {number} has no device work{where[number]}, so it is excluded from all means" for number in found]
+    return [f"step {number} has no device work{where[number]} and is excluded from all means" for number in found]
 
 
 def _buckets(ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> tuple[tuple[BucketRow, ...], TracedBuckets]:
@@ -244,4 +244,4 @@ def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummar
         covered = ranks_in_words([one.rank for one in together])
         others = "the other ranks average gradients in process groups of their own"
         notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
-    return ["DDP was taken away: this is a trial for comparison", *notes] if run.settings.get("without_ddp") else notes
+    return ["this is a trial without DDP, for comparison", *notes] if run.settings.get("without_ddp") else notes

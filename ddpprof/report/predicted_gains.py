@@ -22,7 +22,7 @@ from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
 _MOST_RANKS = 16
 _MOST_BUCKETS = 64
 _MOST_REPLAYED = 64
-"""most buckets of all steps together, to keep a report fast"""
+"""maximum number of buckets in all steps together, to keep reports fast"""
 
 
 def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> list[int]:

@@ -47,7 +47,7 @@ class RecordSummary:
     num_micro_steps: int
     """number of batches that a step accumulates"""
     evaluated_steps: tuple[int, ...]
-    """numbers of the steps in which DDP's module was also called without gradients"""
+    """numbers of the steps in which the DDP module was also called without gradients"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class TraceSummary:
     message_bytes: Mapping[int, int]
     """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
     exposed: Spans
-    """communication during which nothing is computed"""
+    """communication without concurrent computation"""
     passes: TracedPasses
     num_baseline_steps: int
     has_cuda: bool = True
@@ -92,11 +92,11 @@ class RunSummary:
     overlap_slowdown: OverlapSlowdown | None = None
     """``None`` if none of them has a trace"""
     kernels: tuple[KernelSummary, ...] = ()
-    """kernels that take most of the time of `kernels_of`"""
+    """kernels that take the most time on rank `kernels_of`"""
     kernels_of: int | None = None
     """lowest rank with steps; ``None`` if no rank has any"""
     missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """rank → what could not be read of it, in words"""
+    """rank → description of its data that could not be read"""
 
 
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:

@@ -31,7 +31,7 @@ LEAST_STEPS = 2
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 
 _FEW_STEPS = 0.1
-"""share of the steps that may lack backward passes that the others have, or have some that the others lack"""
+"""maximum share of the steps whose backward passes may differ from those of the other steps"""
 _SAME_LINK = 0.15
 """largest relative difference between a measured network and the run's own that counts as the same"""
 
@@ -43,7 +43,7 @@ Recorded = Mapping[int, Sequence[RecordedStep]]
 class Profiled:
     profile: Profile
     target: Network | None
-    """network to train on, if it is not the run's"""
+    """network to predict for, if it is not the run's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Benches:
     """Networks that were measured."""
 
     to_train_on: Network | None = None
-    """network to train on; the run's, if it is as fast"""
+    """network to predict for; the run's own if it is equally fast"""
     of_run: Network | None = None
 
 
@@ -104,14 +104,14 @@ def _profile_run(run: KnownRun, benches: Benches) -> Profiled:
 
 def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
     if len(run.modules) > 1:
-        raise DdpprofError("a step of several DDP modules can only be replayed if it was recorded on a CPU.")
+        raise DdpprofError("a step with several DDP modules can only be replayed if it was recorded on CPU.")
     steps = observe_passes(run.passes)
     sizes = [] if not steps else usual_sizes(usual_passes(run.passes))
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
         raise DdpprofError(
-            f"the traces show no step with gradient all-reduces of known size after a DDP forward. "
-            f"Record again with: {run.report.job.trace_command()}"
+            "the traces show no step with gradient all-reduces of known size after a DDP forward. Record the job "
+            f"again with: {run.report.job.trace_command()}"
         )
     if run.report.job.num_averaging is None:
         raise DdpprofError("the traces do not show how many ranks trained.")
@@ -177,19 +177,20 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     kinds = _by_modules(report, modules, steps)
     if not steps and _num_steps_of_several_passes(recorded) >= LEAST_STEPS:
         raise DdpprofError(
-            "a prediction needs a forward between two backward passes that reduce gradients. In this run they follow "
-            "each other without one, as in a GAN that uses the output of its generator twice."
+            "a prediction needs a forward pass between two backward passes that reduce gradients. This run has "
+            "backward passes without a forward pass in between, as in a GAN that uses the output of its generator "
+            "twice."
         )
     if not any(step.mode is StepMode.LIGHT for of_rank in recorded.values() for step in of_rank):
         raise DdpprofError(
-            "the run has profiled steps alone, as ddpprof capture records them, but a prediction needs lightly "
-            f"recorded ones, which show when each gradient was there. Record them with: {report.job.trace_command()}"
+            "the run has only profiled steps, as recorded by ddpprof capture. A prediction needs lightly recorded "
+            f"steps, which show when each gradient was ready. Record them with: {report.job.trace_command()}"
         )
     if len(steps) < LEAST_STEPS or not kinds:
         raise DdpprofError(
-            f"{len(steps)} steps show when gradients were there, but a prediction needs {LEAST_STEPS}: steps of light "
-            "recording, with a forward for each synchronised backward pass. "
-            f"Record again with: {report.job.trace_command()}, and let the training take some more steps."
+            f"{len(steps)} steps show when gradients were ready, but a prediction needs {LEAST_STEPS}: steps of "
+            "light recording, with a forward pass for each synchronized backward pass. Record again with: "
+            f"{report.job.trace_command()}, and train for more steps."
         )
     for kind in kinds:
         _refuse_sparse(kind.training)
@@ -219,9 +220,7 @@ def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[O
             training = joint([training_of(report, modules[index], index) for index in key])
             found.append(ObservedPasses(training, of_key, _usual_number(of_key, numbers)))
         elif share > _FEW_STEPS:
-            raise DdpprofError(
-                "some steps train other DDP modules than others, so no step is typical and can be replayed."
-            )
+            raise DdpprofError("steps train different DDP modules, so there is no typical step to replay.")
     return found
 
 
@@ -240,7 +239,7 @@ def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
 
 def _refuse_sparse(training: Training) -> None:
     if any(gradient.is_sparse for gradient in training.gradients):
-        raise DdpprofError("some gradients are sparse, and the run does not show how much of them was sent.")
+        raise DdpprofError("some gradients are sparse, and the run does not show how many of their bytes were sent.")
 
 
 def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
@@ -253,7 +252,7 @@ def refuse_unknown_hook(training: Training, option: str) -> None:
     """Raise `DdpprofError` if a hook decides what is sent."""
     if not sends_unchanged(training.comm_hook):
         raise DdpprofError(
-            f"the run does not show what {training.comm_hook} sends, so {option} does not tell how long that takes."
+            f"the run does not show what {training.comm_hook} sends, so {option} does not show how long sending takes."
         )
 
 
@@ -268,18 +267,21 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
         return of_run, None if bench is None or _is_same(bench, of_run) else bench
     if training.world_size < 2:
         if bench is None:
-            raise DdpprofError("the run has one rank, which sends nothing: give --network FILE, from ddpprof netbench.")
+            raise DdpprofError(
+                "the run has one rank, which sends nothing. Measure a network with ddpprof netbench, "
+                "and pass it as --network FILE."
+            )
         return replace(bench, link=Link(NOTHING, at_once=bench.link.at_once), world_size=1), bench
     if own is None:
         if bench is None:
             raise DdpprofError(
-                "the run does not show when its buckets were there, as on an accelerator, whose work only traces show: "
-                "measure the network with ddpprof netbench -o FILE.json, and give it as --network FILE.json"
+                "the run does not show when its buckets were ready (on an accelerator, only traces show that). "
+                "Measure the network with ddpprof netbench -o FILE.json, and pass it as --network FILE.json"
             )
         if bench.world_size != training.world_size:
             raise DdpprofError(
-                f"--network was measured among {bench.world_size} ranks, but the run, which does not show its own "
-                f"network, has {training.world_size}."
+                f"--network was measured among {bench.world_size} ranks, but the run, whose own network is unknown, "
+                f"has {training.world_size}."
             )
         return bench, None
     if bench is None:

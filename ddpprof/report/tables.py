@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
-"""endings of the names of columns that have a unit; numbers of things begin with ``num_``"""
+"""suffixes of columns that have a unit; counts begin with ``num_``"""
 _ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
 
 
@@ -74,12 +74,12 @@ class _Rank:
     ended: Annotated[str | None, Number("how its training ended")]
     num_steps: Annotated[int, Number("number of profiled steps")]
     num_light_steps: Annotated[int, Number("number of steps without the profiler")]
-    whole: Annotated[Overlap | None, Part("whole_", "in the whole trace, with the time between steps")]
+    whole: Annotated[Overlap | None, Part("whole_", "in the whole trace, including the time between steps")]
     cost: Annotated[RecordingCost | None, Part("step_")]
     waiting: Annotated[RankWaiting | None, Part()]
     memory: Annotated[RankMemory | None, Part()]
     device: Annotated[DeviceUse | None, Part("device_")]
-    """the device on which the rank trains; ``None`` if it is not known to be exactly one"""
+    """device on which the rank trains; ``None`` if unknown, or if there are several"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Kernel:
     name: Annotated[str, Number("name of the kernel or op")]
     launch_shape: Annotated[str | None, Number("grid and block; null on CPU")]
     input_shapes: Annotated[str | None, Number("shapes of its op's inputs")]
-    position: Annotated[int | None, Number("on CPU: place among the ops of that name")]
+    position: Annotated[int | None, Number("on CPU: position among the ops of that name")]
     summary: Annotated[KernelSummary, Part()]
     slowed: Annotated[SlowedKernel | None, Part("slowdown_")]
 
@@ -143,7 +143,7 @@ TABLES = (
     TableSchema(
         "steps",
         "One row per rank and profiled step. On an accelerator the `wrapper_` columns are times of the host, which "
-        "launches the work; all other times are of the device, which does it.",
+        "launches the work; all other times are of the device, which runs it.",
         _Step,
         _steps,
     ),
@@ -157,15 +157,16 @@ TABLES = (
     TableSchema("ranks", "One row per rank.", _Rank, _ranks),
     TableSchema(
         "buckets",
-        "One row per gradient bucket of each DDP module. Times are medians over ranks and steps since the end of the "
-        "forward, unless they are lengths. On an accelerator, times up to `launched_ns` are of the host.",
+        "One row per gradient bucket of each DDP module. Times are medians over ranks and steps. They count from "
+        "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are of the "
+        "host.",
         BucketRow,
         lambda report: report.buckets,
     ),
     TableSchema(
         "collectives",
-        "One row per kind of collective, process group and class of size, over all profiled steps. A class reaches "
-        "from one power of two to the next.",
+        "One row per kind of collective, process group and size class, over all profiled steps. A size class "
+        "extends from one power of two to the next.",
         CollectiveSummary,
         lambda report: report.across.collectives if report.across is not None else (),
     ),
@@ -177,8 +178,8 @@ TABLES = (
     ),
     TableSchema(
         "findings",
-        "One row per finding, in the order of the report: a broken training, gains, others, and last what may be "
-        "noise.",
+        "One row per finding, in the order of the report: incorrect training, gains, other findings, and finally "
+        "findings that may be noise.",
         _NumberedFinding,
         lambda report: map(_NumberedFinding, range(1, len(report.findings) + 1), report.findings),
     ),

@@ -23,13 +23,14 @@ class RankTimeline:
     device: str
     """``"cpu"`` or ``"gpu"``"""
     names: tuple[str, ...]
-    """names of kernels, ops and collectives; tables contain indices into it"""
+    """names of kernels, ops and collectives; tables contain indices into this list"""
     on_common_clock: bool
-    """whether its times can be compared with other ranks'; if not, they use its host's clock, see `_set_beside`"""
+    """True if its times can be compared with those of other ranks; otherwise they use its host's clock, see
+    `_set_beside`"""
     numbers: tuple[int, ...]
     """numbers of its steps"""
     steps: Sequence[StepTimeline]
-    """drawn anew whenever one is asked for, if they come from `draw_timeline`: all at once may not fit into memory"""
+    """timelines from `draw_timeline` are drawn on each access, because all at once may not fit into memory"""
 
 
 class StepsToDraw(Sequence[StepTimeline]):
@@ -59,7 +60,7 @@ class Timeline:
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None
-    """largest error of two ranks' relative times; ``None`` for one rank, or if unknown"""
+    """maximum error of times of one rank relative to another; ``None`` for one rank, or if unknown"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class DrawnRank:
     measured: tuple[int, ...]
     """indices of the steps that the report measures"""
     files: tuple[str, ...] = ()
-    """`file_name` of the trace's files, in order of time"""
+    """`file_name` of each of the trace's files, in order of time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Drawing:
 
     about: DrawnRank
     draw: Callable[[int], StepTimeline]
-    """function from a step's index to its timeline, by the trace's own times and without buckets"""
+    """function from a step's index to its timeline, with the trace's own times and without buckets"""
 
 
 def file_name(path: Location) -> str:

@@ -61,7 +61,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     HANGS,
     CHECKPOINTS,
 )
-"""topics in the order of their findings and sections; a topic sees what those before it show"""
+"""topics in the order of their findings and sections; a topic sees the results of earlier topics"""
 
 
 def _all_topics() -> Iterator[Topic[Any, Any]]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
-"""steps whose length nothing but the light recorder changed"""
+"""steps whose duration is affected only by the light recorder"""
 
 REPORT_FORMAT = 1
 """version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
@@ -93,9 +93,9 @@ class Job:
     is_compiled: bool = False
     """True if torch.compile compiled something in the training"""
     only_watched: bool = False
-    """True if no step was to be recorded in detail, as by ``ddpprof watch``"""
+    """True if steps were not recorded in detail, as with ``ddpprof watch``"""
     group_ranks: tuple[int, ...] | None = None
-    """ranks with which the lowest rank averages gradients; ``None`` if they are all ranks of the job, or unknown"""
+    """ranks with which the lowest rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
 
     def averages(self, rank: int) -> bool:
         """Return whether a rank averages its gradients with the lowest rank."""
@@ -137,7 +137,7 @@ class StepReport:
     idle: Annotated[Idle | None, Part("idle_", clock=DEVICE)] = None
     """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
     is_whole: bool = True
-    """False on an accelerator if an edge of the trace cuts off a part of the step, which no mean then includes"""
+    """False on an accelerator if the trace starts or ends in the middle of the step; means exclude such a step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class AcrossRanks:
     """Measures of several ranks together."""
 
     num_matched: int
-    """number of collectives that were recognised on at least two ranks"""
+    """number of collectives that were matched on at least two ranks"""
     clock: CommonClock | None
     waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
     collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
@@ -250,7 +250,7 @@ class Tables:
     kernels: pa.Table
     findings: pa.Table
     further: Mapping[str, pa.Table]
-    """tables of topics of other packages, by the topic's name"""
+    """tables of topics from other packages, by the topic's name"""
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield names and tables, so that ``dict(tables)`` has all of them."""
@@ -267,13 +267,13 @@ class Report(ShownInNotebooks):
     ddpprof: str
     job: Job
     missing: tuple[str, ...]
-    """what the report lacks, and why"""
+    """notes on what the report does not contain, and why"""
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketRow, ...]
-    """buckets from the recorder, or as far as traces alone tell"""
+    """buckets from the recorder, or from traces alone"""
     findings: tuple[Finding, ...]
     kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
-    """kernels that take most of the time of the first rank with a trace"""
+    """kernels that take the most time on the first rank with a trace"""
     overlap_slowdown: Annotated[OverlapSlowdownReport | None, DEVICE] = None
     across: AcrossRanks | None = None
     outside: Annotated[tuple[OutsideCalls, ...] | None, DEVICE] = None
@@ -287,11 +287,11 @@ class Report(ShownInNotebooks):
     attempts: tuple[AttemptSummary, ...] = ()
     """attempts of a job that torchrun restarted; the rest is about one of them"""
     bound: Bound | None = None
-    """what bounds the step; ``None`` if little communication is exposed, or it is unknown"""
+    """what limits the step; ``None`` if little communication is exposed, or if unknown"""
     usual_steps: tuple[int, ...] = ()
     """numbers of the profiled steps that tables average over; see `topics.steps.breakdown`"""
     failure: Failure | None = None
-    """how the job failed; ``None`` if it did not, as far as is known"""
+    """how the job failed; ``None`` if no failure is known"""
     own_reduction: Annotated[OwnReduction | None, DEVICE] = None
     """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
     times: Mapping[str, str] = field(default_factory=dict)
@@ -299,7 +299,7 @@ class Report(ShownInNotebooks):
     whole_run: Annotated[WholeRun | None, HOST] = None
     """how the whole training went; ``None`` if no rank left a pulse"""
     further: Mapping[str, Any] = field(default_factory=dict)
-    """what topics of other packages show, by the topic's name"""
+    """results of topics from other packages, by the topic's name"""
 
     @property
     def tables(self) -> Tables:

@@ -25,10 +25,11 @@ from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.ranks.stragglers import OwnTimePart, Stragglers, find_late_gradients, find_stragglers
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""function for the recorded steps of ranks, without baseline steps: large data, needed for few ranks"""
+"""function that loads the recorded steps of ranks, without baseline steps; the data is large and needed for few
+ranks"""
 
 _MOST_OTHERS = 63
-"""most ranks to compare a straggler's gradients with, evenly chosen; their medians are close to those of all"""
+"""maximum number of ranks, evenly chosen, to compare a straggler's gradients with"""
 
 
 def across_ranks(
@@ -77,7 +78,7 @@ def _late_gradients(
 
 
 _STEPS_TO_TELL = 10
-"""number of recorded steps from which on they tell better than the whole run which rank is late; fewer may be chance"""
+"""minimum number of recorded steps at which they show a late rank better than the whole run; fewer may be chance"""
 
 
 def view_of(

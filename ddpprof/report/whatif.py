@@ -29,7 +29,7 @@ class PredictedSetting:
     gain: Gain
     """gain over the first outcome"""
     cap_mib: float | None = None
-    """cap, if one holds for all buckets"""
+    """cap, if all buckets have the same one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class NetworkReport:
     """The measured network, before any setting changes it."""
 
     is_benched: bool
-    """True if measured by `ddpprof netbench`; otherwise it is from the run's buckets"""
+    """True if measured by `ddpprof netbench`; False if derived from the run's buckets"""
     world_size: int
     latency_ns: float
     ns_per_byte: float
@@ -66,27 +66,27 @@ class WhatIf(ShownInNotebooks):
     world: str
     """settings other than buckets, as the user wrote them"""
     outcomes: tuple[PredictedSetting, ...]
-    """first the recorded buckets with these settings, and then the requested ones"""
+    """the recorded buckets with these settings, followed by the requested ones"""
     without_world_ns: float | None
-    """the replayed step without `world`; ``None`` if there is none"""
+    """step time replayed without `world`; ``None`` if there is no `world`"""
     work_ratio: float
-    """how many times as many samples a rank has in a step as without `world`"""
+    """number of samples per rank and step, divided by the number without `world`"""
     best: PredictedSetting | None
-    """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
+    """best buckets that DDP's options can produce; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]
     without_world_comm_ns: float | None = None
-    """what communication costs in the replayed step without `world`; ``None`` if there is none"""
+    """cost of communication in the step replayed without `world`; ``None`` if there is no `world`"""
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap of all buckets that are as good as the best, if there are several"""
+    """smallest and largest cap that are as good as the best one, if there are several"""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     world: Setting
-    """settings of job and network: everything except buckets"""
+    """settings of the job and the network: everything except buckets"""
     world_label: str
     buckets: tuple[BucketCaps, ...] = ()
-    """buckets to compare; if empty, a series of caps"""
+    """buckets to compare; if empty, a series of caps is compared"""
 
 
 def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
@@ -152,11 +152,14 @@ def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
         raise DdpprofError(f"the run already has a communication hook: {profile.comm_hook}.")
     if world.accumulation is not None and profile.batches_per_step is None:
         raise DdpprofError(
-            "a step has backward passes through different DDP modules, so --accumulation does not say which of them to "
-            "repeat."
+            "a step has backward passes through different DDP modules, so it is unclear which of them "
+            "--accumulation should repeat."
         )
     if world.compression is Compression.BF16 and backend_of(training.backend).takes_cpu_tensors:
-        raise DdpprofError(f"DDP refuses bf16_compress_hook on {training.backend}: fp16 sends as much.")
+        raise DdpprofError(
+            f"DDP does not support bf16_compress_hook on {training.backend}. Use fp16, which sends "
+            "the same number of bytes."
+        )
     if world.bytes_per_s is not None:
         for one in profile.passes:
             refuse_unknown_hook(one.training, "--bandwidth")
@@ -185,21 +188,21 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
     if profile.knows_alone:
         return []
     measures_it = " (ddpprof trace --baseline-steps 5 measures it)" if len(profile.passes) == 1 else ""
-    return [f"communication takes as much processor time as in netbench{measures_it}"]
+    return [f"communication takes as much CPU time as in netbench{measures_it}"]
 
 
 def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bool) -> Sequence[str]:
     at_once = network.link.at_once
     all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
-    said = ["gradients come as fast as in the run", all_reduces]
+    said = ["gradients become ready as fast as in the run", all_reduces]
     if is_compiled:
         said[0] += (
-            " (with other buckets they may not, since torch.compile cuts the model where buckets end: let ddpprof tune "
-            "try them)"
+            " (other buckets may change that, since torch.compile splits the model at bucket boundaries: use "
+            "ddpprof tune to measure them)"
         )
     if num_ranks(world, profile.training, network) != network.world_size:
         said.append(f"all links are alike, with {world.algorithm} all-reduce")
-        said.append("no rank is slower than those of the run")
+        said.append("no rank is slower than the ranks of the run")
     if world.batch_scale != 1:
         said.append("computation grows with the batch")
     if profile.training.on_cpu:

@@ -83,7 +83,7 @@ def test_a_folder_of_runs_is_one_side(
     ("arguments", "said"),
     [
         pytest.param(["A"], "give two runs: ddpprof compare A B", id="one"),
-        pytest.param(["A", "B", "C"], "say where the runs of the other job begin", id="three"),
+        pytest.param(["A", "B", "C"], "separate the runs of the two jobs with --", id="three"),
         pytest.param([], "give two runs", id="none"),
         pytest.param(["--", "B"], "give two runs", id="one-side"),
     ],

@@ -94,7 +94,7 @@ def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[s
     attempt.mkdir()
     (attempt / "run.json").write_text("{}")
     assert main(["diagnose", str(run)]) == 0
-    said = "ddpprof: the job was started again, and no rank of its new attempt trains yet.\n"
+    said = "ddpprof: the job was started again, and no rank of the new attempt is training yet.\n"
     assert capsys.readouterr().err == said
     (run / "exits.jsonl").write_text('{"exit_code": 1, "is_job": true}\n')
     assert main(["diagnose", str(run)]) == 2, "it failed before any rank trained"

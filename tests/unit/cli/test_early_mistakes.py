@@ -22,13 +22,16 @@ Capsys = pytest.CaptureFixture[str]
     ("words", "says"),
     [
         (["tarce", "train.py"], "there is no command tarce. Did you mean trace? List all commands with"),
-        (["train.py", "--lr", "1"], "train.py is no command. To trace it: ddpprof trace train.py --lr 1"),
+        (["train.py", "--lr", "1"], "train.py is not a command. To trace it: ddpprof trace train.py --lr 1"),
         (["trace", "--nproc-per-node", "zero", "train.py"], "zero is not a number of ranks, such as 2, or gpu"),
         (["watch", "--nproc", "0", "train.py"], "0 is not a number of ranks"),
         (["netbench", "--nproc=-1"], "-1 is not a number of ranks"),
         (["tune", "--nproc-per-node", "zero", "train.py"], "zero is not a whole number"),
         (["scale", "--nproc_per_node", "1,x", "train.py"], "x is not a whole number"),
-        (["report", SAMPLE, "--out", "/nowhere/x.html"], "cannot write /nowhere/x.html: there is no folder /nowhere."),
+        (
+            ["report", SAMPLE, "--out", "/nowhere/x.html"],
+            ("cannot write /nowhere/x.html: there is no folder /nowhere."),
+        ),
         (["whatif", SAMPLE, "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: there is no folder"),
         (["timeline", SAMPLE, "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json: there is no folder"),
         (["compare", SAMPLE, SAMPLE, "--out", "/nowhere/x.md"], "cannot write /nowhere/x.md: there is no folder"),
@@ -53,7 +56,7 @@ def test_a_run_is_not_started_where_it_cannot_be_written(
     (tmp_path / "file").touch()
     (tmp_path / "train.py").touch()
     assert main(["trace", "--out", str(tmp_path / "file" / "run"), str(tmp_path / "train.py")]) == 2
-    assert f"{tmp_path / 'file'} is no folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'} is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["--nproc", "--nproc-per-node", "--nproc_per_node"])
@@ -80,7 +83,7 @@ def test_a_job_that_was_just_started_is_said_to_start(
         assert main([*words, str(run)]) == code
         said = capsys.readouterr().err
         assert f"the job that records into {run} is starting: none of its ranks trains yet." in said
-        assert "again in some seconds" in said
+        assert "again in a few seconds" in said
     assert main([*words, str(run)]) == 2
     assert "is starting" not in capsys.readouterr().err
 

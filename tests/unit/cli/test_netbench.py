@@ -40,7 +40,7 @@ def test_by_default_sizes_reach_from_a_kilobyte_to_256_megabytes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param([], "say how many ranks: ddpprof netbench --nproc-per-node 2", id="no-ranks"),
+        pytest.param([], "give the number of ranks: ddpprof netbench --nproc-per-node 2", id="no-ranks"),
         pytest.param(["--sizes", "3X"], "'3X' is not a size; write, say, 1K-256M", id="size"),
         pytest.param(["--seconds", "0"], "'0' is not a number of seconds above 0", id="no-time"),
         pytest.param(["--seconds", "nan"], "'nan' is not a number of seconds above 0", id="nan"),

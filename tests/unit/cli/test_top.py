@@ -56,7 +56,8 @@ def test_a_job_that_goes_on_unwatched_has_not_ended(tmp_path: Path, capsys: pyte
     assert main(["top", str(tmp_path), "--once"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
-        f"ddpprof has stopped watching, and the job may go on. See what it saw with: ddpprof report {tmp_path}"
+        "ddpprof has stopped watching, but the job may still be running. See the recorded part with: ddpprof report "
+        f"{tmp_path}"
     )
 
 

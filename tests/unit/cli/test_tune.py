@@ -18,7 +18,7 @@ def test_a_tuning_goes_on_with_the_network_that_it_was_begun_with(tmp_path: Path
     _keep_network(begun, own)
     _refuse_other_network(begun, own)
     for another in (other, None):
-        with pytest.raises(DdpprofError, match="started with another --network"):
+        with pytest.raises(DdpprofError, match="started with a different --network"):
             _refuse_other_network(begun, another)
 
 
@@ -26,5 +26,5 @@ def test_one_begun_without_a_network_goes_on_without(tmp_path: Path) -> None:
     _keep_network(tmp_path, None)
     _refuse_other_network(tmp_path, None)
     (tmp_path / "own").write_text("1")
-    with pytest.raises(DdpprofError, match="started with another --network"):
+    with pytest.raises(DdpprofError, match="started with a different --network"):
         _refuse_other_network(tmp_path, tmp_path / "own")

@@ -170,7 +170,7 @@ def test_a_report_has_no_steps(command: str, tmp_path: Path, capsys: pytest.Capt
     assert main(["report", RUN, "--no-cache", "--out", str(written)]) == 0
     capsys.readouterr()
     assert main([command, str(written)]) == 2
-    said = f"ddpprof: {written} is a report, which does not have the steps. Give the run that it was made of.\n"
+    said = f"ddpprof: {written} is a report, which does not contain the steps. Give the run that it was made from.\n"
     assert capsys.readouterr().err == said
 
 
@@ -184,7 +184,7 @@ def test_a_finding_s_change_is_replayed(capsys: pytest.CaptureFixture[str]) -> N
     assert outcomes[-1]["label"] == f"{argument}={value}"
 
 
-@pytest.mark.parametrize(("number", "complaint"), [("99", "and no finding 99"), ("0", "")])
+@pytest.mark.parametrize(("number", "complaint"), [("99", "but no finding 99"), ("0", "")])
 def test_findings_that_are_not_there(number: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", RUN, "--no-cache", "--finding", number]) == 2
     assert complaint in capsys.readouterr().err

@@ -78,7 +78,7 @@ def test_several_arguments() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "begin"),
-    [(None, "from the second step on, as static_graph=True needs it"), ("accelerate", "without static_graph")],
+    [(None, "from the second step on (required by static_graph=True)"), ("accelerate", "without static_graph")],
 )
 def test_a_static_graph_limits_accumulation(framework: str | None, begin: str) -> None:
     assert accumulation(framework, static_graph=True).startswith(f"{begin}, accumulate gradients")

@@ -232,7 +232,7 @@ def test_a_step_without_work_of_the_device_is_named_and_counts_in_no_mean() -> N
     built = build_report(run(Rank(0, made, None)))
     assert [step.step for step in built.ranks[0].steps] == [10, 11]
     assert [step.step for step in built.ranks[0].measured_steps] == [10]
-    assert "step 11 has no device work, so it is excluded from all means" in built.missing
+    assert "step 11 has no device work and is excluded from all means" in built.missing
 
 
 @pytest.mark.parametrize(
@@ -321,4 +321,4 @@ def test_data_parallel_as_recorded_and_as_traced() -> None:
 
 def test_a_trial_without_ddp_says_so() -> None:
     report = build_report(run(Rank(0, trace(), record()), settings={"without_ddp": True}))
-    assert "DDP was taken away: this is a trial for comparison" in report.missing
+    assert "this is a trial without DDP, for comparison" in report.missing

@@ -41,7 +41,7 @@ def test_a_series_of_caps_unless_some_are_asked_for() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_buckets_of_a_compiled_model_are_predicted_with_a_caveat(is_compiled: bool) -> None:
     answered = build_whatif(replace(JOB, is_compiled=is_compiled), Profiled(profile(), None), Asked(Setting(), "", ()))
-    assert ("torch.compile cuts the model where buckets end" in answered.assumes[0]) is is_compiled
+    assert ("torch.compile splits the model at bucket boundaries" in answered.assumes[0]) is is_compiled
 
 
 def test_gains_are_over_the_recorded_buckets_under_the_same_world() -> None:
@@ -139,8 +139,10 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
             "already has a communication hook: bf16",
             id="two-hooks",
         ),
-        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not tell", id="hook-and-rate"),
-        pytest.param({"backend": "gloo"}, {"compression": Compression.BF16}, "DDP refuses bf16", id="bf16-on-gloo"),
+        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not show", id="hook-and-rate"),
+        pytest.param(
+            {"backend": "gloo"}, {"compression": Compression.BF16}, "DDP does not support bf16", id="bf16-on-gloo"
+        ),
     ],
 )
 def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict[str, Any], says: str) -> None:
@@ -154,7 +156,7 @@ def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict
     [
         ({}, "one all-reduce at a time"),
         ({"world_size": 8, "algorithm": Algorithm.TREE}, "with tree all-reduce"),
-        ({"world_size": 8}, "no rank is slower than those of the run"),
+        ({"world_size": 8}, "no rank is slower than the ranks of the run"),
         ({"batch_scale": 2.0}, "computation grows with the batch"),
     ],
 )

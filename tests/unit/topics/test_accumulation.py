@@ -119,8 +119,8 @@ def test_each_framework_has_its_own_words(framework: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("framework", "limit"),
     [
-        (None, "With static_graph=True, let every pass of the first step reduce"),
-        ("accelerate", "Drop static_graph=True"),
+        (None, "With static_graph=True, every pass of the first step must reduce"),
+        ("accelerate", "Remove static_graph=True"),
     ],
 )
 def test_a_static_graph_limits_it(framework: str | None, limit: str) -> None:
