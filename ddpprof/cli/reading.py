@@ -20,6 +20,7 @@ from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
+    from ddpprof.engine.finding import Finding
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.pipeline.numbers import Numbers
     from ddpprof.pipeline.progress import ReadProgress
@@ -119,6 +120,13 @@ def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[
         except OSError as error:
             raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
         yield analysis.report, analysis
+
+
+def finding_of(report: Report, path: Location, number: int) -> Finding:
+    """Return the finding with this number, which counts from 1. Raises `DdpprofError` if there is none."""
+    if not 1 <= number <= len(report.findings):
+        raise DdpprofError(f"{path} has {len(report.findings)} findings, but no finding {number}.")
+    return report.findings[number - 1]
 
 
 def refuse_missing(path: Location) -> None:

@@ -12,7 +12,7 @@ from ddpprof.cli.arguments import count, positive
 from ddpprof.cli.experiments import in_minutes, resumed, run_trials, show_at_the_end
 from ddpprof.cli.job import default_out, parse_job
 from ddpprof.cli.output import refuse_unwritable_folder
-from ddpprof.cli.reading import refuse_missing
+from ddpprof.cli.reading import finding_of, refuse_missing
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
@@ -126,7 +126,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         )
     if any(HIDDEN in word for word in words):
         raise DdpprofError(
-            f"the command of {options.path} had secrets, which are not stored. Use ddpprof sweep to compare"
+            f"the command of {options.path} had secrets, which are not stored. Use ddpprof sweep to compare."
         )
     _refuse_others_run(options)
     job = parse_job(parsers({"trace"})[1]["trace"], words, "try")
@@ -162,9 +162,7 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
     """Return the findings to try, with their numbers. Raises `DdpprofError`."""
     numbered = list(enumerate(report.findings, 1))
     if options.finding is not None:
-        chosen = [(number, one) for number, one in numbered if number in options.finding]
-        if missing := sorted(set(options.finding) - {number for number, _ in numbered}):
-            raise DdpprofError(f"{options.path} has {len(numbered)} findings, but no finding {missing[0]}.")
+        chosen = [(number, finding_of(report, options.path, number)) for number in sorted(set(options.finding))]
     elif options.rule is not None:
         chosen = [(number, one) for number, one in numbered if one.rule == options.rule]
         if not chosen:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
 from ddpprof.cli.output import add_output_options, check_output, deliver
-from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network, refuse_missing
+from ddpprof.cli.reading import add_reading_options, analysed_run, finding_of, measured_network, refuse_missing
 from ddpprof.errors import DdpprofError
 from ddpprof.files import location
 
@@ -114,9 +114,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
     """Set the options that make the change of the finding. Raises `DdpprofError` if none of them can."""
     from ddpprof.engine.change import ChangeKind
 
-    if options.finding > len(report.findings):
-        raise DdpprofError(f"{options.path} has {len(report.findings)} findings, but no finding {options.finding}.")
-    change = report.findings[options.finding - 1].change
+    change = finding_of(report, options.path, options.finding).change
     values = {} if change is None else dict(change.values)
     if change is not None and change.kind is ChangeKind.COMM_HOOK:
         options.compress = _hook(next(iter(values)).partition("_")[0])
@@ -129,7 +127,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
     if "bucket_cap_mb" in values:
         options.bucket_cap_mb = [values["bucket_cap_mb"]]
     if "bucket_cap_mb_list" in values:
-        options.bucket_cap_mb_list = [list(values["bucket_cap_mb_list"])]
+        options.bucket_cap_mb_list = [values["bucket_cap_mb_list"]]
     options.gradient_as_bucket_view = options.gradient_as_bucket_view or bool(values.get("gradient_as_bucket_view"))
     options.static_graph = options.static_graph or bool(values.get("static_graph"))
 

@@ -10,7 +10,7 @@ another order, which rounds each gradient differently: by single precision's 2â
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
@@ -46,6 +46,17 @@ class LossMatch:
     """``None`` with fewer than two starts"""
     tolerance: float | None
     """tolerance at the last of the steps"""
+
+
+_OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
+"""arguments of DDP that change the content of buckets"""
+_ORDER_OF_TWO = 2
+"""number of ranks whose sum does not depend on the order"""
+
+
+def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
+    """Return whether DDP still adds the same numbers in the same order if these arguments change."""
+    return (world_size or 1) <= _ORDER_OF_TWO or not any(name in _OF_BUCKETS for name in arguments)
 
 
 _NOTHING = LossMatch(Match.UNKNOWN, 0, None, None, None)

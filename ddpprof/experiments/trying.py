@@ -23,7 +23,7 @@ from ddpprof.engine.finding import Finding
 from ddpprof.engine.predictions import Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.joint_ratios import Steps
-from ddpprof.experiments.loss_match import Losses, LossMatch, Match, match_losses
+from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import CHANGES_FILE, Experiment, Trial, Variant, read_plan
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
@@ -43,8 +43,6 @@ from ddpprof.version import __version__
 
 NOW = 0
 """variant that is the unchanged job"""
-_ORDER_OF_TWO = 2
-"""number of ranks whose sum does not depend on the order"""
 _MOST_MORE_ROUNDS = 50
 
 
@@ -118,14 +116,9 @@ class TryReport:
     missing: tuple[str, ...]
 
 
-_OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
-"""arguments that change the content of buckets, and so the order of additions on more than two ranks"""
-
-
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
     """Return what is promised by the finding with this number."""
-    moves_buckets = change.kind is ChangeKind.DDP and any(name in change.values for name in _OF_BUCKETS)
-    adds_otherwise = change.kind is ChangeKind.NO_SYNC or (moves_buckets and (world_size or 1) > _ORDER_OF_TWO)
+    arguments = change.values if change.kind is ChangeKind.DDP else ()
     return Promise(
         label=_label(change),
         code=change.code,
@@ -135,7 +128,7 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
         gain_ns=finding.gain_ns,
         predicted=finding.predicted,
         is_lossy=change.is_lossy,
-        keeps_order=not adds_otherwise,
+        keeps_order=change.kind is not ChangeKind.NO_SYNC and keeps_order(arguments, world_size),
         keeps_batches=change.kind is not ChangeKind.LOADER,
     )
 

@@ -14,7 +14,7 @@ from ddpprof import rundir
 from ddpprof.engine.frameworks import compression, ddp_argument
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.joint_ratios import Steps, is_losing, joint_ratios, start_spread, timed_steps
-from ddpprof.experiments.loss_match import Losses, LossMatch, Match, match_losses
+from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
 from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Experiment, Trial, read_plan
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
@@ -87,12 +87,8 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
 
 NOW = 0
 """variant that is the unchanged job"""
-_ORDER_OF_TWO = 2
-"""number of ranks whose sum does not depend on the order"""
 _AS_GOOD = 1.01
 """factor on the fastest; of the settings within it, the shortest one is advised"""
-_OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "static_graph")
-"""arguments that change the content of buckets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +264,8 @@ class Tuning:
         return 1 + start_spread(starts) if len(starts) > 1 else None
 
     def _match(self, number: int) -> LossMatch:
-        changes_buckets = any(name in self.choice.candidates[number].arguments for name in _OF_BUCKETS)
         as_it_is = [one for one in (self.profile_losses, *self._losses_of(NOW)) if one]
-        order_is_kept = not changes_buckets or (self.job.world_size or 1) <= _ORDER_OF_TWO
+        order_is_kept = keeps_order(self.choice.candidates[number].arguments, self.job.world_size)
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:

@@ -60,7 +60,7 @@ def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool
 
 
 def _levels_around(values: Floats, width: int, every: int) -> Floats:
-    """Return the median of the values around each. It is found for one value of `every`."""
+    """Return, for each value, the median of the `width` values around it; `every` values in a row share one median."""
     half = width // 2
     medians = [np.median(values[max(0, at - half) : at + half]) for at in range(0, len(values), every)]
     return np.repeat(medians, every)[: len(values)]

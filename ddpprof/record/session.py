@@ -145,7 +145,7 @@ class Session(Listener):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that happens from now on counts."""
+        """Whether the recording has ended, so that later events are ignored."""
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:
