@@ -49,7 +49,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=5,
         metavar="N",
-        help=("number of runs with each change, and without it (%(default)s)"),
+        help="runs with each change, and without it (%(default)s); twice as many if these cannot tell",
     )
     add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
     add("--timed-steps", type=positive, default=10, metavar="N", help="steps of a run to time (%(default)s)")
@@ -78,8 +78,24 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         open_experiment(directory, experiment, options.force)
         _write_changes(directory, options.path, promises)
     with working_on(directory):
-        interrupted = run_trials(directory, experiment)
+        interrupted = _run_until_decided(directory, experiment)
     return show_at_the_end(partial(_show_what_there_is, directory, interrupted), "try", directory, interrupted)
+
+
+def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
+    """Run the trials, the later rounds only if the first ones cannot tell; return whether the user interrupted them."""
+    from dataclasses import replace
+
+    from ddpprof.experiments.trying import read_trying
+
+    first = experiment.enough_rounds
+    if first is not None:
+        if run_trials(directory, replace(experiment, rounds=first)):
+            return True
+        if read_trying(directory).is_decided:
+            return False
+        say(f"{first} rounds cannot tell, so the job is run in {experiment.rounds - first} more.", flush=True)
+    return run_trials(directory, experiment)
 
 
 def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
@@ -140,7 +156,8 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         as_module=bool(job.options.module),
         is_wrapped=job.is_wrapped,
         variants=(Variant(1, label="as it is", any_number=True),),
-        rounds=options.rounds,
+        rounds=2 * options.rounds,
+        enough_rounds=options.rounds,
         skip_first=options.skip_first,
         timed_steps=options.timed_steps,
         torchrun=None if torchrun is None else tuple(torchrun),
@@ -234,14 +251,15 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     from ddpprof.experiments.conduct import steps_of
     from ddpprof.layout import count as number_of
 
-    starts = experiment.rounds * (1 + len(promises))
+    starts = (experiment.enough_rounds or experiment.rounds) * (1 + len(promises))
     now = experiment.variants[0]
     steps = steps_of(experiment, now, report.job.device not in (None, "cpu"))
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     say(
         f"Trying {number_of(len(promises), 'change')} of {path}: {number_of(starts, 'start')} of "
-        f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}.",
+        f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
+        "and twice as many if these cannot tell.",
         flush=True,
     )
 

@@ -119,9 +119,12 @@ class Experiment:
     is_wrapped: bool
     variants: tuple[Variant, ...]
     rounds: int
+    """rounds to run; the most, if `enough_rounds` may be enough"""
     skip_first: int
     timed_steps: int
     """timed steps of each trial, or of each block"""
+    enough_rounds: int | None = None
+    """for `ddpprof try`, rounds after which it ends if they give a verdict on every change"""
     most_variants: int = 0
     """for `ddpprof tune`, most variants to choose"""
     allow_lossy: bool = False

@@ -44,6 +44,8 @@ from ddpprof.version import __version__
 NOW = 0
 """variant that is the unchanged job"""
 _MOST_MORE_ROUNDS = 50
+_LOOKS = 2
+"""times that the verdict may be asked for, after half of the rounds and after all: each has half of the 5 % of error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +183,21 @@ class Trying:
             job=next((result.job for result in self.results if result.job is not None), None),
             run=self.plan.run,
             step_ns=median_step_ns(as_it_is),
-            rounds=self.experiment.rounds,
+            rounds=self._num_rounds,
             tried=tuple(self._tried(number, one) for number, one in enumerate(self.plan.promises, NOW + 1)),
-            missing=problems(self.experiment, self.results),
+            missing=problems(replace(self.experiment, rounds=self._num_rounds), self.results),
         )
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the rounds so far give a verdict on every change."""
+        return any(self._rounds(NOW)) and all(one.outcome is not Outcome.CANNOT_TELL for one in self.report().tried)
+
+    @property
+    def _num_rounds(self) -> int:
+        """Number of rounds that were to be run: all of them, once one more than enough has begun."""
+        enough = self.experiment.enough_rounds or self.experiment.rounds
+        return enough if all(one.trial.round < enough for one in self.results) else self.experiment.rounds
 
     def _rounds(self, variant: int) -> list[Steps]:
         return rounds_of(self.results, variant, self.experiment.rounds)
@@ -195,7 +208,7 @@ class Trying:
     def _tried(self, variant: int, promise: Promise) -> TriedPromise:
         rounds, as_it_is = self._rounds(variant), self._rounds(NOW)
         pairs = [[pair] for pair in zip(rounds, as_it_is, strict=True)]
-        ratio = paired_ratio(pairs, len(self.plan.promises))
+        ratio = paired_ratio(pairs, len(self.plan.promises) * (1 if self.experiment.enough_rounds is None else _LOOKS))
         losses = match_losses(self._losses_of(NOW), self._losses_of(variant), promise.keeps_order)
         num_rounds = sum(1 for own, other in zip(rounds, as_it_is, strict=True) if own and other)
         failed = any(result.problem for result in self.results if result.trial.variant == variant)

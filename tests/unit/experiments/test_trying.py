@@ -23,10 +23,11 @@ PREDICTED = Promise("bucket_cap_mb=1", "DistributedDataParallel(model, bucket_ca
 BOUND = Promise("static_graph=True", "static_graph=True", 2, "rule", "title", 10 * MS)
 
 
-def trying(promise: Promise, rounds: Any, losses: Any = ()) -> Trying:
-    experiment = planned(ExperimentKind.TRY, Variant(2), Variant(2, promise.label), rounds=len(NOW))
+def trying(promise: Promise, steps: Any, losses: Any = (), **of_plan: Any) -> Trying:
+    given = {"rounds": len(NOW), **of_plan}
+    experiment = planned(ExperimentKind.TRY, Variant(2), Variant(2, promise.label), **given)
     results = [result(0, number, (ms,)) for number, ms in enumerate(NOW)]
-    results += [result(1, number, (ms,)) for number, ms in enumerate(rounds)]
+    results += [result(1, number, (ms,)) for number, ms in enumerate(steps)]
     return Trying(experiment, TryPlan("runs/a", (promise,)), results, dict(losses))
 
 
@@ -52,6 +53,28 @@ def test_outcomes(promise: Promise, rounds: tuple[float, ...], outcome: Outcome)
     one = tried(promise, *rounds)
     assert one.outcome is outcome
     assert (one.more_rounds is not None) == (outcome is Outcome.CANNOT_TELL)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_decided"), [((90, 91, 89, 90), True), ((120, 121, 119, 120), True), ((70, 130, 80, 110), False)]
+)
+def test_as_many_rounds_again_are_run_only_if_the_first_cannot_tell(rounds: Any, is_decided: bool) -> None:
+    one = trying(PREDICTED, rounds, rounds=8, enough_rounds=4)
+    assert one.is_decided is is_decided
+    report = one.report()
+    assert (report.rounds, report.missing) == (4, ()), "the later rounds are not missed"
+
+
+def test_a_second_look_at_the_rounds_makes_the_interval_wider() -> None:
+    def interval(**of_plan: Any) -> int:
+        (one,) = trying(PREDICTED, (90, 92, 88, 90), **of_plan).report().tried
+        assert one.measured is not None
+        assert one.measured.low_ns is not None
+        assert one.measured.high_ns is not None
+        return one.measured.high_ns - one.measured.low_ns
+
+    once, twice = interval(), interval(rounds=8, enough_rounds=4)
+    assert twice / once == pytest.approx(4.177 / 3.182, rel=0.01), "Student's t of 3 degrees, for 1.25 % and 2.5 %"
 
 
 def test_the_gain_is_in_ns_of_the_step_as_it_is() -> None:
