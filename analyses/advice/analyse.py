@@ -1,6 +1,6 @@
 """How often is what a report advises right? Share of cases, and what the first fix promised and gave.
 
-    found      the planted cause is among the first two findings
+    found      the planted cause is among the first two findings; of the cases in which it costs time
     confirmed  the first fix shortens the step beyond noise, by as much as was promised at least, or more
     inside     the measured gain's interval meets the promised one, or for a bound, ends below it
 
@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from planted import CASES, PLANTS
+from planted import CASES, is_found
 from study import COLOURS, ms, publish
 
 _COLUMNS = ("case", "planted, found as", "first fix", "promised, ms", "measured, ms", "verdict")
@@ -36,7 +36,7 @@ _ORDER = (
 def measure(recordings: Path) -> dict[str, Any]:
     made = {one["case"]: one for one in json.loads((recordings / "cases.json").read_text(encoding="utf-8"))}
     cases = [_of_case(case.plant, made[case.name]) for case in CASES if case.name in made]
-    planted = [one for one in cases if one["planted"] is not None]
+    planted = [one for one in cases if one["planted"] is not None and one["costs"]]
     tried = [one for one in cases if one["verdict"] is not None]
     return {
         "cases": sorted(cases, key=lambda one: (_ORDER.index(one["verdict"]) if one["verdict"] else 99, one["case"])),
@@ -68,12 +68,12 @@ def _by_rule(tried: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
 
 def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
     beyond = [one["rule"] for one in made["findings"] if not one["is_noise"]]
-    rules = PLANTS[plant].rules if plant is not None else ()
     tried = made["tried"]
     return {
         "case": made["case"],
         "planted": plant,
-        "is_found": any(rule in rules for rule in beyond[:2]),
+        "is_found": is_found(plant, made["findings"]),
+        "costs": _costs(made.get("mended")),
         "findings": beyond[:3],
         "first_fix": None if tried is None else (tried["promise"]["rule"] or "the mended script"),
         "planted_by_script": None if tried is None else tried["promise"]["number"] is None,
@@ -82,6 +82,11 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
         "verdict": None if tried is None else tried["outcome"],
         "is_inside": None if tried is None else _is_inside(tried),
     }
+
+
+def _costs(mended: dict[str, Any] | None) -> bool:
+    """Return whether what is planted costs time beyond noise; of what was found, nobody asks."""
+    return mended is None or mended["outcome"] == "confirmed"
 
 
 def _interval(gain: dict[str, Any]) -> list[float]:
@@ -111,7 +116,7 @@ def table(results: dict[str, Any]) -> list[str]:
     for one in results["cases"]:
         cells = (
             one["case"],
-            "" if one["planted"] is None else "yes" if one["is_found"] else f"no: {', '.join(one['findings']) or '-'}",
+            _found(one),
             one["first_fix"] or "",
             _shown(one["promised_ms"]),
             _shown(one["measured_ms"]),
@@ -119,6 +124,14 @@ def table(results: dict[str, Any]) -> list[str]:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _found(one: dict[str, Any]) -> str:
+    if one["planted"] is None:
+        return ""
+    if one["is_found"]:
+        return "yes"
+    return f"no: {', '.join(one['findings']) or '-'}" if one["costs"] else "costs nothing"
 
 
 def _shown(gain: Sequence[float] | None) -> str:

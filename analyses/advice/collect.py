@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from hosts import linked_hosts
-from planted import CASES, PLANTS, Case
+from planted import CASES, PLANTS, Case, is_found
 from study import RECORDINGS, end_recording
 
 HERE = Path(__file__).resolve().parent
@@ -42,26 +42,37 @@ def recorded(case: Case) -> dict[str, Any]:
         _ddpprof(["trace", "--stop-after", "--out", str(run), "--", *job])
         report = json.loads(_ddpprof(["report", str(run), "--format", "json"]))
         found = [{name: finding[name] for name in KEPT} for finding in report["findings"]]
-        tried = None
-        if (how := _how_to_try(case, found, Path(folder))) is not None:
-            out = Path(folder) / "trials"
-            options = ["--rounds", str(ROUNDS), "--timed-steps", str(TIMED), "--out", str(out)]
-            _ddpprof(["try", str(run), *how, *options])
-            (tried,) = json.loads(_ddpprof(["report", str(out), "--format", "json"]))["tried"]
-        return {"case": case.name, "findings": found, "tried": tried}
+        mended = Path(folder) / "mended.py"
+        mended.write_text(_MENDED.format(train=str(HERE / "train.py")), encoding="utf-8")
+        script = ["--script", f"{HERE / 'train.py'}={mended}"]
+        how = _how_to_try(case, found, script)
+        made = {"case": case.name, "findings": found, "tried": None if how is None else _tried(run, how)}
+        if not is_found(case.plant, found):  # it may be because what is planted costs nothing here
+            made["mended"] = _tried(run, script)
+        return made
 
 
-def _how_to_try(case: Case, found: Sequence[dict[str, Any]], folder: Path) -> list[str] | None:
-    """Return the options of `ddpprof try` for the first advice; ``None`` if nothing is advised."""
+def _tried(run: Path, how: Sequence[str]) -> dict[str, Any]:
+    out = run.with_name(f"trials-{len(list(run.parent.iterdir()))}")
+    options = ["--rounds", str(ROUNDS), "--timed-steps", str(TIMED), "--out", str(out)]
+    _ddpprof(["try", str(run), *how, *options])
+    (tried,) = json.loads(_ddpprof(["report", str(out), "--format", "json"]))["tried"]
+    return dict(tried)
+
+
+def _how_to_try(case: Case, found: Sequence[dict[str, Any]], script: list[str]) -> list[str] | None:
+    """Return the options of `ddpprof try` for the first advice; ``None`` if nothing is advised.
+
+    Advice that promises time comes before advice that promises none, as in `ddpprof try` itself. `script`: the options
+    for the mended script, for what only its author can change.
+    """
     beyond = [(number, one) for number, one in enumerate(found, 1) if not one["is_noise"]]
-    planted = PLANTS[case.plant].rules if case.plant is not None else ()
-    for number, one in beyond:
+    rules = PLANTS[case.plant].rules if case.plant is not None and not PLANTS[case.plant].is_mended_by_ddpprof else ()
+    for number, one in sorted(beyond, key=lambda numbered: numbered[1]["gain_ns"] is None):
         if one["change"] is not None and not one["change"]["is_lossy"]:
             return ["--finding", str(number)]
-        if one["rule"] in planted and case.plant is not None and not PLANTS[case.plant].is_mended_by_ddpprof:
-            mended = folder / "mended.py"
-            mended.write_text(_MENDED.format(train=str(HERE / "train.py")), encoding="utf-8")
-            return ["--script", f"{HERE / 'train.py'}={mended}"]
+        if one["rule"] in rules:
+            return script
     return None
 
 

@@ -6,7 +6,9 @@ mended form (``train.py … --mended``), as a user would who follows the advice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Case:
     def name(self) -> str:
         link = "loopback" if self.gbit is None else f"{self.gbit:g}gbit"
         return f"{self.plant or 'nothing'}-{self.model}-{link}-{self.ranks}"
+
+
+def is_found(plant: str | None, findings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a right rule is among the first two findings beyond noise; true if nothing is planted."""
+    beyond = [one["rule"] for one in findings if not one["is_noise"]]
+    return plant is None or any(rule in PLANTS[plant].rules for rule in beyond[:2])
 
 
 CASES = (

@@ -188,7 +188,8 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
         lossless = [(number, one) for number, one in known if options.allow_lossy or not _is_lossy(one)]
-        chosen = lossless if options.all else lossless[:1]
+        first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[:1]  # one that promises time, if any does
+        chosen = lossless if options.all else first
         if not chosen:
             raise DdpprofError(_nothing_to_try(options.path, numbered, bool(known)))
     for number, finding in chosen:

@@ -2,7 +2,7 @@
 
     measured gain = step as it is × (1 - ratio), where the ratio and its 95 % interval are those of `paired_ratio`
     confirmed     = the interval is above 0, and reaches the lower end of what was promised
-    no difference = the interval includes 0, and no gain in it is half of what was promised
+    no difference = the interval includes 0, and no gain in it is half of what was promised, or 1 % of the step
 
 A finding without a prediction promises at most a bound, of which any gain beyond noise is a part.
 """
@@ -44,6 +44,8 @@ from ddpprof.version import __version__
 NOW = 0
 """variant that is the unchanged job"""
 _MOST_MORE_ROUNDS = 50
+_NOTICEABLE = 0.01
+"""share of the step, below which a gain makes no difference"""
 _LOOKS = 2
 """times that the verdict may be asked for, after half of the rounds and after all: each has half of the 5 % of error"""
 
@@ -215,8 +217,9 @@ class Trying:
         if ratio is None:
             outcome = Outcome.FAILED if failed else Outcome.CANNOT_TELL
             return TriedPromise(promise, outcome, None, None, None, None)
-        gain = _gain(ratio, median(ns for steps in as_it_is for ns in steps))
-        outcome = Outcome.FAILED if failed else _outcome(promise, gain)
+        step_ns = median(ns for steps in as_it_is for ns in steps)
+        gain = _gain(ratio, step_ns)
+        outcome = Outcome.FAILED if failed else _outcome(promise, gain, step_ns)
         is_comparable = promise.keeps_batches and not promise.is_lossy and promise.number is not None
         if losses.match is Match.CHANGED and is_comparable:
             outcome = Outcome.OTHER_RESULTS
@@ -245,14 +248,15 @@ def _gain(ratio: Ratio, step_ns: float) -> _Gain:
     return _Gain(saved_ns(ratio.ratio) or 0, saved_ns(ratio.high), saved_ns(ratio.low))
 
 
-def _outcome(promise: Promise, gain: _Gain) -> Outcome:
+def _outcome(promise: Promise, gain: _Gain, step_ns: float) -> Outcome:
     if gain.low_ns is None or gain.high_ns is None:
         return Outcome.CANNOT_TELL
     if gain.high_ns < 0:
         return Outcome.SLOWER
     if gain.low_ns > 0:
         return Outcome.CONFIRMED if gain.high_ns >= promise.least_ns else Outcome.SMALLER
-    return Outcome.NO_DIFFERENCE if gain.high_ns < promise.expected_ns / 2 else Outcome.CANNOT_TELL
+    noticeable_ns = max(promise.expected_ns / 2, _NOTICEABLE * step_ns)
+    return Outcome.NO_DIFFERENCE if gain.high_ns < noticeable_ns else Outcome.CANNOT_TELL
 
 
 def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:

@@ -22,6 +22,8 @@ PREDICTED = Promise("bucket_cap_mb=1", "DistributedDataParallel(model, bucket_ca
                     Predicted(10 * MS, 4 * MS, 12 * MS))  # fmt: skip
 BOUND = Promise("static_graph=True", "static_graph=True", 2, "rule", "title", 10 * MS)
 
+TIDY = Promise("find_unused_parameters=False", "find_unused_parameters=False", 3, "rule", "title")
+
 
 def trying(promise: Promise, steps: Any, losses: Any = (), **of_plan: Any) -> Trying:
     given = {"rounds": len(NOW), **of_plan}
@@ -47,6 +49,8 @@ def tried(promise: Promise, *rounds: float, **given: Any) -> TriedPromise:
         pytest.param(PREDICTED, (70, 130, 80, 110), Outcome.CANNOT_TELL, id="noise"),
         pytest.param(PREDICTED, (90, 90), Outcome.CANNOT_TELL, id="two-rounds-do-not-show-how-much-they-differ"),
         pytest.param(BOUND, (98, 99, 97, 98), Outcome.CONFIRMED, id="any-part-of-a-bound"),
+        pytest.param(TIDY, (98, 99, 97, 98), Outcome.CONFIRMED, id="a-gain-that-nobody-promised"),
+        pytest.param(TIDY, (100.1, 101, 99, 99.9), Outcome.NO_DIFFERENCE, id="nothing-promised-and-nothing-gained"),
     ],
 )
 def test_outcomes(promise: Promise, rounds: tuple[float, ...], outcome: Outcome) -> None:
