@@ -8,6 +8,7 @@ Structs that come in large numbers are stored as arrays, with their fields in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -201,6 +202,10 @@ class Record(Struct, frozen=True, kw_only=True):
     """line of the user's code at which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
     """collective of torch in which that error was raised"""
+    ended_parameters: tuple[Int64, ...] = ()
+    """parameters that DDP's error names, as indices in the reducer's order"""
+    ended_in_checkpoint: bool = False
+    """True if that error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
     was_aborted_by_library: bool = False
     """True if a thread that runs no Python, such as one of gloo's, aborted the process"""
     unusual_collective: UnusualCollective | None = None
@@ -210,6 +215,12 @@ class Record(Struct, frozen=True, kw_only=True):
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None
     """number of cores whose time its control group may use in all; ``None`` if there is no such limit"""
+
+    def parameters_in_error(self, modules: Sequence[DdpModule]) -> tuple[str, ...]:
+        """Return the names of the parameters in DDP's error; none if it may be about any of several modules."""
+        if len(modules) != 1 or not all(0 <= index < len(modules[0].parameters) for index in self.ended_parameters):
+            return ()
+        return tuple(modules[0].parameters[index].name for index in self.ended_parameters)
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:

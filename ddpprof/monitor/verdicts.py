@@ -98,7 +98,8 @@ def _unreduced(blamed: Position) -> tuple[str, ...]:
 def without_gradient(record: Record) -> tuple[str, ...]:
     if record.ended is None or UNREDUCED not in record.ended:
         return ()
-    return tuple(name for module in record.modules for name in module.unused or ())
+    examined = tuple(name for module in record.modules for name in module.unused or ())
+    return record.parameters_in_error(record.modules) or examined
 
 
 def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:

@@ -16,6 +16,7 @@ import faulthandler
 import itertools
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -77,15 +78,28 @@ def _in_one_line(said: str) -> str:
     return f"{cause} ({first})" if cause else first
 
 
-def where_it_ends(error: BaseException | None) -> dict[str, str | None]:
-    """Return fields of the `Record`: the user's line and the collective in which the `error` was raised, if known."""
+def where_it_ends(error: BaseException | None) -> dict[str, Any]:
+    """Return fields of the `Record` on where the `error` was raised, and which parameters DDP's own errors name."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
         return {}
     frames = frames_of(traceback.walk_tb(error.__traceback__))
     place = place_of_user(frames)
-    return {"ended_place": None if place is None else str(place), "ended_in": collective_of(frames)}
+    where = {"ended_place": None if place is None else str(place), "ended_in": collective_of(frames)}
+    if (named := _PARAMETERS_IN_ERROR.search(str(error))) is None:
+        return where
+    return {
+        **where,
+        "ended_parameters": [int(number) for number in (named[1] or named[2]).split()],
+        "ended_in_checkpoint": any(one.file.endswith(_CHECKPOINT) and one.function == "backward" for one in frames),
+    }
+
+
+_PARAMETERS_IN_ERROR = re.compile(
+    r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)|Parameter at index (\d+) "
+)
+_CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 class LastStep(Listener):

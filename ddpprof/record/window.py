@@ -118,7 +118,7 @@ class Window:
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
-        self.end_place: dict[str, str | None] = {}
+        self.end_place: dict[str, Any] = {}
         """where an error ended the training"""
         self.ended_ns: int | None = None
         """when it ended, as it was last written"""

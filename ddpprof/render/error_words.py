@@ -16,17 +16,17 @@ _SHARED_GPU = (
 _ADVICE = {
     r"BdbQuit": """
         A breakpoint() was reached, and nobody could answer: leave it out, or run one process under a debugger.""",
-    r"Expected to have finished reduction": """
-        These parameters took no part in the loss on that rank: use them in every forward, or pass
-        find_unused_parameters=True to DistributedDataParallel.""",
     r"Expected to mark a variable ready only once": """
         A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass
         checkpoint(…, use_reentrant=False), or leave find_unused_parameters=True out. Or pass static_graph=True if
         every step uses the same parameters. Without checkpointing, look for a parameter that is used outside
         forward(), or in several backward passes.""",
-    r"Your training graph has changed": """
+    r"[Yy]our training graph has changed": """
         The parameters that a step uses have changed, which static_graph=True does not allow: pass
         find_unused_parameters=True instead.""",
+    r"Expected to have finished reduction": """
+        These parameters took no part in the loss on that rank: use them in every forward, or pass
+        find_unused_parameters=True to DistributedDataParallel.""",
     r"modified by an inplace operation": """
         Before each forward DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a loss
         needs two forwards, pass broadcast_buffers=False, or call backward() between them.""",
@@ -40,6 +40,33 @@ _ADVICE = {
     r"device_ids and output_device arguments only work": """
         Move the module to its device first: model.to(local_rank), then DistributedDataParallel(model,
         device_ids=[local_rank]). On CPU, or for a module on several devices, leave device_ids out.""",
+    r"device_ids can only be None or contain a single element": """
+        One process drives one device: pass device_ids=[local_rank], and start one process per GPU (torchrun
+        --nproc-per-node=gpu).""",
+    r"input module must be on the same type of devices": """
+        Some parameters are on another device than the rest: call model.to(device) before DistributedDataParallel wraps
+        the model.""",
+    r"SyncBatchNorm layers only work with GPU modules": """
+        Move the model to its GPU before DistributedDataParallel wraps it. On CPU, keep BatchNorm: do not call
+        convert_sync_batchnorm().""",
+    r"register_(?:builtin_)?comm_hook (?:or \S+ )?can only be called once": """
+        A DDP module has one communication hook, which a framework may have registered already: remove one of the
+        two.""",
+    r"Communication hook(?:: (?:bucket|return) annotation|s? must be callable)": """
+        A hook is a function: def hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor].""",
+    r"BF16 all reduce communication hook required": """
+        Use fp16_compress_hook instead, or a CUDA 11 build of torch with NCCL 2.10 or later.""",
+    r"Can't detach views in-place": """
+        With gradient_as_bucket_view=True gradients are views of DDP's buckets: call
+        optimizer.zero_grad(set_to_none=True) instead of grad.detach_(), or leave gradient_as_bucket_view out.""",
+    r"DDP Pickling/Unpickling are only supported": """
+        Save the model instead of the DDP module: torch.save(model.module.state_dict(), path).""",
+    r"set_static_graph\(\) should be called before training": """
+        Pass static_graph=True to DistributedDataParallel instead.""",
+    r"Compiled autograd is not compatible with C\+\+ DDP Reducer": """
+        Set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is compiled.""",
+    r"indicates a bug in (?:DDP|PyTorch)": """
+        This is a bug of torch: try another version, and report it to PyTorch.""",
     r"No backend type associated with device type cpu|Tensors must be CUDA": """
         The process group has only NCCL, which sends tensors on GPUs: move the module and its tensors to the GPU, or
         use init_process_group("cpu:gloo,cuda:nccl").""",
@@ -47,7 +74,7 @@ _ADVICE = {
         There are more ranks on the host than GPUs that they see: check --nproc-per-node and CUDA_VISIBLE_DEVICES.""",
     r"EADDRINUSE|[Aa]ddress already in use": """
         Another job on the host uses the port: choose another MASTER_PORT, or start torchrun with --standalone.""",
-    r"verify_params|_verify_param_shape|params.*(?:size|shape).*(?:mismatch|appears not to match)": """
+    r"DDP expects same model across all ranks|verify_params|params?\b.*(?:mismatch|appears not to match)": """
         The ranks have built different models: build the same one from the same arguments on every rank.""",
     r"out of memory|OutOfMemory": """
         Its memory was full: a smaller batch, or accumulation of gradients.""",
@@ -66,7 +93,7 @@ _ADVICE = {
 """what to do, by an expression for the error's text; the first one that fits counts"""
 _NOISE = re.compile(
     r"\[/\S+:\d+\] | This is typically caused by a remote worker.*|"
-    r" This error is caused by .*"
+    r" This error (?:is caused by|indicates that) .*"
 )
 """gloo's source location, and torch's lists of possible causes, which our own advice replaces"""
 

@@ -133,7 +133,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         across=across,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
-        failure=find_failure([rank_end(record.facts) for record in records], run.exits),
+        failure=find_failure([rank_end(record.facts, modules) for record in records], run.exits),
         times=clocks_of(Report) if is_accelerator(job.device) else {},
         whole_run=run.whole_run,
         **report_fields(view),

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddpprof.model import ProcessExit, Record
+from ddpprof.model import DdpModule, ProcessExit, Record
 from ddpprof.model.backends import refusal_of_shared_gpu
 from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
@@ -50,6 +50,12 @@ class RankEnd:
     """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
     backend: str | None = None
     """backend of its process group, as far as it is known"""
+    parameters: tuple[str, ...] = ()
+    """parameters that DDP's error is about, as far as they are known"""
+    in_checkpoint: bool = False
+    """whether that error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
+    searches: bool = False
+    """whether DDP was constructed with ``find_unused_parameters=True``"""
 
     @property
     def error(self) -> str | None:
@@ -91,13 +97,23 @@ def is_of_a_lost_peer(error: str) -> bool:
     return _OF_A_LOST_PEER.search(error) is not None and refusal_of_shared_gpu(error) is None
 
 
-def rank_end(record: Record) -> RankEnd:
-    """Return what the rank itself says about its end."""
+def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> RankEnd:
+    """Return what the rank itself says about its end. `modules`: the job's DDP modules, if its own lack parameters."""
     error = error_in(record.ended)
     lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
     end = RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
-    return replace(end, collective=record.ended_in, place=record.ended_place, backend=record.backend)
+    modules = record.modules if modules is None else modules
+    searches = [bool(module.settings.get("find_unused_parameters")) for module in modules]
+    return replace(
+        end,
+        collective=record.ended_in,
+        place=record.ended_place,
+        backend=record.backend,
+        parameters=record.parameters_in_error(modules),
+        in_checkpoint=record.ended_in_checkpoint,
+        searches=searches == [True],
+    )
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:

@@ -9,6 +9,7 @@ from ddpprof.layout import Line, Section, clean, count
 from ddpprof.model.backends import backend_of
 from ddpprof.render.error_words import NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
 from ddpprof.report import Report
+from ddpprof.topics.ddp_errors import advice_on_ddp_error
 from ddpprof.topics.failure import Failure, RankEnd
 from ddpprof.topics.hangs import SAME_COLLECTIVES
 from ddpprof.words import ranks_in_words
@@ -41,8 +42,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
     named = _named(failure)
-    advice = None if named is None or named.error is None else advice_on_error(named.error)
-    if advice is not None:
+    if named is not None and (advice := _advice(named)) is not None:
         yield advice
     if named is not None and _may_be_of_gloo(named):
         for end in (named, *(end for end in rest if end.place is not None)):
@@ -77,6 +77,10 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
         yield (
             "A collective times out when another rank does not take part in it: check what the other ranks were doing."
         )
+
+
+def _advice(end: RankEnd) -> str | None:
+    return None if end.error is None else advice_on_ddp_error(end) or advice_on_error(end.error)
 
 
 def _may_be_of_gloo(end: RankEnd) -> bool:

@@ -1,0 +1,27 @@
+"""DDP's own errors: which parameters they are about, and whether the advised change mends the training."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import Run, script
+
+SPARE = "2 parameters (spare.weight, spare.bias)"
+TWICE = "1 parameter (block.bias) got a gradient twice in one backward pass, since checkpoint(…, use_reentrant=True)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("unused", f"{SPARE} took no part in the loss of the step before: use them in every forward."),
+        ("unused_later", f"{SPARE} took no part in the loss of the step before: use them in every forward."),
+        ("graph_changes", f"{SPARE} took no part in the loss this time, but did in the first step: static_graph=True"),
+        ("checkpoint", TWICE),
+        ("shared_checkpoint", TWICE),
+        ("outside", "1 parameter (spare.bias) got a gradient twice in one backward pass. With find_unused_parameters"),
+    ],
+)
+def test_the_parameters_and_the_cause_are_named(ddpprof: Run, kind: str, said: str) -> None:
+    job = ("--nproc-per-node", "2", "--out", "run", *script("ddp_errors.py", kind))
+    assert ddpprof("trace", *job).returncode == 1
+    assert said in " ".join(ddpprof("report", "run").stdout.split())
+    assert ddpprof("trace", "--force", *job, "--mended").returncode == 0, "the advised change mends it"
