@@ -26,6 +26,9 @@ Int32Column = NDArray[np.int32]
 NO_STEP = -1
 """``step`` of a row that belongs to no recorded step"""
 
+HOOK_NODE = "AccumulateGrad"
+"""end of the name of the autograd node that runs the hooks of a parameter's gradient"""
+
 TableT = TypeVar("TableT", bound="DataclassInstance")
 
 UNKNOWN = -1

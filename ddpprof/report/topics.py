@@ -25,6 +25,7 @@ from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod.view import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
+from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
 from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN
@@ -53,6 +54,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     HOROVOD,
     MEMORY,
     SCRIPT_COLLECTIVES,
+    LAYER_COLLECTIVES,
     DEVICES,
     LOSSES,
     REPLICAS,

@@ -101,7 +101,7 @@ def measure_outside(
     host, comm = trace.host_spans, trace.collectives
     if not (host.mark == Mark.FORWARD).any():
         return None
-    calls = _calls(trace, step, _ddps_own(trace, recorded))
+    calls = _calls(trace, step, spans_of_ddp(trace, recorded))
     purposes = _purposes(calls, parameters, _gradient_bytes(comm, step))
     groups: dict[tuple[Purpose, Place, CollectiveKind], list[int]] = {}
     for index, key in enumerate(zip(purposes, calls.place, calls.kind, strict=True)):
@@ -119,7 +119,7 @@ def measure_outside(
     return tuple(made)
 
 
-def _ddps_own(trace: Trace, recorded: RecordedStep | None) -> Spans:
+def spans_of_ddp(trace: Trace, recorded: RecordedStep | None) -> Spans:
     """Return when DDP itself worked around the forwards of its modules."""
     forwards = recorded.forwards if recorded is not None and trace.epoch_ns is not None else ()
     times = [times for f in forwards for times in ((f.start_ns, f.inner_start_ns), (f.inner_end_ns, f.end_ns))]
@@ -135,8 +135,8 @@ def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
     in_backward = np.isin(comm.phase, (Phase.BACKWARD, Phase.FINALIZE))
     known = comm.launched_ns != UNKNOWN
     rows = np.flatnonzero((comm.step == step) & known & ~in_backward & ~is_ddps)
-    barriers = _barriers(trace).contains(comm.launched_ns[rows])
-    kinds = np.where(barriers, CollectiveKind.BARRIER, comm.kind[rows])
+    is_barrier = barriers(trace).contains(comm.launched_ns[rows])
+    kinds = np.where(is_barrier, CollectiveKind.BARRIER, comm.kind[rows])
     return _Calls(
         rows,
         _places(trace, comm.launched_ns[rows]),
@@ -145,7 +145,7 @@ def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
     )
 
 
-def _barriers(trace: Trace) -> Spans:
+def barriers(trace: Trace) -> Spans:
     """Return the spans of barriers: NCCL's barrier is an all-reduce of one number, recognisable only by its call."""
     host = trace.host_spans
     names = [index for index, name in enumerate(trace.names) if name == "c10d::barrier"]

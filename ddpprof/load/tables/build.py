@@ -7,10 +7,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.intervals import union
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
 from ddpprof.load.kineto.columns import IntColumn
 from ddpprof.load.kineto.read import Header
-from ddpprof.load.tables.host import compute_pieces, holder_of, last_begun, launch_of, match_calls, positions
+from ddpprof.load.tables.host import (
+    awaited_until,
+    compute_pieces,
+    holder_of,
+    last_begun,
+    launch_of,
+    match_calls,
+    positions,
+)
 from ddpprof.load.tables.steps import PhaseFinder, StepFinder, steps_from_forwards
 from ddpprof.load.tables.trace_rows import Rows, TraceRows
 from ddpprof.model import (
@@ -27,6 +36,7 @@ from ddpprof.model import (
     Trace,
     Work,
 )
+from ddpprof.model.tables import HOOK_NODE
 
 _BLOCK_ROWS = 100_000
 """number of rows handled at once where each needs much memory"""
@@ -188,9 +198,10 @@ def _asking(file: TraceRows, talk: _Queued) -> Rows:
 
 def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
     ops = np.flatnonzero(file.is_op & np.isin(file.lane, _training_threads(file)))
-    start, end, row = compute_pieces(
-        file.start_ns[ops], file.end_ns[ops], file.lane[ops], file.mark[ops] == Mark.COLLECTIVE_CALL
-    )
+    is_call = file.mark[ops] == Mark.COLLECTIVE_CALL
+    over, lane = _over(file)[ops], file.lane[ops].astype(np.int64)
+    awaited = awaited_until(file.end_ns[ops], file.start_ns[ops], lane, is_call, over)
+    start, end, row = compute_pieces(file.start_ns[ops], file.end_ns[ops], lane, is_call, awaited)
     row = ops[row]
     order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
@@ -203,6 +214,26 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Foun
     no_rows = np.empty(0, np.int64)
     copies = _work(file, no_rows, _Origin(no_rows, no_rows.astype(np.int8), no_rows.astype(np.int32)))
     return _FoundWork(compute, copies, _host_collectives(file, steps, phases), ())
+
+
+def _over(file: TraceRows) -> Int64Column:
+    """Return for each row the end of the collective that it asks for, if a layer of the model does, which waits for it.
+
+    A gradient's hook does not wait: the reducer does, for all buckets, at the end of the backward pass. A trace without
+    hooks does not tell the two apart.
+    """
+    over = file.end_ns.copy()
+    is_hook = np.array([name.endswith(HOOK_NODE) for name in file.names], np.bool_)
+    hooks = np.flatnonzero((file.mark == Mark.BACKWARD) & is_hook[file.name])
+    if not len(hooks):
+        return over
+    spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
+    call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
+    known = call != UNKNOWN
+    asked, span = calls[call[known]], spans[known]
+    by_hook = union(file.start_ns[hooks], file.end_ns[hooks]).contains(file.start_ns[asked])
+    over[asked[~by_hook]] = file.end_ns[span[~by_hook]]
+    return over
 
 
 def _training_threads(file: TraceRows) -> IntColumn:

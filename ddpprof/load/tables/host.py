@@ -41,9 +41,13 @@ def _pieces(
 
 
 def compute_pieces(
-    start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_]
+    start_ns: Int64Column,
+    end_ns: Int64Column,
+    thread: Int64Column,
+    is_call: NDArray[np.bool_],
+    awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops less the ``c10d::`` calls in them.
+    """Return compute on host threads: the outermost ops less the ``c10d::`` calls in them, up to `awaited_ns`.
 
     The result is starts and ends of the pieces, disjoint within a thread, and the row of each piece's op.
     """
@@ -52,12 +56,28 @@ def compute_pieces(
         calls = is_call & (thread == thread[ops[0]])
         # Ops of one thread are nested or disjoint. If two overlap, the later counts from where the earlier ends.
         begun = np.concatenate((start_ns[ops][:1], np.maximum(start_ns[ops][1:], end_ns[ops][:-1])))
-        start, end, owner = cut_out(begun, end_ns[ops], union(start_ns[calls], end_ns[calls]))
+        start, end, owner = cut_out(begun, end_ns[ops], union(start_ns[calls], awaited_ns[calls]))
         starts.append(start)
         ends.append(end)
         rows.append(ops[owner])
     empty = np.empty(0, np.int64)
     return np.concatenate([empty, *starts]), np.concatenate([empty, *ends]), np.concatenate([empty, *rows])
+
+
+def awaited_until(
+    end_ns: Int64Column, start_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_], over_ns: Int64Column
+) -> Int64Column:
+    """Return until when a thread waits for each of its calls: until the collective is over, or its next op begins.
+
+    An op that is no call, or whose collective is over earlier (`over_ns`), is not waited for after its end.
+    """
+    awaited = end_ns.copy()
+    for number in np.unique(thread[is_call]).tolist():
+        begins = np.append(np.sort(start_ns[thread == number]), np.iinfo(np.int64).max)
+        calls = np.flatnonzero(is_call & (thread == number))
+        following = begins[np.searchsorted(begins, end_ns[calls])]
+        awaited[calls] = np.maximum(end_ns[calls], np.minimum(following, over_ns[calls]))
+    return awaited
 
 
 def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:

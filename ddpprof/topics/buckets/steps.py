@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ddpprof.intervals import union_of
 from ddpprof.model import UNKNOWN, BackwardPass, CollectiveKind, DdpModule, Mark, Phase, RecordedStep, Trace
+from ddpprof.model.tables import HOOK_NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,6 @@ def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[in
 SMALL_BYTES = 64 * 1024
 """largest size at which latency dominates the cost of a collective; such a collective is likely a metric"""
 
-_HOOK = "AccumulateGrad"
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
 """ncclKernel_AllReduce_RING_LL_Sum_int32_t(…), ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
 _OF_TORCH = (Mark.FORWARD, Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT, Mark.DATA_PARALLEL, Mark.SHARDED)
@@ -189,7 +189,7 @@ def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return those of `rows` that a gradient's hook launched; all if the trace has no hooks, or no launches."""
-    marks, hooks, launched_ns = trace.host_spans, _hooks(trace), trace.collectives.launched_ns[rows]
+    marks, hooks, launched_ns = trace.host_spans, gradient_hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows
     spans = union_of(marks, hooks)
@@ -203,7 +203,7 @@ def reduces_without_ddp(trace: Trace) -> bool:
     a few numbers. A library that launches from a separate thread does so outside the backward pass.
     """
     comm = trace.collectives
-    if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(_hooks(trace)):
+    if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(gradient_hooks(trace)):
         return False
     if (np.isin(comm.kind, _OF_SHARDS) & (comm.phase == Phase.BACKWARD)).any():
         return False
@@ -211,8 +211,8 @@ def reduces_without_ddp(trace: Trace) -> bool:
     return bool(((sizes == UNKNOWN) | (sizes > SMALL_BYTES)).any())
 
 
-def _hooks(trace: Trace) -> NDArray[np.int64]:
+def gradient_hooks(trace: Trace) -> NDArray[np.int64]:
     """Return the rows of hooks among the host's spans."""
     marks = trace.host_spans
-    is_hook = np.array([name.endswith(_HOOK) for name in trace.names], np.bool_)
+    is_hook = np.array([name.endswith(HOOK_NODE) for name in trace.names], np.bool_)
     return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])

@@ -45,6 +45,24 @@ def test_time_in_calls_to_the_backend_is_not_compute(
     assert compute(trace.load()) == [(*piece, BACKWARD) for piece in pieces]
 
 
+HOOK = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+@pytest.mark.parametrize(
+    ("hook", "pieces"),
+    [
+        pytest.param((92, 98), [(10, 30, BACKWARD), (60, 90, BACKWARD), (92, 98, HOOK)], id="by-a-layer"),
+        pytest.param((30, 40), [(10, 30, BACKWARD), (40, 90, BACKWARD)], id="by-a-hook"),
+    ],
+)
+def test_a_layer_that_waits_for_its_collective_does_not_compute(
+    trace: Any, hook: tuple[int, int], pieces: list[tuple[int, int, str]]
+) -> None:
+    trace.step(1, 0, 100).op(BACKWARD, 10, 90).op("c10d::allreduce_", 30, 40).op(HOOK, *hook)
+    trace.annotation("gloo:all_reduce", 41, 60, WORKER)
+    assert compute(trace.load()) == pieces
+
+
 def test_only_training_threads_compute(trace: Any) -> None:
     trace.step(1, 0, 100).op("aten::mm", 10, 20)
     trace.op(BACKWARD, 30, 40, AUTOGRAD)

@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpprof.intervals import union
-from ddpprof.load.tables.host import compute_pieces, cut_out, outermost
+from ddpprof.load.tables.host import awaited_until, compute_pieces, cut_out, outermost
 
 SPAN = st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda span: (span[0], span[0] + span[1]))
 OPS = st.lists(st.tuples(SPAN, st.integers(1, 2), st.booleans()), max_size=12)
@@ -44,10 +45,27 @@ def test_compute_is_what_ops_cover_and_calls_do_not(ops: list[tuple[tuple[int, i
     start, end = columns([span for span, _, _ in ops])
     thread = np.array([thread for _, thread, _ in ops], np.int64)
     is_call = np.array([call for _, _, call in ops], np.bool_)
-    starts, ends, rows = compute_pieces(start, end, thread, is_call)
+    starts, ends, rows = compute_pieces(start, end, thread, is_call, end)
     for number in (1, 2):
         on_thread = thread[rows] == number
         pieces = [t for s, e in zip(starts[on_thread], ends[on_thread], strict=True) for t in range(s, e)]
         covered = {t for span, lane, _ in ops if lane == number for t in range(*span)}
         called = {t for span, lane, call in ops if lane == number and call for t in range(*span)}
         assert sorted(pieces) == sorted(covered - called), "each instant once: pieces of a thread are disjoint"
+
+
+@pytest.mark.parametrize(
+    ("over", "until"),
+    [
+        pytest.param(60, 60, id="until-the-collective-is-over"),
+        pytest.param(90, 70, id="until-the-next-op-of-the-thread"),
+        pytest.param(15, 20, id="not-after-its-end-if-it-is-over-by-then"),
+    ],
+)
+def test_a_call_is_awaited(over: int, until: int) -> None:
+    start, end = columns([(0, 100), (10, 20), (70, 80), (30, 40)])
+    thread, is_call = np.array([1, 1, 1, 2], np.int64), np.array([False, True, False, False])
+    awaited = awaited_until(end, start, thread, is_call, np.array([100, over, 80, 40], np.int64))
+    assert awaited.tolist() == [100, until, 80, 40]
+    _, ends, _ = compute_pieces(start, end, thread, is_call, awaited)
+    assert ends.tolist() == [10, 100, 40]

@@ -1,0 +1,147 @@
+r"""Which collectives do the model's own layers call within forward and backward, and what do they cost in each step?
+
+    forward  = launched within DDP's forward, and neither DDP's own nor a barrier
+    backward = launched by a node of the autograd graph, and by no gradient's hook, as DDP's buckets are
+    exposed  = |layers' communication \ (compute OR other communication)|
+
+SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
+waits for the result at once, so that hardly any of it is hidden. Backward counts only if the trace shows the hooks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.numbers import Number
+from ddpprof.engine.topic import Topic, View
+from ddpprof.intervals import merge, subtract, union_of
+from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
+from ddpprof.topics.buckets.steps import gradient_hooks
+from ddpprof.topics.script_collectives import barriers, spans_of_ddp
+from ddpprof.topics.steps.overlap import marked_spans
+
+_SYNC_BATCH_NORM = "SyncBatchNorm"
+_NODE = "autograd::engine::evaluate_function: "
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCalls:
+    """Collectives that layers call in one step of one rank, or medians over steps."""
+
+    layer: Annotated[str | None, Number("autograd function that calls most of them; null if the trace does not tell")]
+    num_forward: Annotated[int, Number("number of collectives in the forward")]
+    num_backward: Annotated[int, Number("number of collectives in the backward")]
+    time_ns: Annotated[int, Number("time during which at least one runs, including waits for other ranks")]
+    exposed_ns: Annotated[int, Number("part of it while neither computation nor other communication runs")]
+
+
+def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
+    """Measure the step with index `step`, which is `recorded` in ddpprof's record; ``None`` without such calls."""
+    comm = trace.collectives
+    in_step = (comm.step == step) & (comm.launched_ns != UNKNOWN)
+    forward, backward = _in_forward(trace, in_step, recorded), _in_backward(trace, in_step)
+    rows = np.sort(np.concatenate((forward, backward)))
+    if not len(rows):
+        return None
+    spans = union_of(comm, rows)
+    begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
+    near = np.flatnonzero((trace.compute.end_ns > begin) & (trace.compute.start_ns < end))
+    others = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
+    busy = merge(union_of(trace.compute, near), union_of(comm, others))
+    layer = _layer(trace, forward, backward)
+    return LayerCalls(layer, len(forward), len(backward), spans.total_ns, subtract(spans, busy).total_ns)
+
+
+def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep | None) -> NDArray[np.int64]:
+    comm = trace.collectives
+    is_ddps = spans_of_ddp(trace, recorded).contains(comm.launched_ns) | (comm.kind == CollectiveKind.BROADCAST)
+    rows = np.flatnonzero(in_step & (comm.phase == Phase.FORWARD) & ~is_ddps)
+    return rows[~barriers(trace).contains(comm.launched_ns[rows])]
+
+
+def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the rows that nodes of the graph launch; none if the trace has no hooks, or moves shards as FSDP does."""
+    comm, hooks = trace.collectives, gradient_hooks(trace)
+    if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
+        return np.empty(0, np.int64)
+    by_hook = union_of(trace.host_spans, hooks).contains(comm.launched_ns)
+    by_node = marked_spans(trace, Mark.BACKWARD).contains(comm.launched_ns)
+    return np.flatnonzero(in_step & (comm.phase == Phase.BACKWARD) & by_node & ~by_hook)
+
+
+def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:
+    """Return the name of the function that calls them, by the nodes that launch them in the backward."""
+    launched_ns = trace.collectives.launched_ns
+    if marked_spans(trace, Mark.SYNC_BATCH_NORM).contains(launched_ns[forward]).any():
+        return _SYNC_BATCH_NORM
+    host = trace.host_spans
+    nodes = np.flatnonzero(host.mark == Mark.BACKWARD)
+    names: Counter[str] = Counter()
+    for asked_ns in launched_ns[backward].tolist():
+        around = nodes[(host.start_ns[nodes] <= asked_ns) & (host.end_ns[nodes] > asked_ns)]
+        names[trace.names[host.name[around[-1]]]] += 1  # rows are sorted by start: the last one is the innermost
+    return names.most_common(1)[0][0].removeprefix(_NODE).removesuffix("Backward") if names else None
+
+
+def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) -> LayerCalls | None:
+    if rank.trace is None:
+        return None
+    recorded = {step.number: step for step in rank.training_steps}
+    made = [measure_layer_calls(rank.trace, step, recorded.get(rank.trace.steps[step].number)) for step in steps]
+    known = [one for one in made if one is not None]
+    if 2 * len(known) <= len(made):
+        return None
+    return LayerCalls(
+        layer=next((one.layer for one in known if one.layer is not None), None),
+        num_forward=round(median(one.num_forward for one in known)),
+        num_backward=round(median(one.num_backward for one in known)),
+        time_ns=round(median(one.time_ns for one in known)),
+        exposed_ns=round(median(one.exposed_ns for one in known)),
+    )
+
+
+def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
+    """Report communication of the model's own layers, for whose result computation waits."""
+    if view.is_compiled or not view.worth(calls.exposed_ns):
+        return
+    number = calls.num_forward + calls.num_backward
+    is_sync_batch_norm = calls.layer == _SYNC_BATCH_NORM
+    where = f"{calls.num_forward} in the forward and {calls.num_backward} in the backward"
+    who = f"{calls.layer} calls" if calls.layer is not None else "The model's layers call"
+    yield Finding(
+        "layer-collectives",
+        f"{who} {number} collective{'' if number == 1 else 's'} per step, for whose results computation waits",
+        f"{where}; {in_ms(calls.exposed_ns)} per step is exposed",
+        _WITHOUT_SYNC if is_sync_batch_norm else _FEWER,
+        calls.exposed_ns,
+        may_be_meant=True,
+        numbers=only_known(num_forward=calls.num_forward, num_backward=calls.num_backward, exposed_ns=calls.exposed_ns),
+    )
+
+
+_WITHOUT_SYNC = (
+    "If the batch of a single rank is large enough for its statistics, leave out convert_sync_batchnorm(): plain "
+    "BatchNorm sends nothing. Otherwise convert only the layers that need it. Both change the training: compare the "
+    "accuracy."
+)
+_FEWER = (
+    "Send what the layer exchanges in one tensor instead of several, or begin with async_op=True and wait where the "
+    "result is needed."
+)
+
+LAYER_COLLECTIVES: Topic[LayerCalls, LayerCalls] = Topic(
+    "layer_collectives",
+    rules=(layer_collectives,),
+    of_rank=_of_rank,
+    rank_type=LayerCalls,
+    of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
+)
+"""of the rank with the least exposed time, since the others also wait for a slower rank"""

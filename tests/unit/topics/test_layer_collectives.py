@@ -1,0 +1,67 @@
+"""Collectives of a model's own layers: which they are, and what they cost; tables made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tables import collective, forward, recorded, trace
+
+from ddpprof.engine.topic import View
+from ddpprof.model import CollectiveKind, Mark, Phase, Trace
+from ddpprof.topics.layer_collectives import LayerCalls, layer_collectives, measure_layer_calls
+
+NODE, HOOK = (
+    f"autograd::engine::evaluate_function: {name}"
+    for name in ("SyncBatchNormBackward", "torch::autograd::AccumulateGrad")
+)
+
+
+def step(*comm: dict[str, int], host: Any = (), **changes: Any) -> Trace:
+    """0-1000: forward 0-200; in the backward a node 200-300, then a hook 300-400, and computation 250-260."""
+    marks = [(Mark.FORWARD, 0, 200, 0), (Mark.BACKWARD, 200, 300, 0, 1), (Mark.BACKWARD, 300, 400, 0, 2), *host]
+    compute = [(250, 260, Phase.BACKWARD, 0)]
+    return trace([(0, 1000)], comm=comm, host=marks, names=("x", NODE, HOOK), compute=compute, **changes)
+
+
+GATHER = collective(20, 60, launched=20, phase=Phase.FORWARD, kind=CollectiveKind.ALL_GATHER)
+OF_NODE = collective(240, 290, launched=240, phase=Phase.BACKWARD)
+OF_HOOK = collective(310, 380, launched=310, phase=Phase.BACKWARD)
+BUFFERS = collective(5, 15, launched=5, phase=Phase.FORWARD, kind=CollectiveKind.BROADCAST)
+
+
+def test_calls_of_layers_are_told_from_those_of_ddp() -> None:
+    assert measure_layer_calls(step(BUFFERS, GATHER, OF_NODE, OF_HOOK), 0) == LayerCalls(
+        "SyncBatchNorm", num_forward=1, num_backward=1, time_ns=90, exposed_ns=80
+    )
+    assert measure_layer_calls(step(BUFFERS, OF_HOOK), 0) is None
+
+
+def test_what_ddp_does_around_the_modules_forward_is_its_own() -> None:
+    made = step(GATHER, epoch=1000)
+    assert measure_layer_calls(made, 0, recorded(forwards=(forward(1000, 1030, 1190, 1200),))) is None
+
+
+def test_without_hooks_nothing_in_the_backward_is_known_to_be_a_layers() -> None:
+    made = step(OF_NODE)
+    host = made.host_spans
+    kept = np.flatnonzero(host.name != 2)
+    without = replace(made, host_spans=replace(host, **{
+        name: getattr(host, name)[kept] for name in ("start_ns", "end_ns", "mark", "name", "step", "thread")
+    }))  # fmt: skip
+    assert measure_layer_calls(without, 0) is None
+
+
+def test_the_finding() -> None:
+    calls = LayerCalls("SyncBatchNorm", 53, 53, 30_000_000, 20_000_000)
+    (found,) = layer_collectives(calls, View(2, step_ns=100_000_000))
+    assert found.title == "SyncBatchNorm calls 106 collectives per step, for whose results computation waits"
+    assert (found.gain_ns, found.may_be_meant) == (20_000_000, True)
+    assert found.advice.startswith(
+        "If the batch of a single rank is large enough for its statistics, leave out convert_"
+    )
+    (found,) = layer_collectives(replace(calls, layer=None), View(2, step_ns=100_000_000))
+    assert found.title.startswith("The model's layers call 106 collectives")
+    assert list(layer_collectives(calls, View(2, step_ns=100_000_000_000))) == [], "too little to say"
+    assert list(layer_collectives(calls, View(2, step_ns=100_000_000, is_compiled=True))) == []
