@@ -1,12 +1,14 @@
-"""Three models whose gradients come in different shapes over the backward pass, each trained on one fixed batch.
+"""Four models whose gradients come in different shapes over the backward pass, each trained on one fixed batch.
 
 mlp: layers of equal size. convnet: its bytes are at the end and its computation at the beginning, so that most
-gradients are ready early in the backward pass. transformer: the gradients of its embedding come last.
+gradients are ready early in the backward pass. transformer: the gradients of its embedding come last. embeddings: they
+are nearly all of the bytes.
 """
 
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,9 +23,7 @@ class Training:
 
     def __init__(self, name: str, **arguments: Any) -> None:
         torch.manual_seed(0)
-        self.inputs, self.targets, module, self.loss = {"mlp": mlp, "convnet": convnet, "transformer": transformer}[
-            name
-        ]()
+        self.inputs, self.targets, module, self.loss = parts_of(name)
         self.model = DistributedDataParallel(module, **arguments)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
 
@@ -42,6 +42,11 @@ class Training:
 
 
 Parts = tuple[torch.Tensor, torch.Tensor, nn.Module, nn.Module]
+
+
+def parts_of(name: str) -> Parts:
+    """Return inputs, targets, module and loss of a model."""
+    return {"mlp": mlp, "convnet": convnet, "transformer": transformer, "embeddings": embeddings}[name]()
 
 
 def mlp(batch: int = 768, width: int = 512, num_layers: int = 24) -> Parts:
@@ -81,6 +86,25 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.to_logits(self.encoder(self.tokens(tokens) + self.positions)).flatten(0, 1)
+
+
+class Ranking(nn.Module):
+    """Dense layers behind tables of embeddings, as for recommendations: nearly all bytes come last."""
+
+    def __init__(self, num_tables: int, rows: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(num_tables))
+        sizes = (num_tables * width, 1024, 1024, 512)
+        layers = [layer for one, two in pairwise(sizes) for layer in (nn.Linear(one, two), nn.ReLU())]
+        self.dense = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:
+        return self.dense(torch.cat([table(column) for table, column in zip(self.tables, items.T, strict=True)], 1))
+
+
+def embeddings(batch: int = 512, num_tables: int = 8, rows: int = 10_000, width: int = 64) -> Parts:
+    items = torch.randint(rows, (batch, num_tables))
+    return items, torch.randn(batch, 1), Ranking(num_tables, rows, width), nn.MSELoss()
 
 
 def transformer(

@@ -38,7 +38,8 @@ def recorded(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, _launcher(case) as launcher:
         run = Path(folder) / "run"
         plant = [] if case.plant is None else ["--plant", case.plant]
-        job = [*launcher, str(HERE / "train.py"), case.model, *plant]
+        framework = [] if case.framework is None else ["--framework", case.framework]
+        job = [*launcher, str(HERE / "train.py"), case.model, *plant, *framework]
         _ddpprof(["trace", "--stop-after", "--out", str(run), "--", *job])
         report = json.loads(_ddpprof(["report", str(run), "--format", "json"]))
         found = [{name: finding[name] for name in KEPT} for finding in report["findings"]]

@@ -29,7 +29,7 @@ PLANTS = {
     "one_bucket": Plant(
         ("trailing-communication", "buckets-too-large", "better-buckets"), ("mlp", "transformer"), (1, 2)
     ),
-    "tiny_buckets": Plant(("buckets-too-small", "better-buckets"), ("mlp", "convnet"), (None, 1)),
+    "tiny_buckets": Plant(("buckets-too-small", "better-buckets"), ("transformer", "convnet"), (None, 1)),
     "unused_search": Plant(("find-unused-for-nothing",), ("mlp", "transformer"), (None, 1)),
     "same_unused": Plant(("static-graph", "find-unused-for-nothing", "unused-parameters"), ("mlp", "transformer")),
     "buffers": Plant(("buffers-broadcast",), ("mlp", "convnet"), (None, 1)),
@@ -53,11 +53,13 @@ class Case:
     model: str
     gbit: float | None
     ranks: int = 2
+    framework: str | None = None
 
     @property
     def name(self) -> str:
         link = "loopback" if self.gbit is None else f"{self.gbit:g}gbit"
-        return f"{self.plant or 'nothing'}-{self.model}-{link}-{self.ranks}"
+        under = "" if self.framework is None else f"-{self.framework}"
+        return f"{self.plant or 'nothing'}-{self.model}-{link}-{self.ranks}{under}"
 
 
 def is_found(plant: str | None, findings: Sequence[Mapping[str, Any]]) -> bool:
@@ -73,6 +75,16 @@ CASES = (
         for model in plant.models
         for gbit in plant.gbits
     ),
-    *(Case(name, "mlp", 1, ranks=4) for name in ("every_pass", "one_bucket", "tiny_buckets", "slow_loader", "metrics")),
+    *(
+        Case(name, "mlp", 1, ranks=4)
+        for name in ("every_pass", "one_bucket", "unused_search", "slow_loader", "metrics")
+    ),
+    Case("one_bucket", "embeddings", 1),
+    Case("unused_search", "embeddings", None),
+    *(
+        Case(name, "transformer", 1, framework=framework)
+        for framework in ("accelerate", "lightning", "transformers")
+        for name in ("one_bucket", "unused_search")
+    ),
     *(Case(None, model, gbit) for model in ("mlp", "convnet", "transformer") for gbit in (None, 0.5, 1, 2, 4)),
 )  # fmt: skip

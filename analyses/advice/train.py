@@ -1,6 +1,6 @@
 """Train one of the models, with one thing planted that a user could change, until it is stopped.
 
-python train.py MODEL [--plant NAME [--mended]]
+python train.py MODEL [--plant NAME [--mended]] [--framework NAME]
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from frameworks import UNDER
 from interleaved import join, pin
-from models import Training
+from models import Training, parts_of
 
 PASSES = 4
 SECONDS_A_BATCH = 0.04
@@ -73,11 +75,17 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--plant")
     parser.add_argument("--mended", action="store_true")
+    parser.add_argument("--framework", choices=sorted(UNDER))
     given = parser.parse_args()
     plant = None if given.mended else given.plant
     pin()
     if plant == "many_threads":
         torch.set_num_threads(8)
+    if given.framework is not None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        UNDER[given.framework](parts_of(given.model), ARGUMENTS.get(plant or "", {}))
+        return
     join()
     training = Training(given.model)
     if given.plant in WRAPPED:
