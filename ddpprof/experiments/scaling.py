@@ -5,7 +5,9 @@
 
     speed-up = ideal's work per second over one process's      efficiency = ideal step / step      loss = step - ideal
 
-The loss is divided like the step (`StepParts`), each part minus its ideal, so the parts add up.
+    most speed-up = number of processes × ideal step / the longer of the ideal step and the transfer of its gradients
+
+The most is what the bytes and the link allow: a step takes at least as long as its transfers. The loss is divided like the step (`StepParts`), each part minus its ideal, so the parts add up.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from ddpprof.experiments.plan import Experiment
 from ddpprof.experiments.trials import (
@@ -64,10 +67,21 @@ class ScalePoint:
     """work per second relative to one process without DDP"""
     lost: LostTime | None
     """``None`` without profiled steps"""
+    transfer_ns: float | None = None
+    """time that a step's communication takes, hidden or not, without waiting; ``None`` without profiled steps"""
+    samples_per_s: float | None = None
+    """samples that all processes train on per second; ``None`` if the size of the batches is unknown"""
 
     @property
     def efficiency(self) -> float:
         return self.speedup.ratio / self.nproc
+
+    @property
+    def most_speedup(self) -> float | None:
+        """Speed-up if computation hid all the communication that it can."""
+        if self.transfer_ns is None:
+            return None
+        return self.nproc * self.ideal_ns / max(self.ideal_ns, self.transfer_ns)
 
     @property
     def lost_ns(self) -> float:
@@ -116,13 +130,19 @@ def _point(experiment: Experiment, results: Sequence[TrialResult], number: int, 
         return None
     is_strong = bool(variant.label)
     share = 1 / variant.nproc if is_strong else 1.0
+    mine = [result for result in results if result.trial.variant == number]
+    transfers = [result.transfer_ns for result in mine if result.transfer_ns is not None]
+    samples = next((result.num_samples for result in mine if result.num_samples is not None), None)
+    ideal_ns = alone_ns * share
     return ScalePoint(
         scaling=Scaling.STRONG if is_strong else Scaling.WEAK,
         nproc=variant.nproc,
         step_ns=step_ns,
-        ideal_ns=alone_ns * share,
+        ideal_ns=ideal_ns,
         speedup=ratio if is_strong else _times(ratio, variant.nproc),
         lost=_lost(results, number, base, step_ns, alone_ns, share),
+        transfer_ns=median(transfers) if transfers else None,
+        samples_per_s=None if samples is None else samples / step_ns * 1e9,
     )
 
 

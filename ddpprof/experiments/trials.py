@@ -17,7 +17,7 @@ from ddpprof.experiments.plan import Experiment, Trial, read_end
 from ddpprof.files import Location
 from ddpprof.load.record import load_losses
 from ddpprof.load.run import load_run
-from ddpprof.model import Run, StepMode
+from ddpprof.model import Record, Run, StepMode
 from ddpprof.report.build import build_report
 from ddpprof.report.tree import Job, RankReport, Report
 
@@ -74,6 +74,10 @@ class TrialResult:
     wrapper: WrapperParts | None = None
     slowdown_ns: float | None = None
     """time that communication costs computation in a step, if known"""
+    transfer_ns: float | None = None
+    """time of a step's communication, hidden or not, without waiting for other ranks; ``None`` if not profiled"""
+    num_samples: int | None = None
+    """number of samples that all ranks train on in a step, if one DataLoader feeds the training"""
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
@@ -102,7 +106,24 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
         _parts(report, profiled, scale) if scale is not None else None,
         _wrapper(profiled, scale) if scale is not None else None,
         report.overlap_slowdown.lost_ns if report.overlap_slowdown is not None else None,
+        _transfer_ns(report, profiled) if profiled else None,
+        _num_samples(records, report.job.num_micro_steps or 1),
     )
+
+
+def _transfer_ns(report: Report, ranks: Sequence[RankReport]) -> float:
+    """Return the mean over ranks and steps."""
+    waits = {one.rank: one.waiting_per_step_ns or 0 for one in (report.across.waiting if report.across else ())}
+    waiting = fmean(waits.get(rank.rank, 0) for rank in ranks)
+    return max(0.0, _mean(ranks, "comm_ns") - waiting)
+
+
+def _num_samples(records: Sequence[Record], num_micro_steps: int) -> int | None:
+    """Return the number over all ranks; ``None`` if some rank's batches come from several loaders, or from none."""
+    feeding = [[one.batch_size for one in record.loaders if one.feeds_training] for record in records]
+    sizes = [of_rank[0] if len(of_rank) == 1 else None for of_rank in feeding]
+    known = [size for size in sizes if size is not None]
+    return num_micro_steps * sum(known) if known and len(known) == len(records) else None
 
 
 def losses_of(folder: Location) -> Losses:

@@ -130,9 +130,11 @@ def test_scale_divides_the_lost_time(ddpprof: Run) -> None:
         ("strong", 1),
         ("strong", 2),
     ]
-    for point in report["points"]:
+    for point, num_samples in zip(report["points"], (16, 32, 8, 8), strict=True):
+        assert point["samples_per_s"] == pytest.approx(num_samples / point["step_ns"] * 1e9)
         assert sum(point["lost"].values()) == pytest.approx(point["step_ns"] - point["ideal_ns"])
     assert report["points"][1]["lost"]["wrapper_ns"] > 0
+    assert report["points"][1]["transfer_ns"] > 0
     assert report["job"]["world_size"] == 2
 
 

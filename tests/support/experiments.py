@@ -79,8 +79,17 @@ def scaling_report() -> ExperimentReport:
         parts(compute=9, data=1),
         parts(wrapper=0.5, transfer=1, waiting=0.25, data=0.5, compute=5.75),
     )
+    transfers, samples = (None, 12 * MS, None, 2 * MS), (32, 64, 32, 32)
     results = [
-        result(variant, number, (times[variant],) * 3, parts=made[variant], slowdown_ns=0.5 * MS if variant else None)
+        result(
+            variant,
+            number,
+            (times[variant],) * 3,
+            parts=made[variant],
+            slowdown_ns=0.5 * MS if variant else None,
+            transfer_ns=transfers[variant],
+            num_samples=samples[variant],
+        )
         for number in range(3)
         for variant in range(4)
     ]

@@ -162,7 +162,20 @@ _PERFECT = 1.005
 """efficiency above which the note on more than 100 % is shown"""
 
 
+def _is_it_normal(point: ScalePoint) -> str:
+    """Say what a number of processes gains, and what the link allows at most."""
+    gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one without DDP"
+    most = point.most_speedup
+    if most is None or point.transfer_ns is None:
+        return f"{gained}."
+    why = f"a step's communication takes {ms(point.transfer_ns)} ms, and its computation {ms(point.ideal_ns)} ms"
+    return f"{gained}. At best it would be {most:.2f} times: {why}."
+
+
 def scaling_sections(report: ScalingReport) -> Iterable[Section]:
+    largest = max((point for point in report.points if point.nproc > 1), key=lambda point: point.nproc, default=None)
+    if largest is not None:
+        yield Line(_is_it_normal(largest), is_headline=True)
     for scaling, title in _TITLES.items():
         points = [point for point in report.points if point.scaling is scaling]
         if points:
@@ -177,7 +190,8 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
             "cores, or the difference is chance: the interval then includes the number of processes."
         )
     yield Line(
-        "speed-up: work per second relative to one process without DDP. Lost: the step minus the ideal step. Slower "
+        "speed-up: work per second relative to one process without DDP; best: what the bytes and this link allow, "
+        "if computation hides all communication that it can. Lost: the step minus the ideal step. Slower "
         "compute: due to shared cores and memory, or smaller batches; slowed by comm: only kernels that ran both "
         "with and without communication.",
         is_aside=True,
@@ -190,7 +204,9 @@ _CELLS: Mapping[str, Callable[[ScalePoint], str]] = {
     "ideal ms": lambda point: ms(point.ideal_ns),
     "speed-up": lambda point: f"{point.speedup.ratio:.2f}",
     "95 % interval": lambda point: _interval(point.speedup),
+    "best": lambda point: "" if point.most_speedup is None else f"{point.most_speedup:.2f}",
     "efficiency": lambda point: percent(point.efficiency),
+    "samples/s": lambda point: "" if point.samples_per_s is None else f"{point.samples_per_s:.0f}",
 }
 
 

@@ -51,6 +51,16 @@ def test_scaling_against_one_process_without_ddp() -> None:
     assert (weak.speedup.ratio, weak.efficiency) == (pytest.approx(20 / 14), pytest.approx(10 / 14))
     assert (strong.ideal_ns, strong.lost_ns) == (5 * MS, 3 * MS)
     assert (strong.speedup.ratio, strong.efficiency) == (pytest.approx(10 / 8), pytest.approx(10 / 16))
+    assert (weak.samples_per_s, strong.samples_per_s) == (pytest.approx(64 / 0.014), pytest.approx(32 / 0.008))
+
+
+def test_at_best_a_step_takes_as_long_as_its_communication() -> None:
+    report = scaling_report()
+    assert isinstance(report, ScalingReport)
+    weak, strong = report.points
+    assert weak.most_speedup == pytest.approx(2 * 10 / 12), "12 ms of communication, 10 ms of computation"
+    assert strong.most_speedup == pytest.approx(2), "2 ms of communication fit behind 5 ms of computation"
+    assert replace(weak, transfer_ns=None).most_speedup is None
 
 
 def test_the_parts_of_the_lost_time_add_up_to_it() -> None:
