@@ -7,7 +7,8 @@
 
     most speed-up = number of processes × ideal step / the longer of the ideal step and the transfer of its gradients
 
-The most is what the bytes and the link allow: a step takes at least as long as its transfers. The loss is divided like the step (`StepParts`), each part minus its ideal, so the parts add up.
+The most is what the bytes and the link allow: a step takes at least as long as its transfers. The loss is divided like
+the step (`StepParts`), each part minus its ideal, so the parts add up.
 """
 
 from __future__ import annotations
