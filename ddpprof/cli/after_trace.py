@@ -52,7 +52,7 @@ def has_run_to_tell_of(
 def _say_how_it_failed(out: Path) -> None:
     """Say which rank failed before there was a run, if one did."""
     from ddpprof.monitor.examination import examine
-    from ddpprof.render.hang_words import verdict_lines
+    from ddpprof.topics.hang_words import verdict_lines
 
     verdict = examine(out).verdict if out.is_dir() else None
     for line in () if verdict is None else verdict_lines(verdict):

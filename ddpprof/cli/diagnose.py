@@ -109,7 +109,7 @@ def _why_well(seen: Examination, run: Path) -> str:
     """Return a sentence on a job that neither hangs nor has failed."""
     from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
-    from ddpprof.render.hang_words import standstill_line
+    from ddpprof.topics.hang_words import standstill_line
 
     evidence, step = seen.evidence, max(one.state.step for one in seen.evidence)
     if seen.is_over:
@@ -176,8 +176,8 @@ def _judge_dumps(folder: Path, form: str) -> int:
 
 
 def _print(verdict: Verdict, form: str, *, is_over: bool = False) -> None:
-    from ddpprof.render.hang_words import verdict_line, verdict_lines
     from ddpprof.render.json import render_json
+    from ddpprof.topics.hang_words import verdict_line, verdict_lines
 
     if form == "json":
         say(render_json(verdict), end="")

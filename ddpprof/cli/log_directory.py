@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpprof.pipeline.analysis import TracedRank
     from ddpprof.report import Report
     from ddpprof.report.rank_summary import RankSummary
-    from ddpprof.report.timeline import Drawing
+    from ddpprof.topics.steps.drawing import Drawing
 
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 

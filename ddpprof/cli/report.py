@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpprof.layout import Section
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.report import Report
-    from ddpprof.report.timeline import Timeline
+    from ddpprof.topics.steps.drawing import Timeline
 
 
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
@@ -156,11 +156,12 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
 def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Analysis | None) -> Iterable[Section]:
     """Return the first screen for a terminal, and everything for a file, unless the user chooses."""
     from ddpprof.render.sections import sections
-    from ddpprof.render.sections.lanes import MAX_RANKS
+    from ddpprof.topics.steps.drawing import MAX_RANKS, typical_lanes
 
     if not options.full and options.section is None and options.out is None and chosen_form(options) == "terminal":
         return screen(report, [str(options.path), *map(str, options.further_parts)], analysis)
-    chosen = sections(report, _typical_step(report, analysis, MAX_RANKS), options.section)
+    drawn = typical_lanes(_typical_step(report, analysis, MAX_RANKS), report)
+    chosen = sections(report, drawn, options.section)
     return chosen or [_nothing_of(options.section)]
 
 
@@ -173,7 +174,7 @@ def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> t
 
 
 def _typical_step(report: Report, analysis: Analysis | None, most_ranks: int) -> Timeline | None:
-    from ddpprof.render.sections.steps import typical_step, worth_seeing
+    from ddpprof.topics.steps.view import typical_step, worth_seeing
 
     number = typical_step(report)
     if analysis is None or number is None:
@@ -189,7 +190,7 @@ def _nothing_of(section: str) -> Section:
 
 def _page(report: Report, analysis: Analysis | None) -> str:
     from ddpprof.render.html.report_page import report_page
-    from ddpprof.render.sections.steps import worth_seeing
+    from ddpprof.topics.steps.view import worth_seeing
 
     return report_page(report, analysis.timeline(ranks=worth_seeing(report)) if analysis is not None else None)
 

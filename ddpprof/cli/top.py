@@ -174,7 +174,7 @@ def _no_key(at_most_s: float) -> str:
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
     """Return the verdict on a hang that has not ended yet."""
     from ddpprof.monitor.pulse_files import read_verdict
-    from ddpprof.render.hang_words import verdict_lines
+    from ddpprof.topics.hang_words import verdict_lines
 
     verdict = read_verdict(directory)
     if verdict is None or verdict.resumed_unix_ns is not None or now.is_over:
@@ -185,7 +185,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
     """Return a sentence for each of the last slow-downs that the job's launcher has found."""
     from ddpprof.monitor.pulse_files import read_slowdowns
-    from ddpprof.render.slowdown_words import slowdown_sentence
+    from ddpprof.topics.whole_run import slowdown_sentence
 
     found = read_slowdowns(directory)
     return [] if found is None else [slowdown_sentence(one, world_size) for one in found.slowdowns[-_MOST_SLOWDOWNS:]]

@@ -38,7 +38,7 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
     from ddpprof.monitor.examination import examine, hung_at_last
-    from ddpprof.render.hang_words import verdict_lines
+    from ddpprof.topics.hang_words import verdict_lines
 
     out = job.out
     if not has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):

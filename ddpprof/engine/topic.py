@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.predictions import Predicted, Predictions
@@ -20,8 +20,11 @@ from ddpprof.model.whole_run import WholeRun
 _OfRank = TypeVar("_OfRank")
 _OfRun = TypeVar("_OfRun")
 
-Chapter = Literal["job", "step", "collectives", "cost"]
-"""chapters of the report in which topics have sections"""
+Chapter = Literal[
+    "ending", "job", "notes", "times", "step", "devices", "buckets", "collectives", "ranks", "slowdown", "whole-run",
+    "cost", "recording", "findings",
+]  # fmt: skip
+"""places of the report in which topics have sections, in order; ``ending`` to ``notes`` are about the job"""
 
 _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
@@ -105,6 +108,36 @@ class View:
         return least > 0 and bool(self.step_ns) and least >= _WORTH_SAYING * (self.step_ns or 0)
 
 
+class Module(Protocol):
+    """A DDP module, as sections see it."""
+
+    @property
+    def comm_hook(self) -> str | None: ...
+
+
+class ReportView(Protocol):
+    """The report, as the sections of a topic see it beside what the topic itself shows."""
+
+    @property
+    def modules(self) -> Sequence[Module]: ...
+
+    @property
+    def usual_steps(self) -> tuple[int, ...]:
+        """Return the numbers of the profiled steps that tables average over; empty if these are all."""
+
+    @property
+    def on_accelerator(self) -> bool: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+    def trace_command(self, *options: str) -> str:
+        """Return the command that records such a run again, with further options."""
+
+    def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
+        """Return what a topic shows, if the report has a field of its name; ``None`` if it shows nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
     """Measures of a job from a file of another tool."""
@@ -128,7 +161,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     name: str
     """also the field of `Report` with what it shows, if it has one"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
-    sections: Mapping[Chapter, Callable[[_OfRun], Iterable[Section]]] = field(default_factory=dict)
+    sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     """rule of another topic → advice that this one knows better"""
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None

@@ -18,8 +18,8 @@ from ddpprof.files import Location
 from ddpprof.load.record import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.model import Record, Run, StepMode
+from ddpprof.report import Job, RankReport, Report
 from ddpprof.report.build import build_report
-from ddpprof.report.tree import Job, RankReport, Report
 
 EXPERIMENT_REPORT_FORMAT = 1
 """version of the JSON of `overhead`, `scale` and `sweep`"""

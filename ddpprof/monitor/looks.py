@@ -29,9 +29,9 @@ from ddpprof.monitor.pulse_files import (
 )
 from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps, pauses_in, world_size_of
 from ddpprof.monitor.whole_run import nonfinite_steps
-from ddpprof.render.hang_words import standstill_line, verdict_lines
-from ddpprof.render.slowdown_words import slowdown_sentence
+from ddpprof.topics.hang_words import standstill_line, verdict_lines
 from ddpprof.topics.losses import nonfinite_finding
+from ddpprof.topics.whole_run import slowdown_sentence
 
 Say = Callable[[str], None]
 

@@ -22,10 +22,10 @@ from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.timeline import Drawing, DrawnRank, Timeline, draw_timeline, file_name
-from ddpprof.report.view import RecordedSteps
+from ddpprof.topics.ranks.across import RecordedSteps
 from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress
 from ddpprof.topics.ranks.stragglers import find_stragglers
+from ddpprof.topics.steps.drawing import Drawing, DrawnRank, Timeline, draw_timeline, file_name
 from ddpprof.words import ranks_in_words
 
 

@@ -34,8 +34,8 @@ from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
 from ddpprof.load.step_selection import only_steps
 from ddpprof.model import DdpModule, Rank, StepMode
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
-from ddpprof.report.timeline import Drawing, DrawnRank, drawing_of
 from ddpprof.rundir import facts_file, last_step_file, steps_file
+from ddpprof.topics.steps.drawing import Drawing, DrawnRank, drawing_of
 from ddpprof.topics.steps.timeline import StepTimeline
 from ddpprof.words import utf8_text
 

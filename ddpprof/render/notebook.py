@@ -13,13 +13,13 @@ from ddpprof.comparison.compare import Comparison
 from ddpprof.layout import Bars, Column, FindingList, FindingText, Line, Section, Table
 from ddpprof.render.sections import topics
 from ddpprof.render.sections.comparison import comparison_sections
-from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.job import job_lines
 from ddpprof.render.sections.overview import FINDINGS, finding_list, verdict
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report import Report
 from ddpprof.report.whatif import WhatIf
 from ddpprof.shown_in_notebooks import ShownInNotebooks
+from ddpprof.topics.failure import failure_sentence
 
 _NOT_MATHEMATICS = "tex2jax_ignore mathjax_ignore"
 
@@ -36,9 +36,9 @@ def as_text(result: ShownInNotebooks) -> str:
     if not isinstance(result, Report):
         return "\n".join(line for section in _sections(result) for line in _as_lines(section))
     findings = [line for section in finding_list(result) for line in _as_lines(section)]
-    failure = [section.text for section in failure_lines(result) if isinstance(section, Line)]
+    failure = [failure_sentence(result.failure)] if result.failure is not None else []
     job = [section.text for section in job_lines(result) if isinstance(section, Line)]
-    return "\n".join([*job[:1], *failure[:1], verdict(result).text, *findings])
+    return "\n".join([*job[:1], *failure, verdict(result).text, *findings])
 
 
 def _sections(result: ShownInNotebooks) -> tuple[Section, ...]:

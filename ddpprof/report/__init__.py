@@ -3,19 +3,9 @@
 tables/             the report as Arrow tables, for data frames and SQL
 """
 
-from ddpprof.report.tree import (
-    REPORT_FORMAT,
-    Bound,
-    BoundBy,
-    Job,
-    LightStepReport,
-    Module,
-    RankReport,
-    Report,
-    StepReport,
-    WhatHelps,
-    WouldHelp,
-)
+from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
+from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
+from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport
 
 __all__ = [
     "REPORT_FORMAT",

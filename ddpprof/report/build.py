@@ -12,22 +12,24 @@ from ddpprof.engine.predictions import Predictions
 from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
-from ddpprof.report.bound import find_bound
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.topics import TOPICS, find_all, report_fields, with_topics
-from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, Module, RankReport, Report
-from ddpprof.report.view import RecordedSteps, across_ranks, shown_across, view_of
+from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
+from ddpprof.report.view import shown_across, view_of
 from ddpprof.topics.attempts import summarise_attempts
+from ddpprof.topics.bound import find_bound
 from ddpprof.topics.buckets.rows import BucketRow, summarise_buckets
 from ddpprof.topics.buckets.steps import BucketStep
 from ddpprof.topics.buckets.traced import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.topics.failure import find_failure, rank_end
-from ddpprof.topics.overlap_slowdown import slowdown_report
+from ddpprof.topics.overlap_slowdown.view import slowdown_report
+from ddpprof.topics.ranks.across import AcrossRanks, RecordedSteps, across_ranks
 from ddpprof.topics.ranks.arrivals import WAITING
 from ddpprof.topics.ranks.stragglers import Straggler
 from ddpprof.topics.steps.breakdown import usual_steps
+from ddpprof.topics.steps.measure import LightStepReport, RankReport
 from ddpprof.topics.unused_parameters import as_all_ranks_use
 from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
@@ -106,7 +108,14 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     modules = as_all_ranks_use(modules, used)
     reports = tuple(one.report for one in ranks)
     buckets, traced = _buckets(together, modules)
-    across, mismatches = across_ranks(ranks, together, modules, run.world_size, recorded)
+    across, mismatches = across_ranks(
+        {one.rank: one.trace.collectives for one in ranks if one.trace is not None},
+        {one.rank: one.progress for one in together},
+        [one.rank for one in together if one.record is not None],
+        modules,
+        run.world_size,
+        recorded,
+    )
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
     job = _job(run, ranks, modules)

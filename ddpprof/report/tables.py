@@ -16,14 +16,15 @@ from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import Declared, Number, Part, declared_in
 from ddpprof.engine.registry import further_topics
 from ddpprof.errors import DdpprofError, how_to_install
-from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport, Tables
+from ddpprof.report.tree import Report, Tables
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
-from ddpprof.topics.overlap_slowdown import SlowedKernel
+from ddpprof.topics.overlap_slowdown.view import SlowedKernel
 from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.recording_cost import RecordingCost
+from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport
 from ddpprof.topics.steps.overlap import Overlap
 
 if TYPE_CHECKING:

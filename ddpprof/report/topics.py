@@ -16,11 +16,14 @@ from ddpprof.layout import Section
 from ddpprof.model import DdpModule, Rank
 from ddpprof.report.tree import Report
 from ddpprof.topics.accumulation import ACCUMULATION
+from ddpprof.topics.attempts import ATTEMPTS
+from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA
 from ddpprof.topics.data_parallel import DATA_PARALLEL
 from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod.view import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
@@ -28,17 +31,25 @@ from ddpprof.topics.idle import IDLE
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
-from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN
+from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
+from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.rules import LATENESS
 from ddpprof.topics.replicas import REPLICAS
 from ddpprof.topics.rpc import RPC
 from ddpprof.topics.script_collectives import SCRIPT_COLLECTIVES
+from ddpprof.topics.steps.view import STEPS
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
+from ddpprof.topics.whole_run import WHOLE_RUN
 from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES
 
 TOPICS: tuple[Topic[Any, Any], ...] = (
+    FAILURE,
+    ATTEMPTS,
+    STEPS,
+    ACROSS,
+    WHOLE_RUN,
     ACCUMULATION,
     BUCKETS,
     LATENESS,
@@ -62,6 +73,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     RANDOM_NUMBERS,
     HANGS,
     CHECKPOINTS,
+    BOUND,
 )
 """topics in the order of their findings and sections; a topic sees the results of earlier topics"""
 
@@ -124,7 +136,7 @@ def topics_of(report: Report) -> Iterator[tuple[Topic[Any, Any], Any]]:
 def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:
     for topic, found in topics_of(report):
         if chapter in topic.sections:
-            yield from topic.sections[chapter](found)
+            yield from topic.sections[chapter](found, report)
 
 
 def file_of(report: Report) -> str | None:

@@ -9,45 +9,36 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from ddpprof.engine.finding import Finding
-from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
-from ddpprof.engine.predictions import Predicted
+from ddpprof.engine.numbers import DEVICE, HOST
+from ddpprof.engine.topic import Topic
 from ddpprof.model import StepMode
-from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import WholeRun
 from ddpprof.predict.setting import AcceptedCaps, accepted_caps
 from ddpprof.shown_in_notebooks import ShownInNotebooks
 from ddpprof.statistics.medians import mean_known, median_known
 from ddpprof.topics.attempts import AttemptSummary
+from ddpprof.topics.bound import Bound
 from ddpprof.topics.buckets.rows import BucketRow
-from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.data_parallel import DataParallelReport
-from ddpprof.topics.devices import DeviceLoad
 from ddpprof.topics.failure import Failure
 from ddpprof.topics.horovod.reductions import HorovodSummary
-from ddpprof.topics.idle import Idle
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import RankMemory
-from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport
+from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
-from ddpprof.topics.ranks.arrivals import RankWaiting
-from ddpprof.topics.ranks.clock import CommonClock
-from ddpprof.topics.ranks.stragglers import LateGradient, Stragglers
-from ddpprof.topics.recording_cost import RecordingCost
+from ddpprof.topics.ranks.across import AcrossRanks
 from ddpprof.topics.rpc import RankRpc
 from ddpprof.topics.script_collectives import OutsideCalls
-from ddpprof.topics.steps.breakdown import Breakdown
-from ddpprof.topics.steps.overlap import Overlap
-from ddpprof.topics.steps.torch_times import TorchTimes
-from ddpprof.topics.steps.wrapper_cost import WrapperCost
+from ddpprof.topics.steps.measure import RankReport, StepReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_OfRun = TypeVar("_OfRun")
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose duration is affected only by the light recorder"""
 
@@ -114,125 +105,6 @@ class Job:
     def trace_command(self, *options: str) -> str:
         """Return the command that records such a run again, with further options."""
         return " ".join(("ddpprof trace", *options, shlex.join(self.recorded_with) or "train.py"))
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One profiled step of one rank."""
-
-    step: Annotated[int, Number("number of the step since training began")]
-    duration_ns: Annotated[int, Number("length of the step", DEVICE, metric="step")]
-    compute_ns: Annotated[int, Number("time with computation", DEVICE, metric="compute")]
-    comm_ns: Annotated[int, Number("time with communication", DEVICE, metric="comm")]
-    overlap_ns: Annotated[int, Number("time with both at once", DEVICE, metric="overlap")]
-    exposed_ns: Annotated[int, Number("time with communication but no computation", DEVICE, metric="exposed")]
-    trailing_ns: Annotated[
-        int | None, Number("gradient communication after the backward pass", DEVICE, metric="trailing")
-    ]
-    copy_ns: Annotated[int, Number("time with copies between host and device", DEVICE)]
-    num_comm_kernels: Annotated[int, Number("number of collectives")]
-    parts: Annotated[Breakdown | None, Part("part_", clock=DEVICE)]
-    wrapper: Annotated[WrapperCost, Part("wrapper_", clock=HOST)]
-    torch_times: Annotated[TorchTimes | None, DEVICE]
-    idle: Annotated[Idle | None, Part("idle_", clock=DEVICE)] = None
-    """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
-    is_whole: bool = True
-    """False on an accelerator if the trace starts or ends in the middle of the step; means exclude such a step"""
-
-
-@dataclass(frozen=True, slots=True)
-class LightStepReport:
-    """One step that only the light recorder saw."""
-
-    step: Annotated[int, Number("number of the step since training began")]
-    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a file of Horovod")]
-    duration_ns: Annotated[int, Number("length of the step", HOST, metric="step")]
-    parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    rank: int
-    host: str | None
-    ended: str | None
-    whole: Annotated[Overlap | None, DEVICE]
-    """whole trace, including the time between steps"""
-    steps: tuple[StepReport, ...]
-    light_steps: tuple[LightStepReport, ...]
-    recording_cost: Annotated[RecordingCost | None, HOST]
-    devices: Annotated[tuple[DeviceLoad, ...], DEVICE] = ()
-    """medians over steps of each device, if there are several"""
-
-    @property
-    def measured_steps(self) -> tuple[StepReport, ...]:
-        """Steps in which the device worked; the others are not typical, and excluded from all means."""
-        return tuple(step for step in self.steps if step.parts is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class LateGradients:
-    """Gradients at which a rank that is late in its backward pass falls behind, largest jump first."""
-
-    rank: int
-    gradients: tuple[LateGradient, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AcrossRanks:
-    """Measures of several ranks together."""
-
-    num_matched: int
-    """number of collectives that were matched on at least two ranks"""
-    clock: CommonClock | None
-    waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
-    collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
-    stragglers: Stragglers | None
-    """``None`` if there are too few ranks or steps to tell"""
-    late_gradients: Annotated[tuple[LateGradients, ...], HOST]
-
-
-class BoundBy(StrEnum):
-    """Main part of a step's communication."""
-
-    WAITING = "waiting"
-    LATENCY = "latency"
-    BANDWIDTH = "bandwidth"
-
-
-class WhatHelps(StrEnum):
-    """A change whose effect on a bound step is replayed."""
-
-    DOUBLE_BATCH = "double_batch"
-    ACCUMULATION = "accumulation"
-    NO_SYNC = "no_sync"
-    COMPRESSION = "compression"
-    DOUBLE_LINK = "double_link"
-    BUCKETS = "buckets"
-
-
-@dataclass(frozen=True, slots=True)
-class WouldHelp:
-    """One change, and its predicted gain per step, or per batch of the recorded size."""
-
-    what: WhatHelps
-    predicted: Predicted
-    is_noise: bool = False
-    """True if chance may explain the gain, or the change may cost time"""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What bounds a step with much exposed communication. Times are means, ns per step."""
-
-    by: BoundBy
-    step_ns: Annotated[int, DEVICE]
-    exposed_ns: Annotated[int, DEVICE]
-    comm_ns: Annotated[int, DEVICE]
-    waiting_ns: Annotated[int | None, DEVICE]
-    """part of the communication that waits for late ranks; ``None`` if collectives were not matched between ranks"""
-    gradient_bytes: int | None
-    num_collectives: int
-    would_help: tuple[WouldHelp, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -343,4 +215,20 @@ class Report(ShownInNotebooks):
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""
-        return tuple(step for step in rank.measured_steps if not self.usual_steps or step.step in self.usual_steps)
+        return rank.averaged(self.usual_steps)
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        return self.job.modules
+
+    @property
+    def on_accelerator(self) -> bool:
+        return bool(self.times)
+
+    def trace_command(self, *options: str) -> str:
+        """Return the command that records such a run again, with further options."""
+        return self.job.trace_command(*options)
+
+    def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
+        """Return what a topic shows, if the report has a field of its name; ``None`` if it shows nothing."""
+        return cast("_OfRun | None", getattr(self, topic.name, None) or None)

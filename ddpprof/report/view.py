@@ -6,76 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpprof.engine.topic import View
-from ddpprof.model import DdpModule, RecordedStep, Run
+from ddpprof.model import DdpModule, Run
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.report.rank_summary import RankSummary
-from ddpprof.report.tree import AcrossRanks, Job, LateGradients, RankReport, StepReport
+from ddpprof.report.tree import Job
 from ddpprof.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
-from ddpprof.topics.collectives.matching import match_collectives
-from ddpprof.topics.collectives.table import summarise_collectives
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.host_threads import cores_of_hosts
-from ddpprof.topics.overlap_slowdown import OVERLAP_SLOWDOWN, OverlapSlowdownReport
-from ddpprof.topics.ranks.arrivals import measure_arrivals, summarise_waiting
-from ddpprof.topics.ranks.clock import find_common_clock
+from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport
+from ddpprof.topics.ranks.across import AcrossRanks
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
-from ddpprof.topics.ranks.stragglers import OwnTimePart, Stragglers, find_late_gradients, find_stragglers
-
-RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""function that loads the recorded steps of ranks, without baseline steps; the data is large and needed for few
-ranks"""
-
-_MOST_OTHERS = 63
-"""maximum number of ranks, evenly chosen, to compare a straggler's gradients with"""
-
-
-def across_ranks(
-    ranks: Sequence[RankSummary],
-    together: Sequence[RankSummary],
-    modules: Sequence[DdpModule],
-    world_size: int | None,
-    recorded: RecordedSteps,
-) -> tuple[AcrossRanks, tuple[str, ...]]:
-    """Return the measures of all ranks together, and descriptions of what does not match.
-
-    `together`: ranks that average their gradients with each other, and so must keep pace.
-    """
-    traced = {one.rank: one.trace for one in ranks if one.trace is not None}
-    known = [trace.collectives for trace in traced.values()]
-    matched = match_collectives(known)
-    clock = find_common_clock(known, matched)
-    arrivals = measure_arrivals(known, matched, clock)
-    stragglers = find_stragglers({one.rank: one.progress for one in together})
-    sizes = {rank: trace.message_bytes for rank, trace in traced.items()}
-    return (
-        AcrossRanks(
-            num_matched=len(matched),
-            clock=clock,
-            waiting=summarise_waiting(matched, arrivals, {rank: trace.exposed for rank, trace in traced.items()}),
-            collectives=summarise_collectives(known, matched, arrivals, world_size, sizes),
-            stragglers=stragglers,
-            late_gradients=_late_gradients(together, modules, stragglers, recorded),
-        ),
-        matched.mismatches,
-    )
-
-
-def _late_gradients(
-    ranks: Sequence[RankSummary], modules: Sequence[DdpModule], stragglers: Stragglers | None, recorded: RecordedSteps
-) -> tuple[LateGradients, ...]:
-    found = stragglers.stragglers if stragglers is not None else ()
-    late = [one.rank for one in found if one.part in (OwnTimePart.BACKWARD, None)]
-    if not late:
-        return ()
-    others = [one.rank for one in ranks if one.record is not None and one.rank not in late]
-    every = max(1, -(-len(others) // _MOST_OTHERS))
-    steps = recorded([*late, *others[::every]])
-    gradients = {rank: find_late_gradients(modules, steps, rank) for rank in late}
-    return tuple(LateGradients(rank, found) for rank, found in gradients.items() if found)
-
+from ddpprof.topics.steps.measure import RankReport, StepReport
 
 _STEPS_TO_TELL = 10
 """minimum number of recorded steps at which they show a late rank better than the whole run; fewer may be chance"""

@@ -6,15 +6,18 @@ such steps, else with light recording, else with the profiler. A step's length i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Any
 
 from ddpprof.engine.numbers import HOST
+from ddpprof.engine.topic import ReportView, Topic
+from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, cut_off, ms, notes, optional, table_of
 from ddpprof.model import Attempt, DdpModule, ProcessExit, StepMode
 from ddpprof.statistics.shift import Shift, shift_between
 from ddpprof.topics.failure import RankEnd, rank_end, with_exits
+from ddpprof.words import ranks_in_words
 
 _MODES = (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
 
@@ -136,3 +139,83 @@ def _module_facts(module: DdpModule, of: str) -> dict[str, str]:
         **({f"{of}comm hook": module.comm_hook} if module.comm_hook else {}),
         **{f"{of}{name}": str(value) for name, value in module.settings.items()},
     }
+
+
+_MAX_ATTEMPTS = 24
+_MAX_ERRORS = 8
+
+
+def attempt_table(found: Sequence[AttemptSummary], _report: ReportView) -> Iterable[Section]:
+    attempts = found[-_MAX_ATTEMPTS:]
+    shown = next((one.attempt for one in attempts if one.is_shown), None)
+    yield table_of(
+        "Attempts: torchrun restarted the ranks",
+        attempts,
+        {
+            "attempt": lambda one: str(one.attempt),
+            "after s": lambda one: ABSENT if one.after_first_ns is None else f"{one.after_first_ns / 1e9:.1f}",
+            "ranks": lambda one: optional(one.world_size),
+            "hosts": lambda one: str(len(one.hosts)),
+            "steps": lambda one: str(one.num_steps),
+            "step ms": lambda one: ms(one.step_ns),
+            "change ms": _change_in_words,
+            "ended": lambda one: how_it_ended(one.ends),
+        },
+        words=("ended",),
+        note=notes(
+            "after: time since the first attempt began; steps: recorded steps",
+            "change: of the step time since the previous attempt, with its 95 % interval",
+            cut_off(len(found), _MAX_ATTEMPTS, "attempts"),
+        ),
+    )
+    rows = tuple(
+        (str(one.attempt), clean(change.name, most=40), clean(change.before, most=60), clean(change.after, most=60))
+        for one in attempts
+        for change in one.changes
+    )
+    if rows:
+        words = ("what", "before", "after")
+        yield Table("What changed between attempts", columns("attempt", *words, words=words), rows)
+    if shown is not None:
+        yield Line(f"The rest of this report is about attempt {shown}, the last one with steps.", is_aside=True)
+
+
+def _change_in_words(one: AttemptSummary) -> str:
+    change = one.step_change
+    if change is None:
+        return ABSENT
+    interval = (
+        "" if change.low is None or change.high is None else f" ({change.low / 1e6:+.2f} to {change.high / 1e6:+.2f})"
+    )
+    return f"{change.shift / 1e6:+.2f}{interval}"
+
+
+def how_it_ended(ends: Sequence[RankEnd]) -> str:
+    """Say how an attempt ended, cause first: ranks with their own error, killed ranks, ranks that lost another one."""
+    if not ends:
+        return "before any rank recorded"
+    if all(end.ended == "finished" and not end.failed for end in ends):
+        return "finished"
+    said = [end for end in ends if end.ended is not None]
+    own = [end for end in said if end.failed and not end.is_consequence]
+    lost = [end for end in said if end.failed and end.is_consequence]
+    killed = [end for end in ends if end.ended is None]
+    # If another rank failed first, torchrun killed these.
+    parts = [
+        f"rank {end.rank} {clean(end.error or f'ended with exit code {end.exit_code}', most=120)}"
+        for end in own[:_MAX_ERRORS]
+    ]
+    if killed:
+        parts.append(f"{_ranks(killed)} killed")
+    if lost:
+        parts.append(f"{_ranks(lost)} lost the others")
+    rest = [end for end in said if not end.failed]
+    parts += sorted({f"{_ranks([e for e in rest if e.ended == end.ended])} {clean(end.ended or '')}" for end in rest})
+    return "; ".join(parts)
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    return ranks_in_words([end.rank for end in ends])
+
+
+ATTEMPTS: Topic[Any, tuple[AttemptSummary, ...]] = Topic("attempts", sections={"ending": attempt_table})

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from ddpprof.engine.finding import Finding, in_ms, only_known
-from ddpprof.engine.topic import Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, merge, subtract, union_of
 from ddpprof.layout import Column, Line, Section, Table, clean, count, ms
 from ddpprof.model import UNKNOWN, DataParallelModule, Mark, Rank, Trace
@@ -193,12 +193,12 @@ def outputs_scattered_again(found: DataParallelReport, view: View) -> Iterator[F
     )
 
 
-def data_parallel_lines(found: DataParallelReport) -> Iterable[Section]:
+def data_parallel_lines(found: DataParallelReport, _report: ReportView) -> Iterable[Section]:
     for module in found.modules:
         yield Line(_module(module))
 
 
-def data_parallel_table(found: DataParallelReport) -> Iterable[Section]:
+def data_parallel_table(found: DataParallelReport, _report: ReportView) -> Iterable[Section]:
     step = found.step
     if step is None or not any((step.replicate_ns, step.scatter_ns, step.gather_ns, step.reduce_ns)):
         return

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ddpprof.engine.topic import ReportView, Topic
+from ddpprof.layout import Line, Section, clean, count
 from ddpprof.model import DdpModule, ProcessExit, Record
-from ddpprof.model.backends import refusal_of_shared_gpu
+from ddpprof.model.backends import backend_of, refusal_of_shared_gpu
 from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
+from ddpprof.topics.error_words import NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
+from ddpprof.topics.hangs import SAME_COLLECTIVES
+from ddpprof.words import listed, ranks_in_words
 
 _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
@@ -188,3 +194,163 @@ def _only_one_that_was_lost(failed: Sequence[RankEnd], silent: Sequence[RankEnd]
 
 def _when(end: RankEnd) -> int:
     return end.unix_ns if end.unix_ns is not None else 1 << 62
+
+
+_MOST_LISTED = 8
+"""ranks, and parameters"""
+
+
+def failure_lines(failure: Failure, report: ReportView) -> Iterable[Section]:
+    for text in _sentences(failure, {one.rule for one in report.findings}):
+        yield Line(text, is_warning=True)
+
+
+def failure_sentence(failure: Failure) -> str:
+    """Return the sentence that opens the verdict on a failed job."""
+    named = _named(failure)
+    if named is None:
+        return "The job failed, and no rank reported why."
+    return f"The job failed: rank {named.rank} {_how(named)}."
+
+
+def _named(failure: Failure) -> RankEnd | None:
+    """Return the rank to report first: the cause, or else a rank that said how it failed."""
+    return failure.first or next((end for end in failure.others if end.failed), None)
+
+
+def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
+    """`found`: the rules that have found something, which may know better why ranks waited for each other."""
+    yield failure_sentence(failure)
+    rest = [end for end in failure.others if end is not _named(failure)]
+    first = failure.first
+    named = _named(failure)
+    if named is not None and (advice := _advice(named)) is not None:
+        yield advice
+    if named is not None and _may_be_of_gloo(named):
+        for end in (named, *(end for end in rest if end.place is not None)):
+            inside = f"in {end.collective}" if end.collective else ""
+            at = f"at {clean(end.place)}" if end.place else ""
+            yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
+        yield f"Gloo ends a process like this if it receives more data than it expects. {SAME_COLLECTIVES}"
+    killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
+    if killer is not None:
+        yield killer
+    elif first is not None and first.ended is None and first.exit_code is None:
+        yield f"It may have been killed.{f' {NOT_KNOWN}' if first.num_oom_kills is None else ''}"
+    lost, silent = [end for end in rest if end.failed], [end for end in rest if not end.failed]
+    then = "then " if failure.first is not None else "also "
+    for end in lost[:_MOST_LISTED]:
+        yield f"Rank {end.rank} {then}{_how(end)}."
+    if len(lost) > _MOST_LISTED:
+        yield f"{len(lost) - _MOST_LISTED} more ranks failed in the same way."
+    ended = [end for end in silent if end.exit_code == -signal.SIGTERM]
+    silent = [end for end in silent if end not in ended]
+    if ended:
+        yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
+    if silent:
+        they_were = "it was" if len(silent) == 1 else "they were"
+        yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."
+    if failure.first is None and failure.finished:
+        yield (
+            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}."
+            f"{'' if 'skipped-backward' in found else _UNEVEN}"
+        )
+    elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
+        yield (
+            "A collective times out when another rank does not take part in it: check what the other ranks were doing."
+        )
+
+
+def _advice(end: RankEnd) -> str | None:
+    return None if end.error is None else _advice_on_ddp_error(end) or advice_on_error(end.error)
+
+
+def _advice_on_ddp_error(end: RankEnd) -> str | None:
+    """Return the parameters that the error names, and what to change; ``None`` if it names none."""
+    said = end.error or ""
+    if not end.parameters:
+        return None
+    if "our training graph has changed" in said:
+        named = _parameters(end, "took no part in the loss this time, but did in the first step")
+        return f"{named}: static_graph=True does not allow this. Pass find_unused_parameters=True instead."
+    if "Expected to have finished reduction" in said:
+        named = _parameters(end, "took no part in the loss of the step before")
+        them = "it" if len(end.parameters) == 1 else "them"
+        return (
+            f"{named}: use {them} in every forward. Or remove {them}, freeze {them} before wrapping "
+            "(parameter.requires_grad_(False)), or pass find_unused_parameters=True to DistributedDataParallel."
+        )
+    if "Expected to mark a variable ready only once" in said:
+        return f"{_parameters(end, 'got a gradient twice in one backward pass')}{_cause_of_second_gradient(end)}"
+    return None
+
+
+def _parameters(end: RankEnd, what: str) -> str:
+    number = len(end.parameters)
+    who = "1 parameter" if number == 1 else f"{number} parameters"
+    return f"{who} ({listed(end.parameters, _MOST_LISTED)}) {what}"
+
+
+def _cause_of_second_gradient(end: RankEnd) -> str:
+    if end.in_checkpoint:
+        return (
+            ", since checkpoint(…, use_reentrant=True) runs a backward pass of its own. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint."
+        )
+    if end.searches:
+        return (
+            ". With find_unused_parameters=True, DDP takes a parameter for unused if the result of forward() does not "
+            "depend on it: do not use it outside of the wrapped module's forward(), such as in the loss, or leave "
+            "find_unused_parameters=True out."
+        )
+    return (
+        ". Use every parameter within one forward() and one backward() per step: call backward() on the sum of the "
+        "losses. Or pass static_graph=True if every step uses the same parameters in the same way."
+    )
+
+
+def _may_be_of_gloo(end: RankEnd) -> bool:
+    """Return whether gloo may have aborted the process: SIGABRT ended it in a collective."""
+    return end.exit_code == -signal.SIGABRT and backend_of(end.backend).aborts and end.collective is not None
+
+
+_UNEVEN = (
+    " If ranks have different numbers of batches, those with more batches wait for the others: divide the data evenly."
+)
+_ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
+_WITHOUT_A_WORD = (
+    "killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "
+    "one fails, or by os._exit()"
+)
+
+
+def _how(end: RankEnd) -> str:
+    if end.error is not None:
+        error = shortened(end.error.removeprefix("failed: "))
+        return f"failed{_after(end)}: {clean(error, most=300).rstrip('.')}"
+    code = end.exit_code or 0
+    if code == -signal.SIGKILL:
+        return f"was killed by SIGKILL{_after(end)}"
+    if code < 0:
+        return f"died of {signal_name(-code)}{_after(end)}"
+    if code > 0:
+        return f"ended with exit code {code}{_after(end)}, without a message"
+    return f"ended without a message{_after(end)}"
+
+
+def _after(end: RankEnd) -> str:
+    return "" if end.num_steps is None else f" after {count(end.num_steps, 'step')}"
+
+
+def _progress(ends: Sequence[RankEnd]) -> str:
+    known = sorted({end.num_steps for end in ends if end.num_steps is not None})
+    if not known or any(end.num_steps is None for end in ends):
+        return ""
+    return f" after {count(known[0], 'step')}" if len(known) == 1 else f" after {known[0]} to {known[-1]} steps"
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    return ranks_in_words([end.rank for end in ends]).capitalize()
+
+
+FAILURE: Topic[Any, Failure] = Topic("failure", sections={"ending": failure_lines})

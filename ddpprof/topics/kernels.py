@@ -8,6 +8,7 @@ not clipped where kernels of several streams overlap, so totals may add up to mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.engine.numbers import Number
+from ddpprof.layout import clean
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Phase, Trace
 
 _BATCH_RUNS = 400_000
@@ -148,3 +150,12 @@ def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range) -> Ker
         of_pieces, duration = duration, np.zeros(len(rows), np.int64)
         np.add.at(duration, run_of_piece, of_pieces)
     return KernelRuns(work.kernel[rows], work.step[rows], work.phase[rows], duration, piece, run_of_piece)
+
+
+_OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """Return the name without torch's usual prefixes; with its position if several ops of a step share the name."""
+    place = f" (no. {kernel.position + 1})" if kernel.position else ""
+    return clean(_OF_NO_INTEREST.sub("", kernel.name), most=50) + place

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
-from ddpprof.engine.topic import Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
 from ddpprof.model import DeviceMemory, Memory, Record, StepMode
 from ddpprof.statistics.medians import median_known
@@ -194,7 +194,7 @@ def _advice(holder: Holder) -> str:
     )
 
 
-def memory_table(ranks: Sequence[RankMemory]) -> Iterable[Section]:
+def memory_table(ranks: Sequence[RankMemory], _report: ReportView) -> Iterable[Section]:
     rows = [row for rank in ranks for row in _rows(rank)]
     if not rows:
         return

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.engine.finding import Finding, in_ms, only_known, size
-from ddpprof.engine.topic import Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import Line, Section, count, megabytes, ms
 from ddpprof.model import UNKNOWN, Mark, Trace
@@ -97,7 +97,7 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
     )
 
 
-def own_reduction_line(own: OwnReduction) -> Iterable[Section]:
+def own_reduction_line(own: OwnReduction, _report: ReportView) -> Iterable[Section]:
     size = "" if own.num_bytes is None else f" of {megabytes(own.num_bytes)} MB in all"
     yield Line(
         "Gradients are all-reduced without torch's DDP (Apex-like), in hooks of the backward pass: "

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpprof.engine.finding import Finding, in_ms, only_known, size
-from ddpprof.engine.topic import Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import union
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
 from ddpprof.model import Record, RecordedStep, RpcCall, StepMode
@@ -198,7 +198,7 @@ def one_long_call(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
 _MAX_ROWS = 24
 
 
-def rpc_table(ranks: Sequence[RankRpc]) -> Iterable[Section]:
+def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section]:
     rows = [_row(rank, calls) for rank in ranks for calls in rank.calls]
     if not rows:
         return

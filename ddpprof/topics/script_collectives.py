@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.engine.finding import Finding, in_ms, only_known, size
-from ddpprof.engine.topic import Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
 from ddpprof.layout import ABSENT, Section, clean, ms, table_of
 from ddpprof.model import (
@@ -424,7 +424,7 @@ _LIGHTNING_SYNCS = (
 )
 
 
-def outside_table(calls: Sequence[OutsideCalls]) -> Iterable[Section]:
+def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterable[Section]:
     if calls:
         yield table_of(
             "Collectives outside DDP, per step (medians)",

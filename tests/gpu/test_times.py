@@ -16,7 +16,7 @@ from ddpprof.doctor.harmless import Trained, ddpprof_command, run_command
 from ddpprof.load.run import load_run
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
-from ddpprof.report.rank_summary import bucket_steps
+from ddpprof.topics.buckets.steps import bucket_steps
 
 Train = Callable[..., Trained]
 

@@ -6,10 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 
 from ddpprof.model import Rank, Run
 from ddpprof.report import Report
-from ddpprof.report.rank_summary import bucket_steps
-from ddpprof.report.timeline import Timeline, draw_timeline, drawing_of
-from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.buckets.steps import BucketStep, bucket_steps
 from ddpprof.topics.buckets.traced import find_passes, trace_buckets
+from ddpprof.topics.steps.drawing import Timeline, draw_timeline, drawing_of
 
 
 def build_timeline(

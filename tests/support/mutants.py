@@ -256,6 +256,7 @@ def _show(path: Path, number: int) -> None:
     from ddpprof.render.markdown import render_markdown
     from ddpprof.render.sections import sections
     from ddpprof.render.terminal import render_terminal
+    from ddpprof.topics.steps.drawing import typical_lanes
 
     report = as_json.read_report(path) if path.is_file() else None
     timeline = None
@@ -265,11 +266,11 @@ def _show(path: Path, number: int) -> None:
     if number // 10 % 4 == 0:
         as_json.render_json(report)
     elif number // 10 % 4 == 1:
-        render_markdown("mutant", sections(report, timeline))
+        render_markdown("mutant", sections(report, typical_lanes(timeline, report)))
     elif number // 10 % 40 == 2:
         report_page(report, timeline)
     else:
-        render_terminal(sections(report, timeline), StringIO(), width=100)
+        render_terminal(sections(report, typical_lanes(timeline, report)), StringIO(), width=100)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
-from ddpprof.report.tree import AcrossRanks, LateGradients
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives.table import CollectiveSummary
 from ddpprof.topics.data_parallel import DataParallelReport, DataParallelStep
@@ -21,7 +20,8 @@ from ddpprof.topics.devices import DeviceLoad
 from ddpprof.topics.idle import Idle
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import DeviceUse, RankMemory
-from ddpprof.topics.overlap_slowdown import OverlapSlowdownReport, SlowedKernel
+from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport, SlowedKernel
+from ddpprof.topics.ranks.across import AcrossRanks, LateGradients
 from ddpprof.topics.ranks.arrivals import RankWaiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, RankClock
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, RankLateness, Straggler, Stragglers

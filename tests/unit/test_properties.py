@@ -19,7 +19,7 @@ from ddpprof.render.terminal import render_terminal
 from ddpprof.report.build import build_report
 from ddpprof.topics.buckets.traced import find_passes, trace_buckets
 from ddpprof.topics.kernels import summarise_kernels
-from ddpprof.topics.overlap_slowdown import measure_slowdown
+from ddpprof.topics.overlap_slowdown.measure import measure_slowdown
 from ddpprof.topics.steps.overlap import measure_overlap, measure_trailing, spans_of
 from ddpprof.topics.steps.wrapper_cost import measure_wrapper_cost
 

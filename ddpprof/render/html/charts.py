@@ -18,13 +18,12 @@ import numpy as np
 from ddpprof.layout import MAX_RANKS, PARTS, Bars, Line, clean, duration, median_of, megabytes, ms, three_digits
 from ddpprof.model.whole_run import CurvePoint, WholeRun
 from ddpprof.render.html.page import data_element
-from ddpprof.render.sections.collectives import power_of_two
-from ddpprof.render.sections.cost import kernel_name
-from ddpprof.render.sections.steps import of_device, parts_of_ranks, typical_step
 from ddpprof.report import Report
 from ddpprof.topics.buckets.rows import BucketRow
-from ddpprof.topics.collectives.table import CollectiveSummary
-from ddpprof.topics.overlap_slowdown import SlowedKernel
+from ddpprof.topics.collectives.table import CollectiveSummary, power_of_two
+from ddpprof.topics.kernels import kernel_name
+from ddpprof.topics.overlap_slowdown.view import SlowedKernel
+from ddpprof.topics.steps.view import of_device, parts_of_ranks, typical_step
 
 _BAR, _AROUND = 30, 66
 """height of one bar and of the axis, px"""

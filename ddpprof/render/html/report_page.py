@@ -20,7 +20,6 @@ from ddpprof.render.html.steps import COLUMNS, steps_json
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
-from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.overview import (
     change_nothing,
     finding_texts,
@@ -29,9 +28,10 @@ from ddpprof.render.sections.overview import (
     gain_after_title,
     verdict,
 )
-from ddpprof.render.sections.steps import of_device, typical_step
 from ddpprof.report import Report
-from ddpprof.report.timeline import Timeline
+from ddpprof.topics.failure import failure_lines
+from ddpprof.topics.steps.drawing import Timeline
+from ddpprof.topics.steps.view import of_device, typical_step
 
 _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "step": ranks_chart,
@@ -82,7 +82,7 @@ def _head(report: Report, job: Iterable[Section]) -> str:
         for number in came.numbers
     )
     note = f'<p class="note">{_OF_TILES}</p>' if len(came.numbers) > 1 else ""
-    failed = tuple(failure_lines(report))
+    failed = tuple(failure_lines(report.failure, report)) if report.failure is not None else ()
     job = [section for section in job if section not in failed]
     lines = [section for section in job if isinstance(section, Line) and not section.is_warning]
     rest = [section for section in job if section not in lines]

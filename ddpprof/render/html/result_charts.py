@@ -17,10 +17,10 @@ from ddpprof.layout import clean, ms
 from ddpprof.predict.predict import PredictedParts
 from ddpprof.render.html.charts import Chart, bar_trace, bars_layout, decade_ticks, error_bars, limit_line
 from ddpprof.render.sections.comparison import interval_of
-from ddpprof.render.sections.cost import WRAPPER_PARTS
 from ddpprof.render.sections.experiments import PARTS, short_label
 from ddpprof.report.whatif import WhatIf
 from ddpprof.statistics.paired_ratio import Ratio
+from ddpprof.topics.steps.view import WRAPPER_PARTS
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6

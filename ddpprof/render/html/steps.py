@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpprof.layout import PARTS
-from ddpprof.render.sections.steps import bar_parts_ns, typical_step, worth_seeing
 from ddpprof.report import Report, StepReport
+from ddpprof.topics.steps.view import bar_parts_ns, typical_step, worth_seeing
 
 _MAX_TIMELINES = 4
 """most timelines drawn at first, if there are more ranks than a screen has room for"""

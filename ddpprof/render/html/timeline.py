@@ -15,7 +15,7 @@ from ddpprof.layout import clean, megabytes
 from ddpprof.model import Collectives, Phase, Work
 from ddpprof.model.tables import rows_of
 from ddpprof.render.html.charts import bucket_label
-from ddpprof.report.timeline import RankTimeline, Timeline
+from ddpprof.topics.steps.drawing import RankTimeline, Timeline
 from ddpprof.topics.steps.timeline import BucketSpan, StepTimeline
 
 MAX_SPANS = 60_000

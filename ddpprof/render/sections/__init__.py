@@ -1,4 +1,4 @@
-"""The content, order and words of a report. Terminal, Markdown and pages draw these sections."""
+"""The chapters of a report, and what stands in each. Terminal, Markdown and pages draw these sections."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from dataclasses import dataclass
 
 from ddpprof.engine.topic import Chapter
 from ddpprof.layout import Section
-from ddpprof.render.sections.bound import bound_lines
-from ddpprof.render.sections.buckets import bucket_tables
-from ddpprof.render.sections.collectives import collective_table
-from ddpprof.render.sections.cost import recording_cost_line, slowdown_section, unusual_steps_line, wrapper_table
-from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.job import attempt_table, job_lines, missing_lines
-from ddpprof.render.sections.lanes import step_lanes
+from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.overview import finding_list, is_all_noise
-from ddpprof.render.sections.ranks import straggler_table, waiting_table
-from ddpprof.render.sections.steps import device_table, idle_table, overlap_table, spread_table, step_bars, typical_step
-from ddpprof.render.sections.whole_run import whole_run_tables
 from ddpprof.report import Report
-from ddpprof.report.timeline import Timeline
 from ddpprof.report.topics import sections_of_topics
 
 
@@ -33,42 +23,32 @@ class Topic:
     sections: tuple[Section, ...]
 
 
-_Maker = Callable[[Report], Iterable[Section]]
-
-
-def _of_topics(chapter: Chapter) -> _Maker:
-    return lambda report: sections_of_topics(report, chapter)
-
-
-_TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
-    (
-        "job",
-        "The job",
-        (failure_lines, attempt_table, job_lines, _of_topics("job"), unusual_steps_line, missing_lines),
-    ),
-    (
-        "step",
-        "Where the time of a step goes",
-        (step_bars, spread_table, overlap_table, idle_table, _of_topics("step"), device_table),
-    ),
-    ("buckets", "Buckets", (bucket_tables,)),
-    ("collectives", "Collectives", (collective_table, _of_topics("collectives"))),
-    ("ranks", "Ranks compared", (straggler_table, waiting_table)),
-    ("slowdown", "Slowdown by communication", (slowdown_section,)),
-    ("whole-run", "The whole run", (whole_run_tables,)),
-    ("cost", "What DDP and the recording cost", (wrapper_table, _of_topics("cost"), recording_cost_line)),
-    ("findings", "What to change", (finding_list, bound_lines)),
+_TOPICS: Sequence[tuple[str, str, tuple[Chapter | Callable[[Report], Iterable[Section]], ...]]] = (
+    ("job", "The job", ("ending", job_lines, "job", "notes", missing_lines)),
+    ("step", "Where the time of a step goes", ("times", "step", "devices")),
+    ("buckets", "Buckets", ("buckets",)),
+    ("collectives", "Collectives", ("collectives",)),
+    ("ranks", "Ranks compared", ("ranks",)),
+    ("slowdown", "Slowdown by communication", ("slowdown",)),
+    ("whole-run", "The whole run", ("whole-run",)),
+    ("cost", "What DDP and the recording cost", ("cost", "recording")),
+    ("findings", "What to change", (finding_list, "findings")),
 )
+"""name and title of each, and what stands in it: sections of topics, or of the report as a whole"""
 
 
 def topics(report: Report) -> tuple[Topic, ...]:
     """Return all topics of a report, without empty sections and topics."""
     found = (
         Topic(name, _ALL_NOISE if name == "findings" and is_all_noise(report) else title, made)
-        for name, title, makers in _TOPICS
-        if (made := tuple(section for make in makers for section in make(report)))
+        for name, title, parts in _TOPICS
+        if (made := tuple(section for part in parts for section in _made(report, part)))
     )
     return tuple(found)
+
+
+def _made(report: Report, part: Chapter | Callable[[Report], Iterable[Section]]) -> Iterable[Section]:
+    return sections_of_topics(report, part) if isinstance(part, str) else part(report)
 
 
 _ALL_NOISE = "Nothing to change beyond noise"
@@ -77,13 +57,10 @@ _ALL_NOISE = "Nothing to change beyond noise"
 TOPICS = tuple(name for name, _, _ in _TOPICS)
 
 
-def sections(report: Report, timeline: Timeline | None = None, only: str | None = None) -> tuple[Section, ...]:
-    """Return the sections of all topics or one, with a drawing of the step that the bars show."""
+def sections(report: Report, drawn_step: Iterable[Section] = (), only: str | None = None) -> tuple[Section, ...]:
+    """Return the sections of all topics or one. `drawn_step`: a drawing of the step that the bars show."""
     found: list[Section] = []
     for topic in topics(report):
-        if only not in (None, topic.name):
-            continue
-        number = typical_step(report) if topic.name == "step" and timeline is not None else None
-        found += step_lanes(timeline, number) if timeline is not None and number is not None else ()
-        found += topic.sections
+        if only in (None, topic.name):
+            found += (*(drawn_step if topic.name == "step" else ()), *topic.sections)
     return tuple(found)

@@ -9,9 +9,9 @@ from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
-from ddpprof.render.sections.cost import kernel_name
 from ddpprof.statistics.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.kernels import kernel_name
 
 _MAX_BUCKETS = 24
 _MAX_KERNELS = 10

@@ -25,17 +25,16 @@ from ddpprof.layout import (
 )
 from ddpprof.model.backends import is_accelerator
 from ddpprof.model.tried import Measured
-from ddpprof.render.sections.bound import bound_remarks
-from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
-from ddpprof.render.sections.failure import failure_lines, failure_sentence
-from ddpprof.render.sections.job import attempt_table, job_lines, missing_lines
-from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.steps import left_out, step_bars, typical_step
-from ddpprof.render.sections.whole_run import hang_line, whole_run_line
+from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.report import Report
-from ddpprof.report.timeline import Timeline
 from ddpprof.report.topics import file_of, sections_of_topics
 from ddpprof.step_options import STEP_OPTIONS, default_steps, options_for
+from ddpprof.topics.attempts import attempt_table
+from ddpprof.topics.bound import bound_remarks
+from ddpprof.topics.failure import failure_lines, failure_sentence
+from ddpprof.topics.steps.drawing import Timeline, typical_lanes
+from ddpprof.topics.steps.view import left_out, recording_cost_line, step_bars, unusual_steps_line
+from ddpprof.topics.whole_run import hang_line, whole_run_line
 
 FINDINGS = "Findings"
 NOT_BEYOND_NOISE = "Not beyond noise"
@@ -335,13 +334,13 @@ def first_screen(
     return tuple(
         section
         for part in (
-            failure_lines(report),
+            failure_lines(report.failure, report) if report.failure is not None else (),
             hang_line(report),
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
             sections_of_topics(report, "job"),
             _verdict(report),
-            whole_run_line(report),
-            attempt_table(report),
+            whole_run_line(report.whole_run),
+            attempt_table(report.attempts, report) if report.attempts else (),
             _at_most(_MOST_LINES, (*unusual_steps_line(report), *missing_lines(report)), "notes", paths),
             _step(report, timeline),
             _findings(report),
@@ -366,9 +365,7 @@ def _verdict(report: Report) -> Iterator[Section]:
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
     """Draw the typical step; if none was profiled, what is known of the time of a step."""
-    number = typical_step(report)
-    lanes = () if timeline is None or number is None else tuple(step_lanes(timeline, number))
-    return lanes or (*_bars(report), *sections_of_topics(report, "step"))
+    return typical_lanes(timeline, report) or (*_bars(report), *sections_of_topics(report, "step"))
 
 
 def _bars(report: Report) -> Iterator[Section]:

@@ -25,8 +25,8 @@ from ddpprof.model import CollectiveKind
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections import sections
 from ddpprof.report import LightStepReport, RankReport, Report, StepReport
-from ddpprof.report.timeline import Drawing
 from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
+from ddpprof.topics.steps.drawing import Drawing
 
 
 def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:

@@ -16,9 +16,9 @@ from ddpprof.model import UNKNOWN, CollectiveKind, Step
 from ddpprof.model.backends import ON_HOST
 from ddpprof.model.plugin import PluginCollective, PluginView
 from ddpprof.report.rank_summary import RankSummary
-from ddpprof.report.timeline import DrawnRank
 from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives
 from ddpprof.topics.collectives.table import sizes_of_rows
+from ddpprof.topics.steps.drawing import DrawnRank
 
 _NAMES = {
     CollectiveKind.ALL_REDUCE: "all_reduce",
@@ -81,7 +81,7 @@ def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
 
 def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
     assert summary.trace is not None, "a rank that is drawn has a trace"
-    table = summary.trace.collectives
+    table = summary.trace.collectives.collectives
     comm = table.collectives
     on_host = any(about.names[name].startswith(_HOST_BACKENDS) for name in np.unique(comm.name).tolist())
     start_ns, end_ns = comm.start_ns.copy(), comm.end_ns.copy()
@@ -92,7 +92,7 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
             end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
     counts = np.isin(comm.step, about.measured) & (end_ns > start_ns)
     steps = tuple(about.steps[index] for index in about.measured)
-    return _ShownRank(about, table, summary.trace.message_bytes, on_host, steps, start_ns, end_ns, counts)
+    return _ShownRank(about, table, summary.trace.collectives.message_bytes, on_host, steps, start_ns, end_ns, counts)
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:

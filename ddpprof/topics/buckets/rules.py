@@ -16,6 +16,7 @@ from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
 from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.view import bucket_tables
 
 Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
@@ -418,4 +419,5 @@ BUCKETS: Topic[None, tuple[BucketRow, ...]] = Topic(
         better_buckets,
         late_parameter,
     ),
+    sections={"buckets": bucket_tables},
 )

@@ -19,7 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.intervals import union_of
-from ddpprof.model import UNKNOWN, BackwardPass, CollectiveKind, DdpModule, Mark, Phase, RecordedStep, Trace
+from ddpprof.model import (
+    UNKNOWN,
+    BackwardPass,
+    CollectiveKind,
+    DdpModule,
+    Mark,
+    Phase,
+    Rank,
+    RecordedStep,
+    StepMode,
+    Trace,
+)
 from ddpprof.model.tables import HOOK_NODE
 
 
@@ -216,3 +227,13 @@ def gradient_hooks(trace: Trace) -> NDArray[np.int64]:
     marks = trace.host_spans
     is_hook = np.array([name.endswith(HOOK_NODE) for name in trace.names], np.bool_)
     return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])
+
+
+def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
+    """Return buckets from profiled steps if the rank has them, or else from light recording."""
+    if rank.record is None:
+        return []
+    wanted = StepMode.PROFILED if rank.trace is not None and rank.trace.steps else StepMode.LIGHT
+    steps = [step for step in rank.record.steps if step.mode is wanted]
+    trace = rank.trace if wanted is StepMode.PROFILED else None
+    return [row for step in steps for row in measure_buckets(modules, step, trace)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
 from ddpprof.engine.finding import Finding, in_ms, only_known, size
-from ddpprof.engine.topic import FileMeasures, Topic, View
+from ddpprof.engine.topic import FileMeasures, ReportView, Topic, View
 from ddpprof.layout import (
     Column,
     Line,
@@ -158,7 +158,7 @@ _PARTS: tuple[tuple[str, Callable[[HorovodStep], int]], ...] = (
 )
 
 
-def horovod_tables(summary: HorovodSummary) -> Iterable[Section]:
+def horovod_tables(summary: HorovodSummary, _report: ReportView) -> Iterable[Section]:
     if summary.steps:
         yield _steps(summary)
         yield _tensors(summary)

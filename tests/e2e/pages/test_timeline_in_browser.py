@@ -12,8 +12,8 @@ from large_runs import kernel_run
 from pages import Show, body, page_of, plotted
 
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.sections.steps import worth_seeing
 from ddpprof.report.build import build_report
+from ddpprof.topics.steps.view import worth_seeing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

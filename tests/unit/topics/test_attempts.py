@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from tables import ddp_module, record, recorded
 
 from ddpprof.model import Attempt, Record
-from ddpprof.render.sections.job import how_it_ended
 from ddpprof.statistics.shift import Shift
-from ddpprof.topics.attempts import AttemptChange, summarise_attempts
+from ddpprof.topics.attempts import AttemptChange, how_it_ended, summarise_attempts
 from ddpprof.topics.failure import RankEnd
 
 

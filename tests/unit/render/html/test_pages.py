@@ -30,8 +30,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.run import load_run
 from ddpprof.render.html.page import plotly_source
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.sections.steps import worth_seeing
 from ddpprof.report import Report
+from ddpprof.topics.steps.view import worth_seeing
 
 VOID = {"meta", "input", "br", "link", "img"}
 

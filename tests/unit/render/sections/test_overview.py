@@ -23,11 +23,10 @@ from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections.overview import Number, change_sentence, finding_list, first_screen, verdict
-from ddpprof.render.sections.steps import spread_table
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report import Report
-from ddpprof.report.tree import LightStepReport
+from ddpprof.report import LightStepReport, Report
 from ddpprof.topics.failure import Failure, RankEnd
+from ddpprof.topics.steps.view import spread_table
 
 SURE = Finding("late", "A rank is late", "in all steps", "Look at it.", 5_000_000)
 NOISE = Finding("large", "A bucket is large", "it has 25 MB", "Split it.", 3_000_000, is_noise=True)

@@ -8,9 +8,9 @@ import pytest
 from reports import report
 
 from ddpprof.layout import Line, Remarks
-from ddpprof.render.sections.cost import recording_cost_line
 from ddpprof.render.sections.overview import first_screen
 from ddpprof.report import Report
+from ddpprof.topics.steps.view import recording_cost_line
 
 
 def with_cost(light_ratio: float, profiled_ns: int) -> Report:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from torch.nn.parallel import distributed
 
-from ddpprof.render.error_words import advice_on_error, shortened
+from ddpprof.topics.error_words import advice_on_error, shortened
 
 TWICE = (
     "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons: "

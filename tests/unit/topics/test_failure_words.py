@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from reports import report
@@ -15,10 +16,9 @@ from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.overview import finding_list, verdict
 from ddpprof.render.terminal import render_terminal
-from ddpprof.topics.failure import Failure, RankEnd
+from ddpprof.topics.failure import Failure, RankEnd, failure_lines
 
 KILLED_WORKER = "DataLoader worker (pid 7) is killed by signal: Killed."
 LOST = (
@@ -38,8 +38,8 @@ def end(
     return RankEnd(rank, "a", ended, is_consequence, num_steps, exit_code=exit_code)
 
 
-def told(failure: Failure) -> list[str]:
-    return [line.text for line in failure_lines(report(failure=failure)) if isinstance(line, Line)]
+def told(failure: Failure, **changes: Any) -> list[str]:
+    return [line.text for line in failure_lines(failure, report(**changes)) if isinstance(line, Line)]
 
 
 BOOM = Failure(end(1, "failed: ValueError: boom", 14), (end(0, LOST, 14, is_consequence=True),), ())
@@ -176,7 +176,7 @@ def test_errors_are_text() -> None:
 def test_an_error_of_ddp_is_followed_by_what_to_do() -> None:
     twice = "failed: RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the…"
     failure = Failure(end(1, twice, 0), (end(0, twice, 0),), ())
-    first, advice, other = (line.text for line in failure_lines(report(failure=failure)) if isinstance(line, Line))
+    first, advice, other = told(failure)
     assert first == (
         "The job failed: rank 1 failed after 0 steps: RuntimeError: Expected to mark a variable ready only once."
     )
@@ -188,8 +188,7 @@ def test_an_error_of_ddp_is_followed_by_what_to_do() -> None:
 def test_no_guess_at_uneven_batches_beside_a_finding_that_tells_more(is_known: bool) -> None:
     failure = Failure(None, (end(0, LOST, 119, is_consequence=True),), (end(1, "finished", 119),))
     skipped = Finding("skipped-backward", "Rank 1 skipped", "", "", None, is_correctness=True)
-    made = report(failure=failure, findings=(skipped,) if is_known else ())
-    last = [line.text for line in failure_lines(made) if isinstance(line, Line)][-1]
+    last = told(failure, findings=(skipped,) if is_known else ())[-1]
     assert last.startswith("Rank 1 had finished after 119 steps.")
     assert ("different numbers of batches" in last) is not is_known
 
@@ -197,8 +196,7 @@ def test_no_guess_at_uneven_batches_beside_a_finding_that_tells_more(is_known: b
 def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
     first = replace(end(0, None, 31, exit_code=-6), collective="all_reduce", place="a.py:8 in f", backend="gloo")
     lost = replace(end(1, LOST, 31, is_consequence=True), collective="broadcast", place="a.py:9 in f")
-    made = report(failure=Failure(first, (lost,), ()))
-    died, own, other, why, _ = (line.text for line in failure_lines(made) if isinstance(line, Line))
+    died, own, other, why, _ = told(Failure(first, (lost,), ()))
     assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
     assert why.startswith("Gloo ends a process like this if it receives more data than it expects. Every rank must")
@@ -215,5 +213,4 @@ def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
 def test_another_abort_is_not_explained_by_gloo(collective: str | None, backend: str | None) -> None:
     first = replace(end(0, None, 31, exit_code=-6), collective=collective, place="a.py:8 in f", backend=backend)
     lost = replace(end(1, LOST, 31, is_consequence=True), collective="barrier", place="a.py:9 in f")
-    made = report(failure=Failure(first, (lost,), ()))
-    assert not any("Gloo" in line.text for line in failure_lines(made) if isinstance(line, Line))
+    assert not any("Gloo" in text for text in told(Failure(first, (lost,), ())))

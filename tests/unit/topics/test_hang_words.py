@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
-from ddpprof.render.hang_words import standstill_line, verdict_line, verdict_lines
+from ddpprof.topics.hang_words import standstill_line, verdict_line, verdict_lines
 
 S = 1_000_000_000
 HANGING = Verdict(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ddpprof.engine.topic import ReportView
 from ddpprof.layout import ABSENT, Section, Table, clean, columns, cut_off, megabytes, ms, notes, optional
-from ddpprof.report import Report
 from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.own_reduction import OWN_REDUCTION
+from ddpprof.topics.steps.view import steps_of
 
 _MAX_BUCKETS = 24
 
@@ -39,15 +41,14 @@ _BY_HOST_MEANS = "host: when the training thread launched the work; the accelera
 _BY_DEVICE_MEANS = "device: when the accelerator did the work, on the host's clock"
 
 
-def bucket_tables(report: Report) -> Iterable[Section]:
-    buckets = report.buckets[:_MAX_BUCKETS]
-    if not buckets:
-        return
-    note = cut_off(len(report.buckets), _MAX_BUCKETS, "buckets")
+def bucket_tables(found: Sequence[BucketRow], report: ReportView) -> Iterable[Section]:
+    buckets, is_ddps = found[:_MAX_BUCKETS], report[OWN_REDUCTION] is None
+    note = cut_off(len(found), _MAX_BUCKETS, "buckets")
     recorded = any(bucket.first_parameter is not None for bucket in buckets)
-    alone = _FROM_A_TRACE_ALONE if report.own_reduction is None else _NOT_OF_DDP
-    since = "the end of the forward" if report.own_reduction is None else "the backward pass began"
+    alone = _FROM_A_TRACE_ALONE if is_ddps else _NOT_OF_DDP
+    since = "the end of the forward" if is_ddps else "the backward pass began"
     yield from _tables_of_times(
+        buckets,
         report,
         since,
         notes(
@@ -66,24 +67,21 @@ def bucket_tables(report: Report) -> Iterable[Section]:
         )
 
 
-def _tables_of_times(report: Report, since: str, note: str) -> Iterable[Section]:
+def _tables_of_times(buckets: Sequence[BucketRow], report: ReportView, since: str, note: str) -> Iterable[Section]:
     """Yield tables of times; for an accelerator, the host's and the device's times go into separate tables."""
-    after = f", ms after {since} ({_medians(report.buckets[:_MAX_BUCKETS])})"
-    if not report.times:
-        yield _table(report, f"Gradient buckets{after}", tuple(_CELLS), note)
+    after = f", ms after {since} ({_medians(buckets)})"
+    if not report.on_accelerator:
+        yield _table(buckets, report, f"Gradient buckets{after}", tuple(_CELLS), note)
         return
-    yield _table(report, f"Gradient buckets on the host{after}", _BY_HOST, notes(_BY_HOST_MEANS, note))
-    yield _table(report, f"Gradient buckets on the device{after}", _BY_DEVICE, _BY_DEVICE_MEANS)
+    yield _table(buckets, report, f"Gradient buckets on the host{after}", _BY_HOST, notes(_BY_HOST_MEANS, note))
+    yield _table(buckets, report, f"Gradient buckets on the device{after}", _BY_DEVICE, _BY_DEVICE_MEANS)
 
 
-def _table(report: Report, title: str, names: Sequence[str], note: str) -> Table:
+def _table(buckets: Sequence[BucketRow], report: ReportView, title: str, names: Sequence[str], note: str) -> Table:
     return Table(
         title,
         columns("bucket", *names, words=("late",)),
-        tuple(
-            (_bucket_name(report, bucket), *(_CELLS[name](bucket) for name in names))
-            for bucket in report.buckets[:_MAX_BUCKETS]
-        ),
+        tuple((_bucket_name(report, bucket), *(_CELLS[name](bucket) for name in names)) for bucket in buckets),
         note,
     )
 
@@ -92,28 +90,28 @@ def _medians(buckets: Sequence[BucketRow]) -> str:
     return "medians" if all(bucket.num_passes == 1 for bucket in buckets) else "medians over all backward passes"
 
 
-def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
+def _several_passes(report: ReportView, buckets: Sequence[BucketRow]) -> str:
     """Say how many synchronised backward passes a step has, if it has more than one."""
     passes = {bucket.module: bucket.num_passes for bucket in buckets if bucket.num_passes > 1}
     if not passes:
         return ""
-    if len(report.job.modules) < 2:
+    if len(report.modules) < 2:
         return f"a step has {passes[0]} synchronized backward passes, and each sends every bucket"
     counts = ", ".join(f"{number} through module {module}" for module, number in passes.items())
     return f"a step has several synchronized backward passes ({counts}), and each sends every bucket"
 
 
-def _not_found(report: Report, buckets: Sequence[BucketRow]) -> str:
+def _not_found(report: ReportView, buckets: Sequence[BucketRow]) -> str:
     """Say why the profiled steps do not show when buckets were sent."""
-    is_profiled = any(rank.steps for rank in report.ranks)
+    is_profiled = any(rank.steps for rank in steps_of(report))
     is_told = any(bucket.launched_ns is not None or bucket.started_ns is not None for bucket in buckets)
     return _UNTOLD if is_profiled and not is_told else ""
 
 
-def _parameters(report: Report, b: BucketRow) -> tuple[str, ...]:
+def _parameters(report: ReportView, b: BucketRow) -> tuple[str, ...]:
     names = (b.first_parameter, b.last_parameter, b.slowest_parameter)
     return (_bucket_name(report, b), *(ABSENT if name is None else clean(name) for name in names))
 
 
-def _bucket_name(report: Report, bucket: BucketRow) -> str:
-    return str(bucket.index) if len(report.job.modules) < 2 else f"{bucket.module}/{bucket.index}"
+def _bucket_name(report: ReportView, bucket: BucketRow) -> str:
+    return str(bucket.index) if len(report.modules) < 2 else f"{bucket.module}/{bucket.index}"

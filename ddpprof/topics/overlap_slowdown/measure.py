@@ -20,23 +20,18 @@ shows that; baseline durations are multiplied by it before they are compared.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.change import environment_change
-from ddpprof.engine.finding import Finding, in_ms, only_known
-from ddpprof.engine.numbers import Number
-from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans
 from ddpprof.model import Int32Column, Int64Column, Kernel, Trace
-from ddpprof.model.backends import backend_of
-from ddpprof.topics.kernels import MOST_KERNELS, KernelRuns, batches_of_kernels, runs_of_kernels
+from ddpprof.topics.kernels import KernelRuns, batches_of_kernels, runs_of_kernels
 from ddpprof.topics.steps.overlap import spans_of
 
 if TYPE_CHECKING:
@@ -346,103 +341,3 @@ def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column
 
 def _as_array(values: NDArray[np.float64]) -> Ratios:
     return array("d", values.tobytes())
-
-
-@dataclass(frozen=True, slots=True)
-class SlowedKernel:
-    """One kernel under communication compared with itself alone."""
-
-    kernel: Kernel
-    ratio: Annotated[
-        float | None, Number("its duration during communication divided by its duration without; null if unknown")
-    ]
-    num_covered: int
-    num_alone: int
-    covered_ns: int
-    """per step and rank"""
-    lost_ns: Annotated[int, Number("time that it loses to communication, per step and rank")]
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapSlowdownReport:
-    """How much communication slows concurrent computation. Times are ns per step and rank."""
-
-    reason: str | None
-    """reason if it is unknown"""
-    ratio: float | None
-    lost_ns: int | None
-    covered_ns: int
-    """computation during communication"""
-    known_share: float | None
-    """share that is from kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
-    knows_input_shapes: bool
-    num_steps: int
-    """number of steps of all ranks together"""
-    kernels: tuple[SlowedKernel, ...]
-    """kernels, most time lost first"""
-    num_baseline_steps: int = 0
-    """number of steps without communication, of all ranks together"""
-    control: float | None = None
-    """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
-
-
-def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:
-    """Return how much communication slows kernels, on all ranks together."""
-    kernels = tuple(_slowed(row, slowdown.num_steps) for row in slowdown.kernels if row.ratio is not None)
-    return OverlapSlowdownReport(
-        reason=slowdown.reason,
-        ratio=slowdown.ratio,
-        lost_ns=slowdown.lost_ns_per_step,
-        covered_ns=round(slowdown.covered_ns / slowdown.num_steps) if slowdown.num_steps else 0,
-        known_share=slowdown.known_share,
-        knows_input_shapes=slowdown.knows_input_shapes,
-        num_steps=slowdown.num_steps,
-        kernels=kernels[:MOST_KERNELS],
-        num_baseline_steps=num_baseline_steps,
-        control=slowdown.control,
-    )
-
-
-def _slowed(row: KernelSlowdown, num_steps: int) -> SlowedKernel:
-    return SlowedKernel(
-        kernel=row.kernel,
-        ratio=row.ratio,
-        num_covered=row.num_compared,
-        num_alone=row.num_alone,
-        covered_ns=round(row.compared_ns / num_steps),
-        lost_ns=round(row.lost_ns / num_steps),
-    )
-
-
-def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Finding]:
-    """Report computation that is slower because communication shares its device."""
-    if not view.worth(slowdown.lost_ns) or slowdown.ratio is None or (slowdown.known_share or 0) < ENOUGH_KNOWN:
-        return
-    if slowdown.control is not None and abs(slowdown.control - 1) >= slowdown.ratio - 1:
-        return  # the steps to compare with differed by more than the effect of communication
-    may_be_other_work = view.shares_cores and slowdown.control is None
-    variables = backend_of(view.backend).to_slow_it
-    other_work = "; other work on these cores may be the cause (use --baseline-steps to find out)"
-    yield Finding(
-        "overlap-slowdown",
-        f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
-        f"{in_ms(slowdown.lost_ns or 0)} per step is lost in kernels that also ran without communication "
-        f"({slowdown.known_share:.0%} of the computation under communication); the step loses only the part on its "
-        f"critical path{other_work if may_be_other_work else ''}",
-        _advice(view),
-        slowdown.lost_ns,
-        is_noise=may_be_other_work,
-        change=environment_change(**variables) if variables else None,
-        numbers=only_known(slowdown_ratio=slowdown.ratio, lost_ns=slowdown.lost_ns, known_share=slowdown.known_share),
-    )
-
-
-def _advice(view: View) -> str:
-    threads, cores, backend = view.num_threads, view.cores_per_rank, backend_of(view.backend)
-    has_a_core_left = threads is None or cores is None or threads == 1 or threads < cores
-    if backend.runs_on_host and has_a_core_left:  # or its threads would not give it one
-        return backend_of(None).on_slow_computation
-    return backend.on_slow_computation
-
-
-OVERLAP_SLOWDOWN: Topic[None, OverlapSlowdownReport] = Topic("overlap_slowdown", rules=(overlap_slowdown,))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ddpprof.engine.frameworks import TRAIN_WITHIN_JOIN
 from ddpprof.layout import clean, count
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
-from ddpprof.render.error_words import advice_on_error, is_of_worker, killer_sentence, shortened, signal_name
+from ddpprof.topics.error_words import advice_on_error, is_of_worker, killer_sentence, shortened, signal_name
 from ddpprof.topics.hangs import SAME_COLLECTIVES, SKIP_TOGETHER, ZERO_LOSS
 from ddpprof.words import listed, ranks_in_words
 

@@ -1,68 +1,90 @@
-"""Where the time of a step goes, how much communication is hidden, and which step and ranks are shown."""
+"""Where the time of a step goes, how much communication is hidden, and what DDP and ddpprof cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
+from ddpprof.engine.topic import ReportView, Topic
 from ddpprof.layout import (
     MAX_RANKS,
     PARTS,
     Bar,
     Bars,
     Column,
+    Line,
     Section,
     Table,
     columns,
     count,
     cut_off,
     mean_of,
+    median_of,
     ms,
     notes,
     percent,
 )
-from ddpprof.report import RankReport, Report
+from ddpprof.topics.ranks.across import ACROSS
+from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.steps.breakdown import Breakdown
+from ddpprof.topics.steps.measure import RankReport
+from ddpprof.topics.whole_run import WHOLE_RUN
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""
 
+_UNUSUAL = 1.5
+"""factor above which steps are unusually long"""
+_LEAST_STEPS = 20
+"""minimum number of ordinary steps for a typical step time"""
+
+WRAPPER_PARTS = {
+    "pre_forward_ns": "pre-forward",
+    "unused_search_ns": "unused search",
+    "copy_in_ns": "copy in",
+    "launch_ns": "launch",
+    "copy_out_ns": "copy out",
+    "finalise_ns": "finalise",
+}
+"""names of the fields of `WrapperCost` and `WrapperParts`"""
 _LAUNCHES = (
     "time that the host took to launch each part; only profiled steps show when and for how long the accelerator worked"
 )
 
 
-def step_bars(report: Report) -> Iterable[Section]:
-    bars = [bar for rank in report.ranks if (bar := _bar(report, rank)) is not None]
+def step_bars(report: ReportView) -> Iterable[Section]:
+    bars = [bar for rank in steps_of(report) if (bar := _bar(report, rank)) is not None]
     if bars:
         title = f"A step by kind of work, ms{of_device(report)} ({mean_of_steps(report)})"
         yield from _drawn(report, title, PARTS, bars, _left_out(report))
         return
-    bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
+    bars = [bar for rank in steps_of(report) if (bar := _recorded_bar(rank)) is not None]
     if bars:
         title = "A step by kind of work, ms (mean of lightly recorded steps)"
-        if report.times:
+        if report.on_accelerator:
             title = "Host time per step, by phase, ms (mean of lightly recorded steps)"
-        yield from _drawn(report, title, RECORDED_PARTS, bars, _LAUNCHES if report.times else "")
+        yield from _drawn(report, title, RECORDED_PARTS, bars, _LAUNCHES if report.on_accelerator else "")
 
 
-def of_device(report: Report) -> str:
+def of_device(report: ReportView) -> str:
     """Return words for a title that say that its times are the accelerator's, if there is one."""
-    return " of the device" if report.times else ""
+    return " of the device" if report.on_accelerator else ""
 
 
-def mean_of_steps(report: Report) -> str:
+def mean_of_steps(report: ReportView) -> str:
     """Return words that say over which profiled steps a table's numbers are means."""
-    number = max((len(report.averaged(rank)) for rank in report.ranks), default=0)
+    number = max((len(rank.averaged(report.usual_steps)) for rank in steps_of(report)), default=0)
     return f"mean of {count(number, 'profiled step')}"
 
 
-def left_out(report: Report) -> dict[int, float]:
+def left_out(report: ReportView) -> dict[int, float]:
     """Return the profiled steps left out of all means since they took far longer, and how many times as long."""
     lengths: dict[int, int] = {}
-    measured = [step for rank in report.ranks for step in rank.measured_steps]
+    measured = [step for rank in steps_of(report) for step in rank.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
     for step in (step for step in measured if step.step not in cut_off):
         lengths[step.step] = max(step.duration_ns, lengths.get(step.step, 0))
@@ -71,7 +93,7 @@ def left_out(report: Report) -> dict[int, float]:
     return {number: lengths[number] / usual_ns for number in unusual}
 
 
-def _left_out(report: Report) -> str:
+def _left_out(report: ReportView) -> str:
     said = [f"step {number}, {ratio:.1f} × as long" for number, ratio in left_out(report).items()]
     if cut_off := _cut_off(report):
         steps = f"{'step' if len(cut_off) == 1 else 'steps'} {' and '.join(map(str, cut_off))}"
@@ -79,15 +101,17 @@ def _left_out(report: Report) -> str:
     return f"excluded from all means: {', '.join(said)}" if said else ""
 
 
-def _cut_off(report: Report) -> list[int]:
-    measured = [step for rank in report.ranks for step in rank.measured_steps if step.step not in report.usual_steps]
+def _cut_off(report: ReportView) -> list[int]:
+    measured = [
+        step for rank in steps_of(report) for step in rank.measured_steps if step.step not in report.usual_steps
+    ]
     return sorted({step.step for step in measured if not step.is_whole}) if report.usual_steps else []
 
 
-def idle_table(report: Report) -> Iterable[Section]:
+def idle_table(report: ReportView) -> Iterable[Section]:
     rows = []
-    for rank in report.ranks:
-        steps = report.averaged(rank)
+    for rank in steps_of(report):
+        steps = rank.averaged(report.usual_steps)
         idle = [step.idle for step in steps if step.idle is not None]
         if any(causes.idle_ns for causes in idle):
             means = (
@@ -108,7 +132,7 @@ def idle_table(report: Report) -> Iterable[Section]:
 
 
 def _drawn(
-    report: Report, title: str, parts: tuple[str, ...], bars: Sequence[Bar], note: str = ""
+    report: ReportView, title: str, parts: tuple[str, ...], bars: Sequence[Bar], note: str = ""
 ) -> Iterable[Section]:
     rows = [(bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in bars]
     table = rank_table(report, "", ("rank", *parts, "step"), rows, note)
@@ -117,8 +141,8 @@ def _drawn(
     yield table
 
 
-def _bar(report: Report, rank: RankReport) -> Bar | None:
-    parts = [bar_parts_ns(step.parts) for step in report.averaged(rank) if step.parts is not None]
+def _bar(report: ReportView, rank: RankReport) -> Bar | None:
+    parts = [bar_parts_ns(step.parts) for step in rank.averaged(report.usual_steps) if step.parts is not None]
     return _mean_bar(rank, parts) if parts else None
 
 
@@ -141,10 +165,10 @@ def _recorded_bar(rank: RankReport) -> Bar | None:
     return _mean_bar(rank, parts) if parts else None
 
 
-def overlap_table(report: Report) -> Iterable[Section]:
+def overlap_table(report: ReportView) -> Iterable[Section]:
     rows = []
-    for rank in report.ranks:
-        steps = report.averaged(rank)
+    for rank in steps_of(report):
+        steps = rank.averaged(report.usual_steps)
         if not steps:
             continue
         talks = any(s.num_comm_kernels for s in steps)
@@ -173,22 +197,23 @@ def overlap_table(report: Report) -> Iterable[Section]:
         )
 
 
-def typical_step(report: Report) -> int | None:
+def typical_step(report: ReportView) -> int | None:
     """Return the profiled step of median length, by its slowest rank: one step for all ranks."""
     longest: dict[int, int] = {}
-    for rank in report.ranks:
+    for rank in steps_of(report):
         for step in rank.measured_steps:
             longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
     in_order = sorted(longest, key=lambda number: longest[number])
     return in_order[(len(in_order) - 1) // 2] if in_order else None
 
 
-def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
+def worth_seeing(report: ReportView, most: int = MAX_RANKS) -> tuple[int, ...]:
     """Return all ranks if they are few; of many, the stragglers, slowest, fastest, first, last and some in between."""
-    numbers = [rank.rank for rank in report.ranks]
+    numbers = [rank.rank for rank in steps_of(report)]
     if len(numbers) <= most:
         return tuple(numbers)
-    late = report.across.stragglers if report.across is not None else None
+    across = report[ACROSS]
+    late = across.stragglers if across is not None else None
     stragglers = [one.rank for one in late.stragglers] if late is not None else []
     by_length = _by_own_time(report, typical_step(report)) or numbers
     even = [by_length[round(at * (len(by_length) - 1) / (most - 1))] for at in range(most)]
@@ -196,11 +221,11 @@ def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
     return tuple(sorted(list(found)[:most]))
 
 
-def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
+def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
     """Return ranks by computing time, longest last. Waiting is left out, as it makes all steps of a job alike."""
     busy = {
         rank.rank: one.parts.step_ns - one.parts.exposed_comm_ns - one.parts.idle_ns
-        for rank in report.ranks
+        for rank in steps_of(report)
         for one in rank.measured_steps
         if one.step == step and one.parts is not None
     }
@@ -208,14 +233,14 @@ def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
 
 
 def rank_table(
-    report: Report, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
+    report: ReportView, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
 ) -> Table:
     """Return a table with a row per rank, or with those worth showing. The first cell of each row is the rank."""
     shown, left_out = _rows_worth_seeing(report, rows)
     return Table(title, columns(*names), shown, notes(note, left_out))
 
 
-def _rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
+def _rows_worth_seeing(report: ReportView, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
     """Return the rows worth showing, whose first cell is the rank, and a note about the others."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
@@ -224,7 +249,7 @@ def _rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple
     return shown, cut_off(len(rows), len(shown))
 
 
-def spread_table(report: Report) -> Iterable[Section]:
+def spread_table(report: ReportView) -> Iterable[Section]:
     ranks, values = parts_of_ranks(report)
     if len(ranks) <= MAX_RANKS:
         return
@@ -236,12 +261,12 @@ def spread_table(report: Report) -> Iterable[Section]:
     )
 
 
-def parts_of_ranks(report: Report) -> tuple[list[int], list[tuple[int, ...]]]:
+def parts_of_ranks(report: ReportView) -> tuple[list[int], list[tuple[int, ...]]]:
     """Return the ranks that have the step of median length, and the `PARTS` of each."""
     number = typical_step(report)
     found = [
         (rank.rank, bar_parts_ns(step.parts))
-        for rank in report.ranks
+        for rank in steps_of(report)
         for step in rank.measured_steps
         if step.step == number and step.parts is not None
     ]
@@ -253,10 +278,10 @@ def _row(name: str, values_ns: Sequence[int], ranks: Sequence[int]) -> tuple[str
     return (name, *map(ms, quantiles), str(ranks[int(np.argmax(values_ns))]))
 
 
-def device_table(report: Report) -> Iterable[Section]:
+def device_table(report: ReportView) -> Iterable[Section]:
     rows = [
         (str(rank.rank), str(load.device), *map(ms, (load.compute_ns, load.comm_ns, load.copy_ns, load.busy_ns)))
-        for rank in report.ranks
+        for rank in steps_of(report)
         for load in rank.devices
     ]
     if rows:
@@ -266,3 +291,107 @@ def device_table(report: Report) -> Iterable[Section]:
             tuple(rows[:MAX_RANKS]),
             cut_off(len(rows), what="devices"),
         )
+
+
+def wrapper_table(report: ReportView) -> Iterable[Section]:
+    rows = []
+    for rank in steps_of(report):
+        steps = rank.averaged(report.usual_steps)
+        if not steps or not report.modules:
+            continue
+        values = [mean_of([step.wrapper for step in steps], attrgetter(part)) for part in (*WRAPPER_PARTS, "total_ns")]
+        length_ns = mean_of(steps, lambda s: s.duration_ns)
+        rows.append((str(rank.rank), *map(ms, values), percent((values[-1] or 0) / length_ns if length_ns else None)))
+    if rows:
+        yield rank_table(
+            report,
+            f"DDP's own work on the training thread, ms per step ({mean_of_steps(report)})",
+            ("rank", *WRAPPER_PARTS.values(), "total", "of step"),
+            rows,
+            "pre-forward: buffer sync and bookkeeping; copy in: gradients to buckets; copy out: buckets to .grad; "
+            "waits for communication are excluded",
+        )
+
+
+def unusual_steps_line(report: ReportView) -> Iterable[Section]:
+    """Warn if the profiled steps, which all tables describe, are unlike the others."""
+    costs = [rank.recording_cost for rank in steps_of(report) if rank.recording_cost is not None]
+    ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
+    ratio, spread = max(ratios, default=(0.0, 0.0))
+    others = "those before them"
+    why = "The machine was busy, or the step is so short that profiler overhead dominates it."
+    if ratio < max(_UNUSUAL, 1 + spread):
+        ratio, usual_ns = _against_the_whole_run(report)
+        others = f"most steps of the whole run, {ms(usual_ns)} ms"
+        why = "The machine was busy, the profiler slowed these steps, or they did more work."
+    if ratio >= _UNUSUAL:
+        yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}. {why}", is_warning=True)
+
+
+def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
+    """Return how much longer profiled steps were than most, and how long these were; 0 if too few tell."""
+    shown = None if (run := report[WHOLE_RUN]) is None else run.shown
+    steps = shown.whole if shown is not None else None
+    profiled = [
+        step
+        for one in steps_of(report)
+        if shown and one.rank == shown.rank
+        for step in one.averaged(report.usual_steps)
+    ]
+    profiled_ns = median_of(profiled, lambda step: step.duration_ns)
+    if steps is None or not steps.median_ns or steps.num_steps - steps.num_flagged < _LEAST_STEPS:
+        return 0.0, 0
+    return (profiled_ns or 0) / steps.median_ns, steps.median_ns
+
+
+def recording_cost_line(report: ReportView) -> Iterable[Section]:
+    """Say how much longer steps take while ddpprof records them."""
+    cost = _of_slowest_rank(report)
+    if cost is None:
+        return
+    light, profiled = cost.light_ratio, cost.profiled_ratio
+    by_chance = [ratio for ratio in (light, profiled) if ratio is not None and cost.is_noise(ratio)]
+    measured = [
+        f"{name} took {ratio:.2f} × as long ({ms(took_ns)} against {ms(cost.off_ns)} ms)"
+        for name, ratio, took_ns in (
+            ("profiled steps", profiled, cost.profiled_ns),
+            ("lightly recorded steps", light, cost.light_ns),
+        )
+        if ratio is not None and not cost.is_noise(ratio)
+    ]
+    if by_chance:
+        within = max([cost.spread or 0.0, *(abs(ratio - 1) for ratio in by_chance)])
+        whose = "light recording had " if measured and profiled not in by_chance else ""
+        whose = "profiling had " if measured and light not in by_chance else whose
+        measured.append(f"{whose}no measurable cost (± {within:.0%})")
+    if cost.profiler_pause_ns is not None:
+        measured.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
+    if measured:
+        yield Line(f"Recording overhead: {'; '.join(measured)}.", is_aside=True)
+
+
+def _of_slowest_rank(report: ReportView) -> RecordingCost | None:
+    costs = [rank.recording_cost for rank in steps_of(report) if rank.recording_cost is not None]
+    return max(costs, key=lambda cost: cost.off_ns or 0, default=None)
+
+
+STEPS: Topic[Any, tuple[RankReport, ...]] = Topic(
+    name="ranks",
+    sections={
+        "notes": lambda _, report: unusual_steps_line(report),
+        "times": lambda _, report: (
+            *step_bars(report),
+            *spread_table(report),
+            *overlap_table(report),
+            *idle_table(report),
+        ),
+        "devices": lambda _, report: device_table(report),
+        "cost": lambda _, report: wrapper_table(report),
+        "recording": lambda _, report: recording_cost_line(report),
+    },
+)
+
+
+def steps_of(report: ReportView) -> tuple[RankReport, ...]:
+    """Return what is known of the steps of each rank."""
+    return report[STEPS] or ()

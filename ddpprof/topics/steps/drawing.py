@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import overload
 
 import numpy as np
 
+from ddpprof.engine.topic import ReportView
 from ddpprof.files import Location, location
+from ddpprof.layout import PARTS, Lane, Lanes, LaneSpan, Section, ms, notes
 from ddpprof.model import Rank, Step
-from ddpprof.report.tree import Report
+from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import BucketStep
+from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.ranks.clock import CommonClock, common_ns
 from ddpprof.topics.steps.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
+from ddpprof.topics.steps.view import typical_step
+
+MAX_RANKS = 8
+_IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other"}
+"""parts of the step that have a different name in the bar"""
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+OTHER_COMM = "+"
+MANY = "*"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,13 +118,14 @@ def drawing_of(rank: Rank) -> Drawing | None:
 
 def draw_timeline(
     drawings: Sequence[Drawing],
-    report: Report,
+    report: ReportView,
     buckets: Mapping[int, Sequence[BucketStep]],
     steps: Container[int] | None = None,
 ) -> Timeline:
     """Draw the profiled steps that the report measures, or only those with these numbers. `buckets`: by rank."""
-    clock = report.across.clock if report.across is not None else None
-    sizes = {(row.module, row.index): row.num_bytes for row in report.buckets}
+    across = report[ACROSS]
+    clock = across.clock if across is not None else None
+    sizes = {(row.module, row.index): row.num_bytes for row in report[BUCKETS] or ()}
     moves = _set_beside([drawing.about for drawing in drawings], clock)
     timelines = tuple(
         _of_rank(drawing, clock, moves[rank], buckets.get(rank, ()), sizes, steps)
@@ -194,3 +206,63 @@ def _clock_error(clock: CommonClock | None, ranks: Sequence[int]) -> int | None:
         return None
     known = [bound for bound in bounds if bound is not None]
     return max(known) if len(known) == len(bounds) else None
+
+
+def typical_lanes(timeline: Timeline | None, report: ReportView) -> tuple[Section, ...]:
+    """Draw the step that the report shows, if there is a timeline that has it."""
+    number = typical_step(report)
+    return () if timeline is None or number is None else tuple(step_lanes(timeline, number))
+
+
+def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
+    """Draw the step with that number, if the timeline has it."""
+    shown = [(rank, step) for rank in timeline.ranks for step in rank.steps if step.step == number and step.parts]
+    if not shown:
+        return
+    start = min(_begin(step) for _, step in shown)
+    end = max(_end(step) for _, step in shown)
+    if end == start:  # nothing in it lasts
+        return
+    lanes = tuple(lane for rank, step in shown for lane in _lanes(rank, step, start))
+    letters = {span.what for lane in lanes for span in lane.spans}
+    yield Lanes(
+        f"Step {number} over time, ms: {_clock(timeline, [rank for rank, _ in shown])}",
+        end - start,
+        PARTS,
+        lanes,
+        notes(
+            "comm: the bucket in transit" if letters & set(_LETTERS) else "",
+            f"{MANY}: any bucket with index {len(_LETTERS)} or higher" if MANY in letters else "",
+            f"{OTHER_COMM}: other communication" if OTHER_COMM in letters else "",
+        ),
+    )
+
+
+def _clock(timeline: Timeline, shown: list[RankTimeline]) -> str:
+    if len(shown) == 1:
+        return f"rank {shown[0].rank}"
+    if not all(rank.on_common_clock for rank in shown):
+        return "each rank on its own clock"
+    error = "" if timeline.clock_error_ns is None else f", accurate to ±{ms(timeline.clock_error_ns)} ms"
+    return f"all ranks on one clock{error}"
+
+
+def _begin(step: StepTimeline) -> int:
+    return min(step.start_ns, int(step.collectives.start_ns.min(initial=step.start_ns)))
+
+
+def _end(step: StepTimeline) -> int:
+    return max(step.end_ns, int(step.collectives.end_ns.max(initial=step.end_ns)))
+
+
+def _lanes(rank: RankTimeline, step: StepTimeline, origin_ns: int) -> tuple[Lane, ...]:
+    work = (
+        LaneSpan(start - origin_ns, end - origin_ns, _IN_BAR.get(name, name))
+        for name, spans in step.named_parts().items()
+        for start, end in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+    )
+    buckets = {(b.started_ns, b.finished_ns): _LETTERS[b.index : b.index + 1] or MANY for b in step.buckets}
+    spans = zip(step.collectives.start_ns.tolist(), step.collectives.end_ns.tolist(), strict=True)
+    comm = (LaneSpan(start - origin_ns, end - origin_ns, buckets.get((start, end), OTHER_COMM)) for start, end in spans)
+    label = f"rank {rank.rank}"
+    return (Lane(label, tuple(work)), Lane("comm".rjust(len(label)), tuple(comm)))

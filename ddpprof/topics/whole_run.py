@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
 
 from ddpprof import rundir
+from ddpprof.engine.topic import ReportView, Topic
 from ddpprof.layout import (
     ABSENT,
     MAX_RANKS,
@@ -21,12 +24,12 @@ from ddpprof.layout import (
     percent,
     table_of,
 )
-from ddpprof.model.slowdown import StepSlowdown
-from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
-from ddpprof.render.hang_words import verdict_in_short, verdict_lines
-from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
-from ddpprof.report import Report
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
+from ddpprof.model.whole_run import RankWholeRun, WholeRun
 from ddpprof.statistics.medians import mean_known, median_known
+from ddpprof.topics.failure import FAILURE
+from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
+from ddpprof.words import ranks_in_words
 
 _LEAST_PAUSE_NS = 50_000_000
 """shortest pause that is shown; a shorter one would be 0.0 s"""
@@ -53,12 +56,11 @@ _NOTABLE = 0.01
 """minimum share of the run that a slowdown covers to be shown on the first screen"""
 
 
-def whole_run_line(report: Report) -> Iterator[Section]:
+def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
     """Say in one line how the whole run went, for the first screen."""
-    run, steps = report.whole_run, _steps(report)
-    if run is None or steps is None:
+    if run is None or run.steps is None:
         return
-    step = _at_first_and_last(run) or f"median step {ms(steps.median_ns)} ms"
+    step = _at_first_and_last(run) or f"median step {ms(run.steps.median_ns)} ms"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
@@ -68,12 +70,12 @@ def whole_run_line(report: Report) -> Iterator[Section]:
         yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
 
 
-def hang_line(report: Report) -> Iterator[Section]:
+def hang_line(report: ReportView) -> Iterator[Section]:
     """Say in one line where and why the job hung, for the first screen."""
-    run = report.whole_run
+    run = report[WHOLE_RUN]
     if run is None or run.hang is None:
         return
-    if report.failure is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
+    if report[FAILURE] is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
         goes_on = "" if run.hang.resumed_unix_ns is None else " Later it went on."
         short = verdict_in_short(run.hang, is_over=True)
         yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
@@ -107,18 +109,10 @@ def _growth(run: WholeRun) -> list[str]:
     return [f"memory of a process grew by {gained / 1e6:.0f} MB"] if gained > _SMALL_GROWTH * first else []
 
 
-def _steps(report: Report) -> Stretch | None:
-    return report.whole_run.steps if report.whole_run is not None else None
-
-
-def whole_run_tables(report: Report) -> Iterable[Section]:
-    """Return the tables of the whole run; none if no rank left a pulse."""
-    run = report.whole_run
-    if run is None:
-        return
+def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
     if run.hang is not None:
         yield Line(" ".join(verdict_lines(run.hang, is_over=True)), is_warning=True)
-    steps = _steps(report)
+    steps = run.steps
     if steps is None:
         yield Line(f"No step was recorded in {duration(run.duration_ns)}.")
     else:
@@ -129,7 +123,7 @@ def whole_run_tables(report: Report) -> Iterable[Section]:
         yield Line(_shares(run.ranks))
         yield from _events(run)
     if run.shown is not None:
-        yield _stretch_table(run.shown, on_accelerator=bool(report.times))
+        yield _stretch_table(run.shown, on_accelerator=report.on_accelerator)
         yield _longest_table(run.shown)
     yield _rank_table(run)
 
@@ -250,3 +244,84 @@ def _own_times(ranks: Sequence[RankWholeRun]) -> str:
         return "own: step time minus waits for other ranks, about the same on all ranks"
     longer, others = ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the others, by their median"
     return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} ms longer than {others}"
+
+
+_NS_PER_S = 1e9
+_EVERY_RANK = "every rank"
+
+_DOES = {
+    StepPart.DATA: "in waiting for batches",
+    StepPart.FORWARD: "in forward",
+    StepPart.BACKWARD: "in backward",
+    StepPart.OPTIMIZER: "in the optimizer",
+    StepPart.OTHER: "in the script's own code",
+}
+
+_PAUSES = {PauseKind.SAVE: "checkpoints", PauseKind.EVALUATION: "evaluation", PauseKind.EPOCH: "new epochs"}
+
+
+def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
+    """Return a slow-down in one sentence, with times of this machine's time zone."""
+    return f"{_when(slowdown)} {_how_much(slowdown)}: {_why(slowdown, world_size)}"
+
+
+def _when(slowdown: StepSlowdown) -> str:
+    about = "about " if slowdown.is_coarse else ""
+    if slowdown.last_step is None:
+        return f"since {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} steps take"
+    return (
+        f"from {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} to {slowdown.last_step:,}"
+        f"{_clock(slowdown.ended_ns)} steps took"
+    )
+
+
+def _clock(at_ns: int | None) -> str:
+    if at_ns is None:
+        return ""
+    return f" ({datetime.fromtimestamp(at_ns / _NS_PER_S).astimezone():%H:%M:%S})"
+
+
+def _how_much(slowdown: StepSlowdown) -> str:
+    before, after = _length(slowdown.before_ns), _length(slowdown.after_ns)
+    was = before[0] if before[1] == after[1] else " ".join(before)
+    return f"{slowdown.growth:.0%} longer, {was} → {' '.join(after)}"
+
+
+def _length(ns: int) -> tuple[str, str]:
+    """Return a duration with three digits, and its unit."""
+    value, unit = (ns / 1e6, "ms") if ns < _NS_PER_S else (ns / _NS_PER_S, "s")
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}", unit
+
+
+def _why(slowdown: StepSlowdown, world_size: int) -> str:
+    ranks, part = slowdown.ranks, slowdown.part
+    who = _EVERY_RANK if len(ranks) == world_size and world_size > 1 else ranks_in_words(ranks)
+    verb = "needs" if len(ranks) == 1 or who == _EVERY_RANK else "need"
+    where = f" {_DOES[part]}" if part is not None else ""
+    late = ""
+    if slowdown.first_gradient_later_ns is not None:
+        gradient = "its first gradient comes" if len(ranks) == 1 else "their first gradients come"
+        late = f", and {gradient} {' '.join(_length(slowdown.first_gradient_later_ns))} later"
+    return {
+        SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
+        SlowdownCause.DATA: f"{who} {'waits' if verb == 'needs' else 'wait'} longer for batches",
+        SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and none needs longer by itself",
+        SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
+        SlowdownCause.PROCESSOR: f"{who} {verb} a processor and none is free",
+        SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",
+        SlowdownCause.CLOCK: f"the cores of {who} run at a lower clock rate",
+        SlowdownCause.PAGING: f"memory of {who} is read back from a disk",
+        SlowdownCause.UNKNOWN: "the cause is not known",
+    }[slowdown.cause]
+
+
+def pause_sentence(pause: Pause) -> str:
+    """Return in one sentence what pauses of one kind took. Recorded steps may be long for other reasons."""
+    steps = "step" if pause.num_steps == 1 else "steps"
+    took_s = pause.extra_ns / _NS_PER_S
+    if pause.kind is PauseKind.RECORDING:
+        return f"the {pause.num_steps:,} {steps} that ddpprof recorded took {took_s:.1f} s longer than as many others"
+    return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"
+
+
+WHOLE_RUN: Topic[Any, WholeRun] = Topic("whole_run", sections={"whole-run": whole_run_tables})

@@ -1,0 +1,262 @@
+"""What bounds a step whose communication is not hidden, and what would help?
+
+    waiting    more than half of the communication is waiting for late ranks
+    latency    a backward pass is known to send little, so the number of messages counts, not their size
+    bandwidth  otherwise
+
+The rules of topics say what to change in DDP. This says what bounds the step if no such change helps much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean, median
+from typing import Annotated, Any
+
+from ddpprof.engine.findings import may_be_chance
+from ddpprof.engine.numbers import DEVICE
+from ddpprof.engine.predictions import ACCUMULATED, Predicted, within
+from ddpprof.engine.topic import ReportView, Topic, View
+from ddpprof.layout import Line, Remark, Section, count, megabytes, ms, percent
+from ddpprof.topics.accumulation import ACCUMULATION
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.failure import FAILURE
+from ddpprof.topics.ranks.across import ACROSS, AcrossRanks
+from ddpprof.topics.steps.view import steps_of
+
+
+class BoundBy(StrEnum):
+    """Main part of a step's communication."""
+
+    WAITING = "waiting"
+    LATENCY = "latency"
+    BANDWIDTH = "bandwidth"
+
+
+class WhatHelps(StrEnum):
+    """A change whose effect on a bound step is replayed."""
+
+    DOUBLE_BATCH = "double_batch"
+    ACCUMULATION = "accumulation"
+    NO_SYNC = "no_sync"
+    COMPRESSION = "compression"
+    DOUBLE_LINK = "double_link"
+    BUCKETS = "buckets"
+
+
+@dataclass(frozen=True, slots=True)
+class WouldHelp:
+    """One change, and its predicted gain per step, or per batch of the recorded size."""
+
+    what: WhatHelps
+    predicted: Predicted
+    is_noise: bool = False
+    """True if chance may explain the gain, or the change may cost time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What bounds a step with much exposed communication. Times are means, ns per step."""
+
+    by: BoundBy
+    step_ns: Annotated[int, DEVICE]
+    exposed_ns: Annotated[int, DEVICE]
+    comm_ns: Annotated[int, DEVICE]
+    waiting_ns: Annotated[int | None, DEVICE]
+    """part of the communication that waits for late ranks; ``None`` if collectives were not matched between ranks"""
+    gradient_bytes: int | None
+    num_collectives: int
+    would_help: tuple[WouldHelp, ...]
+
+
+_MUCH = 0.1
+"""exposed communication at or above this fraction of the step bounds the step"""
+_MOSTLY = 0.5
+_LITTLE_BYTES = 1 << 20
+_OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
+"""changes that do not reduce latency; in a replay, small buckets do not show how much of their time is latency"""
+
+
+def find_bound(report: ReportView, view: View) -> Bound | None:
+    """Return the bound; ``None`` if little of the step is exposed communication, or no profiled step tells."""
+    steps = [step for rank in steps_of(report) for step in rank.averaged(report.usual_steps)]
+    if not steps or not any(step.num_comm_kernels for step in steps):
+        return None
+    step_ns, exposed_ns, comm_ns = (
+        round(fmean(values))
+        for values in (
+            [step.duration_ns for step in steps],
+            [step.exposed_ns for step in steps],
+            [step.comm_ns for step in steps],
+        )
+    )
+    exposed_ns = min(exposed_ns, step_ns)  # what the last step launched may end after it
+    if exposed_ns < _MUCH * step_ns:
+        return None
+    num_collectives = round(median(step.num_comm_kernels for step in steps))
+    num_bytes, waiting_ns = _gradient_bytes(report[BUCKETS], num_collectives), _waiting_ns(report[ACROSS])
+    if waiting_ns is not None and waiting_ns > comm_ns:
+        waiting_ns = None  # it counts all steps, and those left out of the means had longer waits
+    by = _bound_by(comm_ns, waiting_ns, num_bytes)
+    return Bound(
+        by=by,
+        step_ns=step_ns,
+        exposed_ns=exposed_ns,
+        comm_ns=comm_ns,
+        waiting_ns=waiting_ns,
+        gradient_bytes=num_bytes,
+        num_collectives=num_collectives,
+        would_help=tuple(_would_help(view, by, exposed_ns)),
+    )
+
+
+def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> BoundBy:
+    if waiting_ns is not None and waiting_ns > _MOSTLY * comm_ns:
+        return BoundBy.WAITING
+    return BoundBy.LATENCY if num_bytes is not None and num_bytes < _LITTLE_BYTES else BoundBy.BANDWIDTH
+
+
+def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
+    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not.
+
+    It is not known either if a step has fewer collectives than there are buckets: then steps train different modules.
+    """
+    if buckets is None or num_collectives < len(buckets):
+        return None
+    known = [bucket.num_passes * bucket.num_bytes for bucket in buckets if bucket.num_bytes is not None]
+    return sum(known) if known and len(known) == len(buckets) else None
+
+
+def _waiting_ns(across: AcrossRanks | None) -> int | None:
+    """Return how long a rank waits in a step, as in the table of waiting ranks; ``None`` if none were matched."""
+    per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
+    known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
+    return round(fmean(known)) if known else None
+
+
+def _would_help(view: View, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
+    """Return what the replay says about each change, which removes no more than the exposed communication.
+
+    A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
+    closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.
+    """
+    predictions = view.predictions
+    best = predictions.best_buckets
+    found: list[tuple[WhatHelps, Predicted | None]] = [
+        (WhatHelps.DOUBLE_BATCH, predictions.double_batch),
+        (WhatHelps.ACCUMULATION, predictions.accumulation),
+        (WhatHelps.NO_SYNC, predictions.no_sync if view[ACCUMULATION] else None),
+        (WhatHelps.COMPRESSION, predictions.compression),
+        (WhatHelps.DOUBLE_LINK, predictions.double_link),
+        (WhatHelps.BUCKETS, best.predicted if best is not None else None),
+    ]
+    known = [(what, within(predicted, exposed_ns)) for what, predicted in found if predicted is not None]
+    return [
+        WouldHelp(what, predicted, may_be_chance(predicted, view.step_noise_ns))
+        for what, predicted in known
+        if not (by is BoundBy.LATENCY and what in _OF_BYTES)
+    ]
+
+
+def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
+    if report[FAILURE] is not None:
+        return
+    hooked = any(module.comm_hook for module in report.modules)
+    yield Line(f"{bound_sentence(bound)} {_why(bound, hooked)}")
+    helps = [one for one in bound.would_help if not one.is_noise]
+    may_help = [one for one in bound.would_help if one.is_noise and one.predicted.gain_ns > 0]
+    cannot = [one for one in bound.would_help if one.predicted.gain_ns <= 0]
+    if helps:
+        yield Line(f"According to a replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
+    if may_help:
+        gains = "; ".join(map(_gain, may_help))
+        yield Line(f"These may or may not help (the predicted gain is within its uncertainty): {gains}.")
+    if cannot:
+        yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
+    if not bound.would_help:
+        yield Line(_NOT_REPLAYED[bound.by])
+
+
+def bound_remarks(report: ReportView) -> Iterable[Remark]:
+    """Say in a few words what bounds the step, and what would help."""
+    bound = report[BOUND]
+    if bound is None or report[FAILURE] is not None:
+        return
+    waiting = f"; {ms(bound.waiting_ns)} ms of it is spent waiting for late ranks" if bound.waiting_ns else ""
+    yield Remark(f"Communication takes {ms(bound.comm_ns)} ms per step{waiting}", "", is_advice=True)
+    for one in bound.would_help:
+        if not one.is_noise and one.predicted.gain_ns > 0:
+            gain, batch = _saved(one), _NEW_BATCH.get(one.what)
+            yield Remark(f"{_WHAT[one.what]} would save", gain if batch is None else f"{gain}; {batch}", is_advice=True)
+
+
+def bound_sentence(bound: Bound) -> str:
+    """Return which share of the step is exposed communication, and what bounds it."""
+    share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
+    return f"{_BY[bound.by]}: {share} of it, {ms(bound.exposed_ns)} ms, is exposed communication."
+
+
+_BY = {
+    BoundBy.WAITING: "The step is long because ranks wait for each other",
+    BoundBy.LATENCY: "The step is long because of communication latency",
+    BoundBy.BANDWIDTH: "Communication lengthens the step",
+}
+
+
+def _why(bound: Bound, hooked: bool) -> str:
+    """Explain the bound. `hooked`: a comm hook may send from gloo's own threads, which the profiler does not see."""
+    calls = f"{'at least ' if hooked else ''}{count(bound.num_collectives, 'collective')}"
+    volume = "" if bound.gradient_bytes is None else f" for {megabytes(bound.gradient_bytes)} MB of gradients"
+    if bound.by is BoundBy.WAITING:
+        waiting_ns = bound.waiting_ns or 0
+        return (
+            f"Of {ms(bound.comm_ns)} ms in {calls}{volume}, a rank spends about {ms(waiting_ns)} ms waiting for "
+            "ranks that arrive later; no DDP setting removes this time."
+        )
+    if bound.by is BoundBy.LATENCY:
+        return f"A step has {calls}{volume}, so little that latency may cost more than the transfer of the bytes."
+    return f"A step has {calls}{volume}."
+
+
+_WHAT = {
+    WhatHelps.DOUBLE_BATCH: "batches twice as large",
+    WhatHelps.ACCUMULATION: f"accumulating gradients over {ACCUMULATED} batches",
+    WhatHelps.NO_SYNC: "reducing gradients only in the last backward pass of a step",
+    WhatHelps.COMPRESSION: "sending half as many bytes",
+    WhatHelps.DOUBLE_LINK: "a network with twice the bandwidth",
+    WhatHelps.BUCKETS: "other buckets",
+}
+
+
+_NEW_BATCH = {
+    WhatHelps.DOUBLE_BATCH: "with twice the batch size",
+    WhatHelps.ACCUMULATION: f"with {ACCUMULATED} times the batch size, and one optimizer step instead of {ACCUMULATED}",
+}
+"""side effects of these changes, which may need other hyperparameters"""
+
+
+def _gain(one: WouldHelp) -> str:
+    batch = _NEW_BATCH.get(one.what)
+    return f"{_WHAT[one.what]}, {_saved(one)}{'' if batch is None else f' ({batch})'}"
+
+
+def _saved(one: WouldHelp) -> str:
+    predicted, per = one.predicted, "batch" if one.what in _NEW_BATCH else "step"
+    return f"{ms(predicted.gain_ns)} ms per {per} ({ms(predicted.low_ns)} – {ms(predicted.high_ns)})"
+
+
+_NOT_REPLAYED = {
+    BoundBy.WAITING: "This step cannot be replayed with other settings. Ranks wait less if they do equal work in equal "
+    "time; larger batches and less frequent gradient reduction spread the waiting over more work.",
+    BoundBy.LATENCY: "This step cannot be replayed with other settings. Larger batches and less frequent gradient "
+    "reduction spread the latency over more work, and fewer buckets reduce it; more network "
+    "bandwidth does not.",
+    BoundBy.BANDWIDTH: "This step cannot be replayed with other settings. Larger batches, less frequent gradient "
+    "reduction, fewer bits per gradient and a faster network reduce communication.",
+}
+
+
+BOUND: Topic[Any, Bound] = Topic("bound", sections={"findings": bound_lines})

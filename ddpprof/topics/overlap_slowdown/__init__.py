@@ -1,0 +1,1 @@
+"""How much does communication slow concurrent computation?"""

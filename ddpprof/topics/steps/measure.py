@@ -1,0 +1,140 @@
+"""What is known of the steps of one rank, from its trace and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
+from ddpprof.model import DdpModule, Rank, RecordedStep, Trace
+from ddpprof.model.light_step import RecordedBreakdown, measure_recorded_breakdown
+from ddpprof.topics.buckets.steps import measure_buckets
+from ddpprof.topics.devices import DeviceLoad, measure_devices, median_load
+from ddpprof.topics.idle import Gaps, Idle, find_gaps, measure_idle
+from ddpprof.topics.recording_cost import RecordingCost, measure_recording_cost
+from ddpprof.topics.steps.breakdown import Breakdown, split_step
+from ddpprof.topics.steps.overlap import Overlap, measure_overlap, measure_trailing
+from ddpprof.topics.steps.torch_times import TorchTimes, compare_with_torch
+from ddpprof.topics.steps.wrapper_cost import WrapperCost, measure_wrapper_cost
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One profiled step of one rank."""
+
+    step: Annotated[int, Number("number of the step since training began")]
+    duration_ns: Annotated[int, Number("length of the step", DEVICE, metric="step")]
+    compute_ns: Annotated[int, Number("time with computation", DEVICE, metric="compute")]
+    comm_ns: Annotated[int, Number("time with communication", DEVICE, metric="comm")]
+    overlap_ns: Annotated[int, Number("time with both at once", DEVICE, metric="overlap")]
+    exposed_ns: Annotated[int, Number("time with communication but no computation", DEVICE, metric="exposed")]
+    trailing_ns: Annotated[
+        int | None, Number("gradient communication after the backward pass", DEVICE, metric="trailing")
+    ]
+    copy_ns: Annotated[int, Number("time with copies between host and device", DEVICE)]
+    num_comm_kernels: Annotated[int, Number("number of collectives")]
+    parts: Annotated[Breakdown | None, Part("part_", clock=DEVICE)]
+    wrapper: Annotated[WrapperCost, Part("wrapper_", clock=HOST)]
+    torch_times: Annotated[TorchTimes | None, DEVICE]
+    idle: Annotated[Idle | None, Part("idle_", clock=DEVICE)] = None
+    """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
+    is_whole: bool = True
+    """False on an accelerator if the trace starts or ends in the middle of the step; means exclude such a step"""
+
+
+@dataclass(frozen=True, slots=True)
+class LightStepReport:
+    """One step that only the light recorder saw."""
+
+    step: Annotated[int, Number("number of the step since training began")]
+    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a file of Horovod")]
+    duration_ns: Annotated[int, Number("length of the step", HOST, metric="step")]
+    parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    rank: int
+    host: str | None
+    ended: str | None
+    whole: Annotated[Overlap | None, DEVICE]
+    """whole trace, including the time between steps"""
+    steps: tuple[StepReport, ...]
+    light_steps: tuple[LightStepReport, ...]
+    recording_cost: Annotated[RecordingCost | None, HOST]
+    devices: Annotated[tuple[DeviceLoad, ...], DEVICE] = ()
+    """medians over steps of each device, if there are several"""
+
+    @property
+    def measured_steps(self) -> tuple[StepReport, ...]:
+        """Steps in which the device worked; the others are not typical, and excluded from all means."""
+        return tuple(step for step in self.steps if step.parts is not None)
+
+    def averaged(self, usual_steps: Collection[int]) -> tuple[StepReport, ...]:
+        """Return the steps that tables average over. `usual_steps`: their numbers; empty if these are all."""
+        return tuple(step for step in self.measured_steps if not usual_steps or step.step in usual_steps)
+
+
+def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
+    trace, record = rank.trace, rank.record
+    steps = _step_reports(rank, modules)
+    traced = {step.step for step in steps}
+    return RankReport(
+        rank=rank.rank,
+        host=record.host if record else trace.host if trace else None,
+        ended=record.ended if record else None,
+        whole=measure_overlap(trace, None) if trace else None,
+        steps=steps,
+        light_steps=tuple(
+            LightStepReport(s.number, s.mode, s.end_ns - s.start_ns, measure_recorded_breakdown(s))
+            for s in rank.training_steps
+            if s.number not in traced
+        ),
+        recording_cost=measure_recording_cost(record.training_steps, record.profiler_pause_ns) if record else None,
+        devices=_devices(rank),
+    )
+
+
+def _step_reports(rank: Rank, modules: Sequence[DdpModule]) -> tuple[StepReport, ...]:
+    trace = rank.trace
+    if trace is None:
+        return ()
+    by_number, gaps = {step.number: step for step in rank.training_steps}, find_gaps(trace)
+    return tuple(_step_report(trace, index, by_number, modules, gaps) for index in rank.measured_step_indices)
+
+
+def _step_report(
+    trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule], gaps: Gaps | None
+) -> StepReport:
+    step = trace.steps[index]
+    split = split_step(trace, index)
+    return StepReport(
+        step=step.number,
+        duration_ns=step.duration_ns if split is None or trace.device == "cpu" else split.breakdown.step_ns,
+        is_whole=split is None or split.is_whole,
+        **asdict(measure_overlap(trace, index)),
+        trailing_ns=measure_trailing(trace, index),
+        parts=split.breakdown if split is not None else None,
+        wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),
+        torch_times=_torch_times(trace, recorded, step.number, modules),
+        idle=measure_idle(split.idle, gaps) if split is not None and gaps is not None else None,
+    )
+
+
+def _torch_times(
+    trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
+) -> TorchTimes | None:
+    """Compare with DDP's times, which DDP publishes in the next iteration, and so are in the next step's record."""
+    step, following = recorded.get(number), recorded.get(number + 1)
+    if step is None or following is None or len(modules) != 1:
+        return None
+    logged = following.torch_stats.get(0)
+    return compare_with_torch(0, step, measure_buckets(modules, step, trace), trace, logged) if logged else None
+
+
+def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
+    """Return medians over the rank's steps; empty if it has only one device."""
+    if rank.trace is None:
+        return ()
+    return median_load([measure_devices(rank.trace, step) for step in rank.measured_step_indices])
