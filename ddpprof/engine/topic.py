@@ -147,8 +147,6 @@ class FileMeasures(Generic[_OfRun]):
     steps_ns: Mapping[int, int]
     """step number → duration"""
     missing: tuple[str, ...]
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    """name of another topic → what it shows of the file"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from math import isfinite
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
 from ddpprof.model import OtherFile, TimesTable
-from ddpprof.topics.horovod.timeline import HOROVOD_TIMELINE
-from ddpprof.topics.horovod.timeline_file import is_horovod_timeline, load_horovod
+from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, is_horovod_timeline, load_horovod
 
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
     (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),

@@ -295,8 +295,8 @@ TERMS = (
     ),
     Term(
         "Horovod",
-        "Data from a Horovod timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer "
-        "copies, collectives, and which rank was late. A timeline does not contain computation, so it does not show "
+        "Data from a Horovod timeline, per step: collectives, fusion-buffer copies, waiting for ranks or for the next "
+        "cycle, and which rank was late. A timeline does not contain computation, so it does not show "
         "overlap.",
         field="horovod",
         aliases=("negotiation", "fusion buffer"),

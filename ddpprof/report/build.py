@@ -25,8 +25,7 @@ from ddpprof.topics.buckets.steps import BucketStep
 from ddpprof.topics.buckets.traced import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.topics.failure import find_failure, rank_end
 from ddpprof.topics.overlap_slowdown.view import slowdown_report
-from ddpprof.topics.ranks.across import AcrossRanks, RecordedSteps, across_ranks
-from ddpprof.topics.ranks.arrivals import WAITING
+from ddpprof.topics.ranks.across import RecordedSteps, across_ranks
 from ddpprof.topics.ranks.stragglers import Straggler
 from ddpprof.topics.steps.breakdown import usual_steps
 from ddpprof.topics.steps.measure import LightStepReport, RankReport
@@ -44,10 +43,8 @@ def report_of_file(run: Run, file: OtherFile) -> Report:
         world_size=run.world_size,
         step_ns=round(median(told.steps_ns.values())) if told.steps_ns else None,
         backend=told.backend,
-        shown={**told.shown, topic.name: told.measured},
+        shown={topic.name: told.measured},
     )
-    waiting = view[WAITING] or ()
-    across = AcrossRanks(num_matched=0, clock=None, waiting=waiting, collectives=(), stragglers=None, late_gradients=())
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -68,7 +65,6 @@ def report_of_file(run: Run, file: OtherFile) -> Report:
         ),
         buckets=(),
         findings=find_all(view),
-        across=across if waiting else None,
     )
     return replace(report, **{topic.name: told.measured})
 

@@ -25,7 +25,7 @@ from ddpprof.topics.bound import Bound
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.data_parallel import DataParallelReport
 from ddpprof.topics.failure import Failure
-from ddpprof.topics.horovod.reductions import HorovodSummary
+from ddpprof.topics.horovod.view import HorovodSummary
 from ddpprof.topics.kernels import KernelSummary
 from ddpprof.topics.memory import RankMemory
 from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport
@@ -42,7 +42,7 @@ _OfRun = TypeVar("_OfRun")
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose duration is affected only by the light recorder"""
 
-REPORT_FORMAT = 1
+REPORT_FORMAT = 2
 """version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
 
 

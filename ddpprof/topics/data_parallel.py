@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from statistics import median
 
 import numpy as np
@@ -32,8 +33,6 @@ class DataParallelStep:
     """One step of one process, or the medians over steps."""
 
     num_forwards: int
-    num_scattered_again: int
-    """forwards whose input was just gathered by the previous forward"""
     replicate_ns: int
     scatter_ns: int
     gather_ns: int
@@ -69,19 +68,9 @@ def measure_data_parallel(trace: Trace, step: int) -> DataParallelStep | None:
     if not len(forwards):
         return None
     parts = [_launched_in(trace, step, mark) for mark in _PARTS]
-    transfers = parts[0]
-    for part in parts[1:]:
-        transfers = merge(transfers, part)
-    replicate, scatter, gather, reduce = parts
-    return DataParallelStep(
-        num_forwards=len(forwards),
-        num_scattered_again=_num_scattered_again(trace, step),
-        replicate_ns=replicate.total_ns,
-        scatter_ns=scatter.total_ns,
-        gather_ns=gather.total_ns,
-        reduce_ns=reduce.total_ns,
-        exposed_ns=subtract(transfers, spans_of(trace.compute, step)).total_ns,
-    )
+    exposed = subtract(reduce(merge, parts), spans_of(trace.compute, step))
+    replicate, scatter, gather, reduction = (part.total_ns for part in parts)
+    return DataParallelStep(len(forwards), replicate, scatter, gather, reduction, exposed.total_ns)
 
 
 def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
@@ -95,29 +84,6 @@ def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
         chosen = np.flatnonzero(known & inside.contains(table.launched_ns))
         spans.append(union_of(table, chosen))
     return merge(*spans)
-
-
-def _num_scattered_again(trace: Trace, step: int) -> int:
-    """Count forwards that scatter after another has gathered, with no backward pass between them."""
-    host = trace.host_spans
-    rows = np.flatnonzero((host.step == step) & np.isin(host.mark, _STORY))
-    again, gathered = 0, False
-    forward_end = 0
-    for row in rows.tolist():
-        mark, start = Mark(host.mark[row]), int(host.start_ns[row])
-        if mark in (Mark.BACKWARD, Mark.OPTIMIZER):
-            gathered = False
-        elif mark is Mark.DATA_PARALLEL:
-            forward_end, scattered = int(host.end_ns[row]), gathered
-            gathered = False
-        elif start < forward_end and mark is Mark.GATHER:
-            gathered = True
-        elif start < forward_end and mark is Mark.SCATTER and scattered:
-            again, scattered = again + 1, False
-    return again
-
-
-_STORY = (Mark.DATA_PARALLEL, Mark.SCATTER, Mark.GATHER, Mark.BACKWARD, Mark.OPTIMIZER)
 
 
 def median_data_parallel(steps: Sequence[DataParallelStep | None]) -> DataParallelStep | None:
@@ -174,25 +140,6 @@ def _on_one_device(devices: int) -> Finding:
     )
 
 
-def outputs_scattered_again(found: DataParallelReport, view: View) -> Iterator[Finding]:
-    """Report a parallel loss, for which outputs gathered on one device are scattered again."""
-    step = found.step
-    if step is None or not step.num_scattered_again or not view.worth(step.gather_ns + step.scatter_ns):
-        return
-    yield Finding(
-        "outputs-scattered-again",
-        "One DataParallel gathers outputs on one device, and a second one scatters them again",
-        f"in {step.num_scattered_again} of {step.num_forwards} forwards per step; scattering takes "
-        f"{in_ms(step.scatter_ns)}, gathering {in_ms(step.gather_ns)}",
-        "Compute the loss inside the module that DataParallel wraps, so that outputs stay on their devices and only "
-        "losses are gathered. Better still, use DistributedDataParallel.",
-        step.gather_ns + step.scatter_ns,
-        numbers=only_known(
-            num_scattered_again=step.num_scattered_again, scatter_ns=step.scatter_ns, gather_ns=step.gather_ns
-        ),
-    )
-
-
 def data_parallel_lines(found: DataParallelReport, _report: ReportView) -> Iterable[Section]:
     for module in found.modules:
         yield Line(_module(module))
@@ -222,7 +169,7 @@ def _module(module: DataParallelModule) -> str:
 DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
     name="data_parallel",
     sections={"job": data_parallel_lines, "step": data_parallel_table},
-    rules=(data_parallel, outputs_scattered_again),
+    rules=(data_parallel,),
     advice={
         "device-imbalance": "That device also computes the loss of the whole batch. Let the wrapped module return "
         "its loss, so that every device computes its own.",

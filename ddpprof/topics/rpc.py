@@ -2,11 +2,9 @@
 
     latency   from the call to the answer, as the caller sees it
     waited    |synchronous calls|: the caller stands still
-    in flight |all calls|
 
-RPCs are not DDP's communication, and the trace does not count them as such. Steps of light recording are used where
-there are any, because the profiler slows both ends of a call. Rules are about the rank that loses most time by calls;
-others wait for it.
+RPCs are not DDP's communication. Steps of light recording are used where there are any, because the profiler slows both
+ends of a call. Rules are about the rank that loses most time by calls; others wait for it.
 """
 
 from __future__ import annotations
@@ -16,14 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms, only_known, size
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import union
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
-from ddpprof.model import Record, RecordedStep, RpcCall, StepMode
+from ddpprof.layout import ABSENT, Line, Section, clean, cut_off, ms, notes, table_of
+from ddpprof.model import Record, RpcCall, StepMode
 from ddpprof.statistics.medians import median_known
 
-Key = tuple[str, str, str]
+_LONG_SHARE = 0.1
+"""least share of the step that one call takes for it to be long"""
+_MAX_ROWS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class RpcCalls:
     reply_bytes: int | None
     """sum over all calls, in steps in which all were answered; ``None`` if there are none"""
 
+    @property
+    def total_ns(self) -> int:
+        return self.num_calls * (self.latency_ns or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class RankRpc:
@@ -51,9 +55,6 @@ class RankRpc:
     waited_ns: int
     longest_wait_ns: int
     """longest wait for one synchronous call"""
-    in_flight_ns: int
-    num_left_out: int
-    """number of calls per step that were only counted"""
     calls: tuple[RpcCalls, ...]
     """longest total time first"""
 
@@ -62,17 +63,17 @@ def measure_rpc(record: Record) -> RankRpc | None:
     """Measure the rank's RPCs; ``None`` if no step has a call."""
     light = [step for step in record.steps if step.mode is StepMode.LIGHT]
     steps = light or [step for step in record.steps if step.mode is StepMode.PROFILED]
-    if not any(step.rpc for step in steps):
-        return None
     sync = [[call for call in step.rpc if call.kind == "sync"] for step in steps]
+    keys = dict.fromkeys((call.callee, call.function, call.kind) for step in steps for call in step.rpc)
+    if not keys:
+        return None
+    made = [_calls(key, [step.rpc for step in steps]) for key in keys]
     return RankRpc(
         rank=record.rank,
-        num_sync_calls=median_known(len(calls) for calls in sync) or 0,
-        waited_ns=median_known(_length(calls) for calls in sync) or 0,
+        num_sync_calls=median_known(map(len, sync)) or 0,
+        waited_ns=median_known(map(_length, sync)) or 0,
         longest_wait_ns=median_known(max((_length([call]) for call in calls), default=0) for calls in sync) or 0,
-        in_flight_ns=median_known(_length(step.rpc) for step in steps) or 0,
-        num_left_out=median_known(step.rpc_left_out for step in steps) or 0,
-        calls=_groups(steps),
+        calls=tuple(sorted((one for one in made if one.num_calls), key=lambda one: one.total_ns, reverse=True)),
     )
 
 
@@ -83,135 +84,75 @@ def _length(calls: Sequence[RpcCall]) -> int:
     return union(spans[:, 0], spans[:, 1]).total_ns
 
 
-def _groups(steps: Sequence[RecordedStep]) -> tuple[RpcCalls, ...]:
-    by_step: list[dict[Key, list[RpcCall]]] = []
-    for step in steps:
-        groups: dict[Key, list[RpcCall]] = {}
-        for call in step.rpc:
-            groups.setdefault((call.callee, call.function, call.kind), []).append(call)
-        by_step.append(groups)
-    keys = dict.fromkeys(key for groups in by_step for key in groups)
-    made = [_group(key, [groups.get(key, []) for groups in by_step]) for key in keys]
-    usual = [one for one in made if one.num_calls]
-    return tuple(sorted(usual, key=lambda one: one.num_calls * (one.latency_ns or 0), reverse=True))
-
-
-def _group(key: Key, steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:
-    callee, function, kind = key
-    answered = [call.end_ns - call.start_ns for calls in steps for call in calls if call.end_ns is not None]
-    is_answered = any(call.reply_bytes is not None for calls in steps for call in calls)
-    whole = [calls for calls in steps if all(call.reply_bytes is not None for call in calls)]
+def _calls(key: tuple[str, str, str], of_steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:
+    steps = [[call for call in calls if (call.callee, call.function, call.kind) == key] for calls in of_steps]
+    latencies = [call.end_ns - call.start_ns for calls in steps for call in calls if call.end_ns is not None]
+    answered = [calls for calls in steps if all(call.reply_bytes is not None for call in calls)]
     return RpcCalls(
-        callee=callee,
-        function=function,
-        kind=kind,
-        num_calls=median_known(len(calls) for calls in steps) or 0,
-        latency_ns=median_known(answered),
+        *key,
+        num_calls=median_known(map(len, steps)) or 0,
+        latency_ns=median_known(latencies),
         request_bytes=median_known(sum(call.request_bytes for call in calls) for calls in steps) or 0,
-        reply_bytes=median_known(sum(call.reply_bytes or 0 for call in calls) for calls in whole)
-        if is_answered
+        reply_bytes=median_known(sum(call.reply_bytes or 0 for call in calls) for calls in answered)
+        if latencies
         else None,
     )
 
 
-_MANY = 8
-"""calls of one function per step"""
-_LONG_SHARE = 0.1
-"""least share of the step that one call takes for it to be long"""
-_SMALL_BYTES = 64 * 1024
-"""size of a call up to which latency dominates its cost"""
-
-
-def many_small_calls(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report a function that is called again and again with little data each time."""
-    found = [(rank, calls) for rank in ranks for calls in rank.calls if _is_chatty(calls)]
-    if not found:
-        return
-    rank, calls = max(found, key=lambda one: _time_ns(one[1]))
-    gain = min(_time_ns(calls) - (calls.latency_ns or 0), rank.waited_ns) if calls.kind == "sync" else None
-    if not view.worth(_time_ns(calls) if gain is None else gain):
-        return
-    moved = calls.request_bytes + (calls.reply_bytes or 0)
-    yield Finding(
-        "many-small-rpcs",
-        f"Rank {rank.rank} calls {calls.function} on {calls.callee} {calls.num_calls} times per step",
-        f"each call takes {in_ms(calls.latency_ns or 0)} and moves {size(moved / calls.num_calls)} of tensors on "
-        "average",
-        f"Combine them into one call that takes all inputs of {calls.function} in a step and returns all results, or "
-        "collect them on the callee with @rpc.functions.async_execution.",
-        gain,
-        numbers=only_known(num_calls=calls.num_calls, latency_ns=calls.latency_ns, moved_bytes=moved),
-    )
-
-
-def _is_chatty(calls: RpcCalls) -> bool:
-    moved = calls.request_bytes + (calls.reply_bytes or 0)
-    return calls.num_calls >= _MANY and moved <= _SMALL_BYTES * calls.num_calls
-
-
-def _time_ns(calls: RpcCalls) -> int:
-    return calls.num_calls * (calls.latency_ns or 0)
-
-
-def calls_in_a_row(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report synchronous calls that each wait for an answer before the next is sent."""
-    rank = max(ranks, key=_gain_ns)
-    if rank.num_sync_calls < 2 or not view.worth(_gain_ns(rank)):
-        return
-    yield Finding(
-        "rpcs-in-a-row",
-        f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the other",
-        f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
-        "If no call needs the answer of another, send all with rpc.rpc_async, and call "
-        "torch.futures.wait_all(futures) where the answers are needed. Send the calls for the next batch before the "
-        "backward pass of this one.",
-        _gain_ns(rank),
-        numbers=only_known(
-            num_calls=rank.num_sync_calls, waiting_ns=rank.waited_ns, longest_wait_ns=rank.longest_wait_ns
-        ),
-    )
-
-
-def _gain_ns(rank: RankRpc) -> int:
-    return rank.waited_ns - rank.longest_wait_ns
-
-
-def one_long_call(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report a synchronous call during which the rank stands still for much of the step."""
+def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
+    """Report synchronous calls that each wait for an answer before the next is sent, and a long one."""
+    rank = max(ranks, key=lambda one: one.waited_ns - one.longest_wait_ns)
+    gain = rank.waited_ns - rank.longest_wait_ns
+    if rank.num_sync_calls > 1 and view.worth(gain):
+        yield Finding(
+            "rpcs-in-a-row",
+            f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the "
+            "other",
+            f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
+            "Combine calls of one function into one call. If no call needs the answer of another, send all with "
+            "rpc.rpc_async, and call torch.futures.wait_all(futures) where the answers are needed. Send the calls for "
+            "the next batch before the backward pass of this one.",
+            gain,
+            numbers=only_known(
+                num_calls=rank.num_sync_calls, waiting_ns=rank.waited_ns, longest_wait_ns=rank.longest_wait_ns
+            ),
+        )
     rank = max(ranks, key=lambda one: one.longest_wait_ns)
     waits = [calls for calls in rank.calls if calls.kind == "sync"]
-    if not waits or not view.step_ns or rank.longest_wait_ns < _LONG_SHARE * view.step_ns:
-        return
-    longest = max(waits, key=lambda calls: calls.latency_ns or 0)
-    yield Finding(
-        "long-rpc",
-        f"Rank {rank.rank} blocks until {longest.callee} answers an RPC",
-        f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
-        "communication is not included",
-        "Send it earlier with rpc.rpc_async, for example for the next batch before the backward pass of this one, "
-        "and wait for the answer where it is needed. Or make the function itself faster.",
-        rank.longest_wait_ns,
-        numbers=only_known(longest_wait_ns=rank.longest_wait_ns),
-    )
-
-
-_MAX_ROWS = 24
+    if waits and view.step_ns and rank.longest_wait_ns >= _LONG_SHARE * view.step_ns:
+        longest = max(waits, key=lambda calls: calls.latency_ns or 0)
+        yield Finding(
+            "long-rpc",
+            f"Rank {rank.rank} blocks until {longest.callee} answers an RPC",
+            f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
+            "communication is not included",
+            "Send it earlier with rpc.rpc_async, for example for the next batch before the backward pass of this one, "
+            "and wait for the answer where it is needed. Or make the function itself faster.",
+            rank.longest_wait_ns,
+            numbers=only_known(longest_wait_ns=rank.longest_wait_ns),
+        )
 
 
 def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section]:
-    rows = [_row(rank, calls) for rank in ranks for calls in rank.calls]
+    rows = [(rank.rank, calls) for rank in ranks for calls in rank.calls]
     if not rows:
         return
-    names = ("rank", "calls", "on", "kind", "times", "latency ms", "kB out", "kB back")
-    words = ("calls", "on", "kind")
-    left_out = max(rank.num_left_out for rank in ranks)
-    yield Table(
+    yield table_of(
         "RPCs per step (medians)",
-        tuple(Column(name, is_number=name not in words) for name in names),
-        tuple(rows[:_MAX_ROWS]),
+        rows[:_MAX_ROWS],
+        {
+            "rank": lambda row: str(row[0]),
+            "calls": lambda row: clean(row[1].function, most=60),
+            "on": lambda row: clean(row[1].callee, most=40),
+            "kind": lambda row: clean(row[1].kind, most=30),
+            "times": lambda row: str(row[1].num_calls),
+            "latency ms": lambda row: ms(row[1].latency_ns),
+            "kB out": lambda row: f"{row[1].request_bytes / 1e3:.1f}",
+            "kB back": lambda row: ABSENT if row[1].reply_bytes is None else f"{row[1].reply_bytes / 1e3:.1f}",
+        },
+        ("calls", "on", "kind"),
         notes(
             "latency: of one call, as the caller sees it; kB: tensors of all calls",
-            f"up to {left_out} more calls per step were not recorded" if left_out else "",
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),
     )
@@ -219,23 +160,10 @@ def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section
     yield Line(f"Waiting in synchronous RPCs, ms per step: {waits}. None of it is DDP's communication.", is_aside=True)
 
 
-def _row(rank: RankRpc, calls: RpcCalls) -> tuple[str, ...]:
-    return (
-        str(rank.rank),
-        clean(calls.function, most=60),
-        clean(calls.callee, most=40),
-        clean(calls.kind, most=30),
-        str(calls.num_calls),
-        ms(calls.latency_ns),
-        f"{calls.request_bytes / 1e3:.1f}",
-        ABSENT if calls.reply_bytes is None else f"{calls.reply_bytes / 1e3:.1f}",
-    )
-
-
 RPC: Topic[RankRpc, tuple[RankRpc, ...]] = Topic(
     name="rpc",
     sections={"collectives": rpc_table},
-    rules=(many_small_calls, calls_in_a_row, one_long_call),
+    rules=(calls_that_block,),
     of_rank=lambda rank, _steps, _modules: None if rank.record is None else measure_rpc(rank.record),
     rank_type=RankRpc,
     of_ranks=tuple,

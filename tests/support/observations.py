@@ -22,7 +22,6 @@ from ddpprof.topics.idle import IDLE
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
-from ddpprof.topics.ranks.arrivals import WAITING_AFTER_START
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.replicas import REPLICAS, Replicas
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
@@ -65,7 +64,6 @@ _OF_VALUES = {
     "nonfinite": LOSSES,
     "same_random_numbers": RANDOM_NUMBERS,
     "slowdown": OVERLAP_SLOWDOWN,
-    "waiting": WAITING_AFTER_START,
 }
 _ONCE = BufferSyncs(num_forwards=1, num_buffer_syncs=1, modules_with_buffer_syncs=None)
 
@@ -127,4 +125,4 @@ LATE = [
     {"ready_ns": 50 * MS, "launched_ns": 50 * MS},
 ]
 BUFFERS = {"num_buffers": 6, "buffer_bytes": 400, "num_batch_norms": 2}
-MOVED = DataParallelStep(1, 0, 3 * MS, 2 * MS, 2 * MS, 3 * MS, 7 * MS)
+MOVED = DataParallelStep(1, 3 * MS, 2 * MS, 2 * MS, 3 * MS, 7 * MS)

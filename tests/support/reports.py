@@ -181,7 +181,7 @@ def light_report() -> Report:
         RpcCalls("server", "lookup", "sync", 8, 1_100 * US, 64, 512),
         RpcCalls("server", "push", "async", 1, None, 576, None),
     )
-    rpc = RankRpc(0, 8, 9_000 * US, 1_500 * US, 9_500 * US, 3, calls)
+    rpc = RankRpc(0, 8, 9_000 * US, 1_500 * US, calls)
     return report(
         ranks=(rank(0, light_steps=(*steps, off), whole=None),), buckets=(), findings=(), missing=("rank 1 is absent",),
         across=None, kernels=(), rpc=(rpc,),
@@ -201,7 +201,7 @@ def hostile_report(name: str) -> Report:
         across=replace(waits, collectives=tuple(replace(one, kind=name) for one in waits.collectives)),
         overlap_slowdown=slowdown(name),
         outside=(OutsideCalls(Purpose.BARRIER, Place.AFTER_OPTIMIZER, name, 1, None, 400 * US, 400 * US),),
-        rpc=(RankRpc(0, 8, 9_000 * US, 1_500 * US, 9_500 * US, 3, (RpcCalls(name, name, name, 1, None, 576, None),)),),
+        rpc=(RankRpc(0, 8, 9_000 * US, 1_500 * US, (RpcCalls(name, name, name, 1, None, 576, None),)),),
     )
 
 
@@ -212,7 +212,7 @@ def data_parallel_report(name: str = "ConvNet") -> Report:
         DeviceLoad(0, 48_000 * US, 4_000 * US, 900 * US, 52_000 * US),
         DeviceLoad(1, 40_000 * US, 4_000 * US, 0, 1),
     )
-    steps = DataParallelStep(1, 0, 3_000 * US, 900 * US, 700 * US, 2_500 * US, 6_000 * US)
+    steps = DataParallelStep(1, 3_000 * US, 900 * US, 700 * US, 2_500 * US, 6_000 * US)
     module = DataParallelModule(name, (0, 1), 16, 5_790_000)
     uses = (DeviceUse(0, True, 3 * 10**9, 4 * 10**9, 5 * 10**9, 80 * 10**9), DeviceUse(1, False, None, 1, 2, None))
     memory = (RankMemory(0, "node", 1_234_567_890, 2 * 10**9, uses),)

@@ -1,70 +1,193 @@
-"""What a Horovod timeline shows and advises.
+"""What a Horovod timeline tells: how long does it take until all gradients of a step are reduced, and what costs time?
 
-The timeline does not show what computation hides, so waiting counts only after rank 0 announced its last gradient: its
-backward pass is over by then.
+    reduction = first gradient announced → last one reduced
+              = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
+    trailing  = the part of it after rank 0 has announced its last gradient: its backward pass is over by then
+
+Waiting for ranks is negotiation during which Horovod works on no tensor. It ends with a cycle, so even a rank that
+waits for no other waits up to `HOROVOD_CYCLE_TIME`. A timeline has no computation, so overlap with it is not known.
+
+Rank 0 learns of other ranks once per cycle, so ranks whose ticks share a cycle came at the same time. Ticks exist only
+for tensors that Horovod did not answer from its cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from statistics import median
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ddpprof.engine.finding import Finding, in_ms, only_known, size
+import numpy as np
+
+from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.topic import FileMeasures, ReportView, Topic, View
-from ddpprof.layout import (
-    Column,
-    Line,
-    Section,
-    Table,
-    clean,
-    count,
-    cut_off,
-    gigabytes_per_s,
-    median_of,
-    megabytes,
-    ms,
-    notes,
-)
+from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract, union
+from ddpprof.layout import Section, Table, columns, median_of, ms, notes
 from ddpprof.model import OtherFile
-from ddpprof.topics.horovod.reductions import (
-    FusedGroup,
-    HorovodStep,
-    HorovodSummary,
-    HorovodTensor,
-    find_horovod_steps,
-    summarise_horovod,
-)
-from ddpprof.topics.horovod.timeline import HOROVOD_TIMELINE, HorovodTimeline
-from ddpprof.topics.horovod.waiting import summarise_tick_waiting
-from ddpprof.topics.ranks.arrivals import WAITING, WAITING_AFTER_START, RankWaiting
+from ddpprof.statistics.medians import median_known
+from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, HorovodTimeline, TensorOp
 
+_ONE_CYCLE_NS = 500_000
+"""where cycles are not marked, ticks that are closer share one: half of Horovod's default cycle"""
 _MANY_CYCLES = 3
 """limit in cycles: a longer wait is caused by a rank, not by the cycle time"""
-_DEFAULT_CYCLE_NS = 1_000_000
-_SHORT_CYCLE_NS = 600_000
-"""cycle time below which a shorter one gains nothing"""
-_SMALL_BYTES = 1_000_000
-_MANY_ALONE = 4
-"""number of small tensors per step that are reduced one by one"""
+_DEFAULT_CYCLE_NS, _SHORT_CYCLE_NS = 1_000_000, 600_000
+"""a cycle shorter than the latter gains nothing from a shorter one"""
 _MOSTLY = 0.5
+_MAX_ROWS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionParts:
+    """Parts of a span, in ns; they add up to its length."""
+
+    collective_ns: int
+    copy_ns: int
+    """copies into and out of the fusion buffer, and between host and device"""
+    other_work_ns: int
+    """queueing on the device, setup, allocation and Horovod's own bookkeeping"""
+    waiting_ns: int
+    """waiting for ranks and for the next cycle"""
+    nothing_ns: int
+    """time in which no tensor is announced: rank 0 computes"""
+
+    @property
+    def total_ns(self) -> int:
+        return self.collective_ns + self.copy_ns + self.other_work_ns + self.waiting_ns + self.nothing_ns
+
+
+@dataclass(frozen=True, slots=True)
+class HorovodStep:
+    step: int
+    duration_ns: int | None
+    """time until the next step begins"""
+    num_tensors: int
+    reduction: ReductionParts
+    trailing: ReductionParts
+
+
+@dataclass(frozen=True, slots=True)
+class HorovodSummary:
+    cycle_ns: int | None
+    """median time from one cycle to the next; ``None`` if cycles are not marked"""
+    steps: tuple[HorovodStep, ...]
+    num_last: Mapping[int, int] = field(default_factory=dict)
+    """rank → number of tensors that it had in a later cycle than all others; without the first step, in which ranks are
+    late because they started late"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOps:
+    """The tensors that one step reduces."""
+
+    ops: tuple[TensorOp, ...]
+    start_ns: int
+    end_ns: int | None
+
+
+def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
+    """Return the steps; none if no tensor is reduced twice. The timeline may end in the last one, which is left out."""
+    reductions = [op for op in timeline.ops if op.is_reduction]
+    counts = Counter(op.tensor for op in reductions)
+    most = max(counts.values(), default=0)
+    if most < 2:
+        return []
+    seen: Counter[str] = Counter()
+    steps: list[list[TensorOp]] = [[] for _ in range(most)]
+    for op in (op for op in reductions if counts[op.tensor] == most):
+        steps[seen[op.tensor]].append(op)
+        seen[op.tensor] += 1
+    starts = [min(map(_announced_ns, ops)) for ops in steps]
+    for op in (op for op in reductions if counts[op.tensor] < most):
+        if (step := bisect(starts, _announced_ns(op)) - 1) >= 0:
+            steps[step].append(op)
+    tensors = [{op.tensor for op in ops} for ops in steps]
+    is_cut_short = bool(set.intersection(*tensors[:-1]) - tensors[-1])
+    return [
+        StepOps(tuple(sorted(ops, key=_announced_ns)), start, end)
+        for ops, start, end in zip(steps, starts, [*starts[1:], None], strict=True)
+    ][: most - is_cut_short]
+
+
+def _announced_ns(op: TensorOp) -> int:
+    """Return when the first rank is known to have the tensor."""
+    return op.start_ns if op.negotiated is None else op.negotiated[0]
+
+
+def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
+    steps = find_horovod_steps(timeline)
+    worked = _spans((op.start_ns, op.end_ns) for op in timeline.ops)
+    return HorovodSummary(
+        cycle_ns=median_known(np.diff(timeline.cycles_ns).tolist()),
+        steps=tuple(_measure_step(number, step, worked) for number, step in enumerate(steps)),
+        num_last=_count_last(steps[1:], timeline),
+    )
+
+
+def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
+    ops, end = step.ops, max(op.end_ns for op in step.ops)
+    last = max(op.ready_ns.get(0, _announced_ns(op)) for op in ops)  # rank 0 had its last tensor
+    return HorovodStep(
+        step=number,
+        duration_ns=None if step.end_ns is None else step.end_ns - step.start_ns,
+        num_tensors=len(ops),
+        reduction=_parts(ops, worked, step.start_ns, end),
+        trailing=_parts(ops, worked, min(last, end), end),
+    )
+
+
+def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
+    """Divide the span from `start` to `end` into parts, each without the instants of the parts before it."""
+    kinds = (
+        _spans(span for op in ops for span in op.collectives),
+        _spans(span for op in ops for span in op.copies),
+        worked,
+        _spans(op.negotiated for op in ops if op.negotiated is not None),
+    )
+    taken, lengths = NO_SPANS, []
+    for kind in kinds:
+        part = subtract(clip(kind, start, end), taken)
+        lengths.append(part.total_ns)
+        taken = merge(taken, part)
+    collective, copies, other, waiting = lengths
+    return ReductionParts(collective, copies, other, waiting, end - start - sum(lengths))
+
+
+def _spans(spans: Iterable[tuple[int, int]]) -> Spans:
+    rows = np.array([*spans], np.int64).reshape(-1, 2)
+    return union(rows[:, 0], rows[:, 1])
+
+
+def _count_last(steps: Sequence[StepOps], timeline: HorovodTimeline) -> dict[int, int]:
+    ops = [op for step in steps for op in step.ops if len(op.ready_ns) >= (timeline.world_size or 0) > 1]
+    last = Counter(last_rank(op, timeline.cycles_ns) for op in ops)
+    return {rank: number for rank, number in last.items() if rank is not None}
+
+
+def last_rank(op: TensorOp, cycles_ns: Sequence[int]) -> int | None:
+    """Return the rank that came in a later cycle than all others, if one did."""
+    *_, before, last = sorted(op.ready_ns.items(), key=lambda one: one[1])
+    if cycles_ns:
+        return last[0] if bisect(cycles_ns, last[1]) > bisect(cycles_ns, before[1]) else None
+    return last[0] if last[1] - before[1] >= _ONE_CYCLE_NS else None
 
 
 def _median(summary: HorovodSummary, value: Callable[[HorovodStep], int]) -> int:
-    return round(median(map(value, summary.steps))) if summary.steps else 0
+    return median_of(summary.steps, value) or 0
 
 
 def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     """Report ready gradients that wait for a late rank, or for Horovod's next cycle."""
-    gain = _median(summary, lambda s: s.trailing.waiting_ns)
+    gain, trailing = _median(summary, lambda s: s.trailing.waiting_ns), _median(summary, lambda s: s.trailing.total_ns)
     if not view.worth(gain):
         return
     cycle = summary.cycle_ns or _DEFAULT_CYCLE_NS
-    trailing = _median(summary, lambda s: s.trailing.total_ns)
     marked = "" if summary.cycle_ns is None else f"; a cycle takes {in_ms(summary.cycle_ns)}"
     evidence = f"all gradients are reduced {in_ms(trailing)} after rank 0's last gradient is ready{marked}"
-    if gain <= _MANY_CYCLES * cycle:
-        if summary.cycle_ns is not None and summary.cycle_ns <= _SHORT_CYCLE_NS:
-            return
+    if gain > _MANY_CYCLES * cycle:
+        yield _straggler(summary, gain, trailing, evidence, view)
+    elif summary.cycle_ns is None or cycle > _SHORT_CYCLE_NS:
         yield Finding(
             "horovod-cycle",
             f"Reductions wait {in_ms(gain)} per step for Horovod's next cycle",
@@ -74,17 +197,18 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
             gain,
             numbers=only_known(waiting_ns=gain, cycle_ns=summary.cycle_ns, trailing_ns=trailing),
         )
-        return
-    late = _late_rank(view)
-    whom = f"rank {late.rank}" if late is not None else "rank 1" if view.world_size == 2 else "other ranks"
-    if late is not None:
-        evidence += (
-            f"; where Horovod names the rank, rank {late.rank} was last for {late.num_last} of {late.num_collectives}"
-        )
-        evidence += " tensors"
+
+
+def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str, view: View) -> Finding:
+    num_last, of_all = summary.num_last, sum(summary.num_last.values())
+    late = max(num_last, key=lambda rank: num_last[rank], default=0)
+    whom = "rank 1" if view.world_size == 2 else "other ranks"
+    if late and num_last[late] > _MOSTLY * of_all:
+        whom = f"rank {late}"
+        evidence += f"; where Horovod tells which rank was last, it was {whom} for {num_last[late]} of {of_all} tensors"
     elif view.world_size != 2:
-        evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0 says for which of them"
-    yield Finding(
+        evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0, which slows training, says for which"
+    return Finding(
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
         evidence,
@@ -95,93 +219,28 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
     )
 
 
-def _late_rank(view: View) -> RankWaiting | None:
-    """Return the rank that came last for most of the tensors for which a single rank came last."""
-    known = [one for one in view[WAITING_AFTER_START] or () if one.num_last]
-    latest = max(known, key=lambda one: one.num_last or 0, default=None)
-    if latest is None or latest.rank == 0:
-        return None
-    return latest if (latest.num_last or 0) > _MOSTLY * sum(one.num_last or 0 for one in known) else None
+_COLUMNS: Mapping[str, Callable[[HorovodStep], int | None]] = {
+    "ms": lambda s: s.duration_ns,
+    "all reduced": lambda s: s.reduction.total_ns,
+    "comm": lambda s: s.reduction.collective_ns,
+    "copies": lambda s: s.reduction.copy_ns,
+    "other": lambda s: s.reduction.other_work_ns,
+    "waiting": lambda s: s.reduction.waiting_ns,
+    "nothing": lambda s: s.reduction.nothing_ns,
+    "trailing": lambda s: s.trailing.total_ns,
+}
 
 
-def not_fused(summary: HorovodSummary, view: View) -> Iterator[Finding]:
-    """Report many small tensors that are each reduced on their own."""
-    alone = _median(summary, lambda s: s.num_alone)
-    gain = _median(summary, lambda s: s.alone_ns - s.longest_alone_ns)
-    small = [t for t in summary.tensors if t.num_fused == 1 and t.num_bytes is not None and t.num_bytes < _SMALL_BYTES]
-    if alone < _MANY_ALONE or len(small) < _MANY_ALONE or not view.worth(gain):
-        return
-    tensors = _median(summary, lambda s: s.num_tensors)
-    average = sum(t.num_bytes or 0 for t in small) / len(small)
-    yield Finding(
-        "horovod-not-fused",
-        f"{alone} of {tensors} tensors per step are reduced one by one",
-        f"{len(small)} of them are small, {size(average)} on average; their collectives take "
-        f"{in_ms(_median(summary, lambda s: s.alone_ns))} per step",
-        "HOROVOD_FUSION_THRESHOLD=134217728 (its default; 0 switches fusion off); if that is already set, a longer "
-        "HOROVOD_CYCLE_TIME lets more tensors become ready for one collective.",
-        gain,
-        numbers=only_known(num_alone=alone, num_tensors=tensors, mean_bytes=round(average)),
-    )
-
-
-def fusion_copies(summary: HorovodSummary, view: View) -> Iterator[Finding]:
-    """Report gradients that are copied into the fusion buffer and back."""
-    gain = _median(summary, lambda s: s.reduction.copy_ns)
-    if not view.worth(gain):
-        return
-    most = max(summary.tensors, key=lambda tensor: tensor.num_bytes or 0)
-    largest = f"; the largest tensor, {most.tensor}, has {size(most.num_bytes)}" if most.num_bytes else ""
-    yield Finding(
-        "horovod-copies",
-        f"Copies into and out of the fusion buffer take {in_ms(gain)} per step",
-        f"while no collective runs; {_median(summary, lambda s: s.num_tensors - s.num_alone)} tensors per step are "
-        f"fused{largest}",
-        "A tensor that is larger than HOROVOD_FUSION_THRESHOLD is reduced in place: set the threshold below the "
-        "size of the largest tensors. torch's DistributedDataParallel(model, gradient_as_bucket_view=True) needs no "
-        "copies at all.",
-        gain,
-        numbers=only_known(copy_ns=gain),
-    )
-
-
-_MAX_ROWS = 24
-
-_PARTS: tuple[tuple[str, Callable[[HorovodStep], int]], ...] = (
-    ("all reduced", lambda s: s.reduction.total_ns),
-    ("comm", lambda s: s.reduction.collective_ns),
-    ("copies", lambda s: s.reduction.copy_ns),
-    ("other", lambda s: s.reduction.other_work_ns),
-    ("waiting", lambda s: s.reduction.waiting_ns),
-    ("nothing", lambda s: s.reduction.nothing_ns),
-    ("trailing", lambda s: s.trailing.total_ns),
-)
-
-
-def horovod_tables(summary: HorovodSummary, _report: ReportView) -> Iterable[Section]:
-    if summary.steps:
-        yield _steps(summary)
-        yield _tensors(summary)
-        yield _groups(summary)
-    if summary.others:
-        words = "; ".join(
-            f"{one.num_calls} × {one.kind.replace('_', '-')}, {ms(one.collective_ns)} ms" for one in summary.others
-        )
-        yield Line(f"Collectives outside the steps, in total: {words}.", is_aside=True)
-
-
-def _steps(summary: HorovodSummary) -> Table:
+def horovod_table(summary: HorovodSummary, _report: ReportView) -> Iterable[Section]:
     steps = summary.steps
-    rows = [
-        (str(step.step), ms(step.duration_ns), str(step.num_collectives), *(ms(part(step)) for _, part in _PARTS))
-        for step in steps[-_MAX_ROWS:]
-    ]
-    medians = (median_of(steps, lambda s: s.duration_ns), *(median_of(steps, part) for _, part in _PARTS))
-    rows.append(("median", ms(medians[0]), "", *map(ms, medians[1:])))
-    return Table(
+    if not steps:
+        return
+    rows = [(str(one.step), *(ms(of(one)) for of in _COLUMNS.values())) for one in steps]
+    medians = ("median", *(ms(median_of(steps, of)) for of in _COLUMNS.values()))
+    yield Table(
         "Horovod's reductions per step, ms",
-        tuple(map(Column, ("step", "ms", "calls", *(name for name, _ in _PARTS)))),
-        tuple(rows),
+        columns("step", *_COLUMNS),
+        (*rows[-_MAX_ROWS:], medians),
         notes(
             "all reduced: time since the first gradient was announced; the next five columns add up to it",
             "waiting: for ranks or the next cycle, while no collective or copy runs",
@@ -191,48 +250,6 @@ def _steps(summary: HorovodSummary) -> Table:
             f"the last {_MAX_ROWS} of {len(steps)} steps" if len(steps) > _MAX_ROWS else "",
         ),
     )
-
-
-def _tensors(summary: HorovodSummary) -> Table:
-    names = ("ready", "negotiation", "waiting", "queue", "copies", "comm", "fused")
-    return Table(
-        "Tensors, ms (medians)",
-        (Column("tensor", is_number=False), Column("MB"), *map(Column, names)),
-        tuple(map(_tensor, summary.tensors[:_MAX_ROWS])),
-        notes(
-            "ready: time of its announcement, since the first in the step; waiting: the part of negotiation in "
-            "which Horovod works on no tensor; fused: number of other tensors in the same collective",
-            cut_off(len(summary.tensors), _MAX_ROWS, "tensors"),
-        ),
-    )
-
-
-def _tensor(one: HorovodTensor) -> tuple[str, ...]:
-    times = (one.announced_ns, one.negotiation_ns, one.waiting_ns, one.queue_ns, one.copy_ns, one.collective_ns)
-    return clean(one.tensor, most=60), megabytes(one.num_bytes), *map(ms, times), str(one.num_fused - 1)
-
-
-def _groups(summary: HorovodSummary) -> Table:
-    names = ("MB", "steps", "started", "copies", "comm", "algbw GB/s", "busbw GB/s")
-    return Table(
-        "Collectives by fused tensors, ms (medians)",
-        (Column("tensors", is_number=False), *map(Column, names)),
-        tuple(map(_group, summary.groups[:_MAX_ROWS])),
-        notes(
-            "all ranks begin together, so a collective's time is its transfer; algbw and busbw as defined by "
-            "nccl-tests",
-            cut_off(len(summary.groups), _MAX_ROWS, "groups"),
-        ),
-    )
-
-
-def _group(one: FusedGroup) -> tuple[str, ...]:
-    tensors = clean(one.tensors[0], most=60)
-    if len(one.tensors) > 1:
-        tensors += f" and {count(len(one.tensors) - 1, 'other')}"
-    rates = map(gigabytes_per_s, (one.algbw_bytes_per_s, one.busbw_bytes_per_s))
-    times = (one.started_ns, one.copy_ns, one.collective_ns)
-    return tensors, megabytes(one.num_bytes), str(one.num_steps), *map(ms, times), *rates
 
 
 _HAS_NO_COMPUTATION = (
@@ -247,36 +264,16 @@ _NO_STEPS = (
 def _of_file(file: OtherFile) -> FileMeasures[HorovodSummary] | None:
     if not isinstance(file, HorovodTimeline):
         return None
-    summary, steps = summarise_horovod(file), find_horovod_steps(file)
-    return FileMeasures(
-        summary,
-        file.backend,
-        {step.step: step.duration_ns for step in summary.steps if step.duration_ns is not None},
-        (*file.notes, *_missing(summary)),
-        {
-            WAITING.name: summarise_tick_waiting(steps, file.cycles_ns, file.world_size),
-            # In the first step ranks are late because they started late; where Horovod caches, it alone has ticks.
-            WAITING_AFTER_START.name: summarise_tick_waiting(steps[1:], file.cycles_ns, file.world_size),
-        },
-    )
-
-
-def _missing(summary: HorovodSummary) -> Iterator[str]:
-    if not summary.steps:
-        yield _NO_STEPS
-    yield _HAS_NO_COMPUTATION
-    if summary.num_with_ranks < summary.num_reductions:
-        yield (
-            f"which rank was late is known for {summary.num_with_ranks} of {summary.num_reductions} reductions: "
-            "Horovod answers the others from its cache. HOROVOD_CACHE_CAPACITY=0 records it for all, but slows the "
-            "training"
-        )
+    summary = summarise_horovod(file)
+    missing = (*file.notes, *(() if summary.steps else (_NO_STEPS,)), _HAS_NO_COMPUTATION)
+    lengths_ns = {step.step: step.duration_ns for step in summary.steps if step.duration_ns is not None}
+    return FileMeasures(summary, file.backend, lengths_ns, missing)
 
 
 HOROVOD: Topic[None, HorovodSummary] = Topic(
     name="horovod",
-    sections={"step": horovod_tables},
-    rules=(negotiation, not_fused, fusion_copies),
+    sections={"step": horovod_table},
+    rules=(negotiation,),
     file=HOROVOD_TIMELINE,
     of_file=_of_file,
 )

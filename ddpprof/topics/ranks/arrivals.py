@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.engine.numbers import Number
-from ddpprof.engine.topic import Topic
 from ddpprof.intervals import Spans, intersect, union
 from ddpprof.model import UNKNOWN, Int64Column
 from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives
@@ -124,8 +123,3 @@ def _exposed(start: Int64Column, waiting: Int64Column, step: Int64Column, expose
         return None
     waits = union(start[in_step], start[in_step] + waiting[in_step])
     return round(intersect(waits, exposed).total_ns / len(np.unique(step[in_step])))
-
-
-WAITING: Topic[None, tuple[RankWaiting, ...]] = Topic("waiting")
-WAITING_AFTER_START: Topic[None, tuple[RankWaiting, ...]] = Topic("waiting_after_start")
-"""excludes the first step, in which ranks are late because they started late"""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase
 from ddpprof.topics.data_parallel import DataParallelStep, measure_data_parallel
 from ddpprof.topics.devices import DeviceLoad, measure_devices
 
@@ -69,7 +69,7 @@ def one_step(trace: Any) -> Launcher:
 def test_what_it_moves_between_devices(trace: Any) -> None:
     one_step(trace)
     assert measure_data_parallel(trace.load(), 0) == DataParallelStep(
-        num_forwards=1, num_scattered_again=0, replicate_ns=30, scatter_ns=28 + 10, gather_ns=15, reduce_ns=60,
+        num_forwards=1, replicate_ns=30, scatter_ns=28 + 10, gather_ns=15, reduce_ns=60,
         exposed_ns=30 + 28 + 10 + 15 + 50,
     )  # fmt: skip
 
@@ -112,24 +112,6 @@ def test_without_dataparallel_a_thread_without_marks_is_in_no_phase(trace: Any) 
 def test_the_device_of_a_copy(trace: Any, args: dict[str, Any], device: int) -> None:
     trace.launch(1, 0).add("gpu_memcpy", "Memcpy", 10, 20, 7, stream=7, correlation=1, **args)
     assert trace.load().copies.device.tolist() == [device]
-
-
-def scattered_again(trace: Any) -> Trace:
-    """A criterion in a DataParallel of its own, and the same again in a second micro-batch."""
-    trace.step(1, 0, 1000)
-    for at in (0, 500):
-        for start in (at, at + 100):
-            trace.annotation("DataParallel.forward", start, start + 80).op("Scatter", start + 10, start + 20)
-            trace.op("Gather", start + 60, start + 70)
-        trace.op(f"{BACKWARD}GatherBackward", at + 200, at + 240).op("Scatter", at + 210, at + 220)
-    loaded: Trace = trace.launch(1, 250).kernel("gemm", 260, 270, 1, device=0).load()
-    return loaded
-
-
-def test_outputs_that_a_parallel_criterion_scatters_again(trace: Any) -> None:
-    measured = measure_data_parallel(scattered_again(trace), 0)
-    assert measured is not None
-    assert (measured.num_forwards, measured.num_scattered_again) == (4, 2)
 
 
 def test_steps_without_marks_go_from_forward_to_forward(trace: Any) -> None:

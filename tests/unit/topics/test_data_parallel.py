@@ -48,13 +48,6 @@ def test_data_parallel_on_one_device(devices: tuple[int, ...], says: str | None)
     assert all(says in f.title for f in findings if says)
 
 
-@pytest.mark.parametrize(("again", "gather_ns", "fires"), [(1, 2 * MS, True), (0, 2 * MS, False), (1, -2 * MS, False)])
-def test_outputs_scattered_again(again: int, gather_ns: int, fires: bool) -> None:
-    moved = replace(MOVED, num_forwards=2, num_scattered_again=again, gather_ns=gather_ns)
-    findings = [f for f in beside("data_parallel", using(moved)) if f.rule == "outputs-scattered-again"]
-    assert [f.gain_ns for f in findings] == ([4 * MS] if fires else [])
-
-
 def test_why_one_device_works_more_and_holds_more() -> None:
     uses = tuple(DeviceUse(index, True, size, size, size, None) for index, size in enumerate((9 * 10**9, 10**9)))
     shown = {"data_parallel": using(MOVED, 2), "memory": (RankMemory(0, "node", None, None, uses),)}

@@ -3,16 +3,13 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from shared import TRACES
-from timelines import START, begin, cycle, end_of, fused, negotiation, tensor, text, together
+from timelines import START, begin, cycle, fused, negotiation, tensor, text, together
 
 from ddpprof.errors import BadTrace
-from ddpprof.model import CollectiveKind
-from ddpprof.topics.horovod.timeline import ActivityKind, HorovodTimeline, TimelineActivity
-from ddpprof.topics.horovod.timeline_file import is_horovod_timeline, load_horovod
+from ddpprof.topics.horovod.timeline_file import HorovodTimeline, is_horovod_timeline, load_horovod
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 
@@ -34,65 +31,19 @@ def test_a_collective_of_two_tensors(tmp_path: Path) -> None:
     made = loaded(tmp_path, text(cycle(5), *TWO_FUSED, cycle(90)))
     assert (made.backend, made.world_size, made.cycles_ns, made.notes) == ("gloo", 2, (5000, 90_000), ())
     a, b = made.ops
-    assert (a.tensor, a.kind, a.group, b.group) == ("allreduce.a", CollectiveKind.ALL_REDUCE, 0, 0)
-    assert (a.negotiated_from_ns, a.negotiated_ns, a.start_ns, a.end_ns) == (10_000, 30_000, 40_000, 80_000)
+    assert (a.tensor, a.is_reduction, b.tensor) == ("allreduce.a", True, "allreduce.b")
+    assert (a.negotiated, a.start_ns, a.end_ns) == ((10_000, 30_000), 40_000, 80_000)
     assert (a.ready_ns, b.ready_ns) == ({0: 10_000, 1: 29_000}, {1: 12_000, 0: 30_000})
-    assert a.num_bytes == 4000
-    assert a.activities == (
-        TimelineActivity(ActivityKind.COPY_IN, 41_000, 50_000),
-        TimelineActivity(ActivityKind.COLLECTIVE, 50_000, 70_000),
-        TimelineActivity(ActivityKind.COPY_OUT, 70_000, 79_000),
-    )
-
-
-@pytest.mark.parametrize(
-    ("events", "groups"),
-    [
-        pytest.param(together([1], 0, [("NCCL_ALLREDUCE", 1, 5)], 6) + together([2], 6, [("NCCL_ALLREDUCE", 7, 9)], 9),
-                     [0, 1], id="one-after-the-other"),
-        pytest.param([begin(1, "ALLREDUCE", 0), begin(2, "ALLREDUCE", 0), begin(1, "NCCL_ALLREDUCE", 1),
-                      begin(2, "NCCL_ALLREDUCE", 1), end_of(1, 5), end_of(2, 5), end_of(1, 6), end_of(2, 6)],
-                     [0, 1], id="at-once-without-the-fusion-buffer"),
-        pytest.param(together([1, 2], 0, fused(0, (5, 9), 12), 12), [0, 0], id="fused"),
-        pytest.param([begin(1, "ALLREDUCE", 0), begin(1, "MEMCPY_IN_FUSION_BUFFER", 1), end_of(1, 2),
-                      begin(1, "NCCL_ALLREDUCE", 2), begin(2, "ALLREDUCE", 3), begin(2, "MEMCPY_IN_FUSION_BUFFER", 3),
-                      end_of(2, 4), begin(2, "NCCL_ALLREDUCE", 4), end_of(1, 9), end_of(1, 9), end_of(2, 9),
-                      end_of(2, 9)], [0, 1], id="copied-in-after-the-first-began"),
-        pytest.param(together([1], 0, [], 3, kind="BARRIER") + together([2], 3, [], 5, kind="JOIN"), [0, 1],
-                     id="without-a-collective"),
-    ],
-)  # fmt: skip
-def test_which_tensors_share_a_collective(events: list[dict[str, Any]], groups: list[int], tmp_path: Path) -> None:
-    made = loaded(tmp_path, text(*tensor(1, "a"), *tensor(2, "b"), *events))
-    assert [op.group for op in sorted(made.ops, key=lambda op: op.tensor)] == groups
+    assert a.copies == [(41_000, 50_000), (70_000, 79_000)]
+    assert a.collectives == [(50_000, 70_000)]
 
 
 def test_unknown_phases_count_as_other_work(tmp_path: Path) -> None:
     phases = [("INIT_NCCL", 1, 2), ("QUEUE", 2, 3), ("WAIT_FOR_DATA", 3, 4), ("SOMETHING_NEW", 4, 5),
               ("NCCL_REDUCESCATTER", 5, 6), ("MEMCPY_IN_HOST_BUFFER", 6, 7), ("MPI_CROSS_ALLGATHER", 7, 8)]  # fmt: skip
     made = loaded(tmp_path, text(*tensor(1, "a"), *together([1], 0, phases, 9, shape=None, kind="NOVELTY")))
-    kinds = [activity.kind for activity in made.ops[0].activities]
-    other, collective = ActivityKind.OTHER, ActivityKind.COLLECTIVE
-    assert kinds == [other, ActivityKind.QUEUE, ActivityKind.QUEUE, other, collective, ActivityKind.COPY_IN, collective]
-    assert (made.ops[0].kind, made.ops[0].num_bytes) == (CollectiveKind.OTHER, None)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "num_bytes"),
-    [
-        pytest.param("[]", "int64", 8, id="scalar"),
-        pytest.param("[3, 0]", "float16", 0, id="empty"),
-        pytest.param("[2, 3]", "bfloat16", 12, id="matrix"),
-        pytest.param("[2, 3]", "quaternion", None, id="unknown-type"),
-        pytest.param("[-1]", "float32", None, id="negative"),
-        pytest.param("[999999999999, 999999999999]", "float32", None, id="larger-than-memory"),
-        pytest.param("__import__('os')", "float32", None, id="no-shape"),
-    ],
-)
-def test_sizes(shape: str, dtype: str, num_bytes: int | None, tmp_path: Path) -> None:
-    end = {"ph": "E", "ts": 3, "pid": 1, "args": {"dtype": dtype, "shape": shape}}
-    made = loaded(tmp_path, text(*tensor(1, "a"), begin(1, "ALLREDUCE", 1), end))
-    assert made.ops[0].num_bytes == num_bytes
+    (op,) = made.ops
+    assert (op.copies, op.collectives, op.is_reduction) == ([(6000, 7000)], [(5000, 6000), (7000, 8000)], False)
 
 
 WHOLE = text(*TWO_FUSED, *negotiation(1, 90, 95), begin(1, "ALLREDUCE", 96))
@@ -122,7 +73,7 @@ def test_what_is_whole_is_read(content: str | bytes, notes: list[str], tmp_path:
 def test_an_op_that_never_ends_does_not_swallow_the_next(tmp_path: Path) -> None:
     torn = [begin(1, "ALLREDUCE", 1), begin(1, "GLOO_ALLREDUCE", 2)]
     made = loaded(tmp_path, text(*tensor(1, "a"), *torn, *negotiation(1, 10, 12), *together([1], 13, [], 20)))
-    assert [(op.start_ns, op.end_ns, op.activities) for op in made.ops] == [(13_000, 20_000, ())]
+    assert [(op.start_ns, op.end_ns, op.collectives) for op in made.ops] == [(13_000, 20_000, [])]
     assert made.notes == ("left out: 1 collectives that do not end within the timeline",)
 
 

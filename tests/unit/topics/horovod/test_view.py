@@ -3,11 +3,13 @@
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from reports import HOSTILE, compare_runs
-from timelines import Event, cycle, fused, negotiation, tensor, text, together
+from shared import TRACES
+from timelines import Event, cycle, negotiation, tensor, text, together
 
 from ddpprof.engine.finding import Finding
 from ddpprof.load.run import load_run
@@ -17,6 +19,8 @@ from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
+from ddpprof.topics.horovod.timeline_file import HorovodTimeline, TensorOp, load_horovod
+from ddpprof.topics.horovod.view import ReductionParts, find_horovod_steps, last_rank, summarise_horovod
 
 STEP, NUM_STEPS = 10_000, 4
 
@@ -62,23 +66,6 @@ def test_the_job_and_its_steps(tmp_path: Path) -> None:
     assert [step.duration_ns for step in report.ranks[0].light_steps] == [STEP * 1000] * (NUM_STEPS - 1)
     assert report.across is None
     assert any("has no computation" in text for text in report.missing)
-    assert any("known for 0 of 24 reductions" in text for text in report.missing)
-
-
-def test_tensors_that_are_not_fused(tmp_path: Path) -> None:
-    finding = found(built(tmp_path, *one_by_one()))["horovod-not-fused"]
-    assert finding.gain_ns == 5 * 300_000
-    assert finding.title == "6 of 6 tensors per step are reduced one by one"
-    assert "HOROVOD_FUSION_THRESHOLD" in finding.advice
-    assert "horovod-not-fused" not in found(built(tmp_path, *one_by_one(num_tensors=3)))
-
-
-def test_tensors_that_are_too_large_to_gain_from_fusion_are_left_alone(tmp_path: Path) -> None:
-    events = one_by_one()
-    for event in events:
-        if "args" in event and "shape" in event["args"]:
-            event["args"]["shape"] = "[250000]"
-    assert "horovod-not-fused" not in found(built(tmp_path, *events))
 
 
 def test_waiting_for_the_next_cycle(tmp_path: Path) -> None:
@@ -99,9 +86,7 @@ def test_a_straggler_by_its_number(tmp_path: Path) -> None:
     report = built(tmp_path, *ticking([{0: 0, 1: 1, 2: 9000}, *[{0: 1000, 2: 1001, 1: 6000}] * 4]))
     finding = found(report)["horovod-straggler"]
     assert finding.title == "Rank 0 waits 5.00 ms per step for rank 1, after its own gradients are ready"
-    assert "rank 1 was last for 4 of 4 tensors" in finding.evidence
-    assert report.across is not None
-    assert [(one.rank, one.num_last) for one in report.across.waiting] == [(0, 0), (1, 4), (2, 1)]
+    assert "it was rank 1 for 4 of 4 tensors" in finding.evidence
     assert report.job.world_size == 3
 
 
@@ -117,21 +102,10 @@ def test_nothing_is_said_where_rank_0_is_the_last(tmp_path: Path) -> None:
     assert found(built(tmp_path, *ticking([{1: 0, 0: 6000}] * 4))) == {}
 
 
-def test_copies(tmp_path: Path) -> None:
-    events = [*tensor(1, "a"), *tensor(2, "b")]
-    for start in range(0, STEP * NUM_STEPS, STEP):
-        events += negotiation(1, start, start + 1) + negotiation(2, start, start + 1)
-        events += together([1, 2], start + 1, fused(start + 1, (start + 302, start + 400), start + 501), start + 501)
-    finding = found(built(tmp_path, *events))["horovod-copies"]
-    assert finding.gain_ns == 400_000
-    assert "2 tensors per step are fused" in finding.evidence
-
-
 def test_without_steps_it_says_why(tmp_path: Path) -> None:
     report = built(tmp_path, *tensor(1, "t"), *negotiation(1, 0, 5), *together([1], 5, [("MPI_ALLREDUCE", 5, 9)], 9))
     assert report.findings == ()
     assert any("no tensor is reduced twice" in text for text in report.missing)
-    assert "1 × all-reduce, 0.00 ms" in drawn(report)
 
 
 def drawn(report: Report, width: int = 80) -> str:
@@ -175,3 +149,140 @@ def test_in_a_folder_of_traces_it_is_skipped_by_name(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [of_step]}))
     missing = build_report(load_run(tmp_path)).missing
     assert any("timeline.json is a Horovod timeline; give it alone" in text for text in missing)
+
+
+TIMELINE = TRACES / "horovod_timeline_2ranks.json"
+US = 1000
+
+
+def op(
+    tensor: str,
+    announced: int,
+    agreed: int,
+    comm: tuple[int, int],
+    end: int,
+    ready: Mapping[int, int] | None = None,
+    is_reduction: bool = True,
+    copies: bool = False,
+) -> TensorOp:
+    """It begins 1 µs after all ranks agreed; copies fill what is left before and after the collective."""
+    around = [(agreed + 1, comm[0]), (comm[1], end)] if copies else []
+    return TensorOp(
+        tensor=tensor, is_reduction=is_reduction, negotiated=(announced * US, agreed * US),
+        ready_ns={rank: time * US for rank, time in (ready or {}).items()},
+        start_ns=(agreed + 1) * US, end_ns=end * US,
+        copies=[(start * US, end * US) for start, end in around], collectives=[(comm[0] * US, comm[1] * US)],
+    )  # fmt: skip
+
+
+def timeline(*ops: TensorOp, cycles: Sequence[int] = ()) -> HorovodTimeline:
+    ordered = tuple(sorted(ops, key=lambda one: one.start_ns))
+    return HorovodTimeline("gloo", 2, ordered, tuple(time * US for time in cycles))
+
+
+def parts(*us: int) -> ReductionParts:
+    return ReductionParts(*(one * US for one in us))
+
+
+def two_steps() -> HorovodTimeline:
+    """Step 0: `a` alone 11-20, `b` and `c` fused; step 1 the same, 100 later, but all alone."""
+    return timeline(
+        op("broadcast.a", 0, 1, (2, 3), 3, is_reduction=False),
+        op("a", 5, 10, (12, 20), 20),
+        op("b", 8, 24, (30, 50), 55, copies=True),
+        op("c", 22, 24, (30, 50), 55, copies=True),
+        op("a", 105, 110, (111, 121), 121),
+        op("b", 106, 130, (131, 135), 135),
+        op("c", 107, 136, (137, 140), 140),
+        cycles=(4, 9, 14, 19),
+    )
+
+
+def test_steps_follow_the_repetition_of_the_gradients() -> None:
+    steps = find_horovod_steps(two_steps())
+    assert [(step.start_ns, step.end_ns) for step in steps] == [(5000, 105_000), (105_000, None)]
+    assert [[one.tensor for one in step.ops] for step in steps] == [["a", "b", "c"]] * 2
+
+
+def test_the_parts_of_a_reduction_add_up() -> None:
+    first, second = summarise_horovod(two_steps()).steps
+    # comm 12-20, 30-50; copies 25-30, 50-55; other 11-12; waiting 5-11 and 20-24; nothing 24-25
+    assert first.reduction == parts(28, 10, 1, 10, 1)
+    assert first.reduction.total_ns == 50 * US
+    assert first.trailing == parts(20, 10, 0, 2, 1)  # from 22, where c is announced
+    assert (first.duration_ns, second.duration_ns, first.num_tensors) == (100_000, None, 3)
+
+
+def test_rank_0_is_done_when_its_own_tick_says_so() -> None:
+    ops = [op("a", 10, 50, (51, 60), 60, ready={1: 10, 0: 50}), op("a", 100, 101, (102, 103), 103)]
+    assert summarise_horovod(timeline(*ops)).steps[0].trailing == parts(9, 0, 0, 0, 1)
+
+
+def test_a_timeline_that_ends_in_a_step_leaves_it_out() -> None:
+    ops = [op(name, at, at + 1, (at + 2, at + 3), at + 3) for at in (10, 20, 30) for name in "ab"][:-1]
+    summary = summarise_horovod(timeline(*ops))
+    assert [step.duration_ns for step in summary.steps] == [10_000, 10_000]
+
+
+def test_a_tensor_that_is_reduced_now_and_then_belongs_to_the_step_around_it() -> None:
+    ops = [op("a", at, at + 1, (at + 2, at + 3), at + 3) for at in (10, 20, 30)]
+    summary = summarise_horovod(timeline(*ops, op("metric", 25, 26, (27, 28), 28)))
+    assert [step.num_tensors for step in summary.steps] == [1, 2, 1]
+
+
+def test_without_names_there_are_no_steps() -> None:
+    summary = summarise_horovod(timeline(op("noname.1", 1, 2, (3, 4), 4), op("noname.2", 5, 6, (7, 8), 8)))
+    assert (summary.steps, summary.cycle_ns) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("ready", "cycles", "last"),
+    [
+        pytest.param({0: 10, 1: 11, 2: 900}, (5, 800), 2, id="a-cycle-later"),
+        pytest.param({0: 10, 1: 11, 2: 12}, (5, 800), None, id="all-in-one-cycle"),
+        pytest.param({0: 10, 1: 900, 2: 901}, (5, 800), None, id="two-in-the-last-cycle"),
+        pytest.param({1: 10, 0: 900}, (5, 800), 0, id="rank-0"),
+        pytest.param({0: 10, 1: 509}, (), None, id="unmarked-and-close"),
+        pytest.param({0: 10, 1: 510}, (), 1, id="unmarked-and-apart"),
+    ],
+)
+def test_who_came_last(ready: dict[int, int], cycles: tuple[int, ...], last: int | None) -> None:
+    assert last_rank(op("a", 0, 1, (2, 3), 3, ready=ready), [time * US for time in cycles]) == last
+
+
+def test_who_came_last_how_often_without_the_first_step() -> None:
+    made = timeline(
+        op("a", 10, 30, (31, 32), 32, ready={0: 10, 1: 30}),
+        op("b", 20, 40, (41, 42), 42, ready={0: 20, 1: 40}),
+        op("a", 110, 120, (121, 122), 122, ready={1: 110, 0: 120}),
+        op("b", 111, 121, (122, 123), 123, ready={0: 119}),
+        cycles=range(0, 200, 5),
+    )
+    assert summarise_horovod(made).num_last == {0: 1}
+    assert summarise_horovod(replace(made, world_size=3)).num_last == {}
+
+
+@pytest.mark.skipif(not TIMELINE.exists(), reason="the traces of others are not part of the project: no ../shared")
+def test_a_real_timeline() -> None:
+    """The numbers are those of an independent script that counts every microsecond."""
+    summary = summarise_horovod(load_horovod(TIMELINE))
+    assert [step.reduction for step in summary.steps] == [
+        parts(19613, 1618, 490, 48842, 206), parts(18064, 346, 336, 2700, 10), parts(10519, 323, 390, 8048, 9),
+        parts(17782, 349, 356, 8988, 13), parts(27036, 325, 389, 15879, 8), parts(7761, 353, 750, 2094, 2538),
+    ]  # fmt: skip
+    assert [step.trailing for step in summary.steps] == [
+        parts(19613, 1618, 490, 35990, 206), parts(5579, 338, 318, 266, 10), parts(6879, 317, 373, 172, 9),
+        parts(17782, 349, 356, 1000, 13), parts(27036, 325, 389, 3880, 8), parts(325, 14, 14, 2082, 14),
+    ]  # fmt: skip
+    durations = [None if step.duration_ns is None else step.duration_ns // US for step in summary.steps]
+    assert durations == [82938, 36829, 27985, 35996, 55582, None]
+    assert summary.cycle_ns == 1_073_000
+
+
+def test_a_broadcast_under_the_name_of_a_reduced_tensor_is_none_of_its_reductions() -> None:
+    more = (
+        op("a", 205, 210, (211, 221), 221, is_reduction=False),
+        op("loss", 206, 211, (212, 222), 222),
+    )
+    steps = find_horovod_steps(timeline(*two_steps().ops, *more))
+    assert [[one.tensor for one in step.ops] for step in steps] == [["a", "b", "c"], ["a", "b", "c", "loss"]]
