@@ -10,7 +10,8 @@ from html import escape
 from importlib.resources import files
 
 from ddpprof.comparison.compare import Comparison
-from ddpprof.layout import Bars, Column, FindingList, FindingText, Line, Section, Table
+from ddpprof.layout import Column, FindingList, Line, Section, Table
+from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.sections import topics
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.job import job_lines
@@ -87,7 +88,7 @@ def _report(report: Report) -> str:
         [
             _blocks(line for line in lines if not line.is_warning),
             f'<p class="verdict">{escape(came.text)}</p>',
-            _block(numbers) if came.numbers else "",
+            _blocks([numbers] if came.numbers else []),
             _blocks(line for line in lines if line.is_warning),
             _blocks(below),
             _blocks(found),
@@ -102,48 +103,4 @@ def _folded(title: str, sections: Iterable[Section]) -> str:
 
 
 def _blocks(sections: Iterable[Section]) -> str:
-    return "".join(map(_block, sections))
-
-
-def _block(section: Section) -> str:
-    """Return a section as HTML. Of drawings only a title is left: the table after them has their numbers."""
-    if isinstance(section, Line):
-        kind = "warning" if section.is_warning else "aside" if section.is_aside else "line"
-        return f'<p class="{kind}">{escape(section.text)}</p>'
-    if isinstance(section, Table):
-        return _table(section)
-    if isinstance(section, Bars):
-        return f"<h4>{escape(section.title)}</h4>"
-    return _findings(section) if isinstance(section, FindingList) else ""
-
-
-def _table(table: Table) -> str:
-    title = f"<h4>{escape(table.title)}</h4>" if table.title else ""
-    head = "".join(f"<th{_side(column)}>{escape(column.name)}</th>" for column in table.columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, row, table.columns))}</tr>" for row in table.rows)
-    note = f'<p class="aside">{escape(table.note)}</p>' if table.note else ""
-    return f'{title}<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}'
-
-
-def _cell(cell: str, column: Column) -> str:
-    return f"<td{_side(column)}>{escape(cell)}</td>"
-
-
-def _side(column: Column) -> str:
-    """Return the alignment, also for viewers that remove style sheets, such as those of code forges."""
-    return f' style="text-align: {"right" if column.is_number else "left"}"'
-
-
-def _findings(section: FindingList) -> str:
-    if not section.findings:
-        return f'<p class="line">{escape(section.otherwise)}</p>' if section.otherwise else ""
-    return f"<h4>{escape(section.title)}</h4>{''.join(map(_finding, section.findings))}"
-
-
-def _finding(finding: FindingText) -> str:
-    advice = f"<pre>{escape(finding.advice)}</pre>" if finding.advice else ""
-    kind = "finding noise" if finding.is_noise else "finding"
-    return (
-        f'<div class="{kind}"><p><strong>{finding.number}. {escape(finding.title)}</strong> '
-        f'<span class="gain">{escape(finding.gain)}</span></p><p>{escape(finding.evidence)}</p>{advice}</div>'
-    )
+    return blocks_html(sections, level=4)

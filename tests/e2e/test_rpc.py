@@ -37,7 +37,7 @@ def test_two_trainers_and_a_parameter_server(start: Run, ddpprof: Run, report: C
         assert found == EVERY_STEP
         assert rank["num_sync_calls"] == BATCH + 1
         assert all(call["latency_ns"] > 0 for call in rank["calls"])
-        assert 0 < rank["longest_wait_ns"] <= rank["waited_ns"] <= rank["in_flight_ns"]
+        assert 0 < rank["longest_wait_ns"] <= rank["waited_ns"]
     assert shown["job"]["world_size"] == 2, "the server is no rank of DDP"
     assert {row["kind"] for row in shown["across"]["collectives"]} == {"all_reduce"}
     assert [[step["num_comm_kernels"] for step in rank["steps"]] for rank in shown["ranks"]] == [[1, 1, 1]] * 2

@@ -39,7 +39,7 @@ class Fragment(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if "style" not in self.open and data != "\n":  # between elements
             self.texts.append(data)
 
 
