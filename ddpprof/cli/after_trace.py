@@ -85,7 +85,7 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
     """Write the log directory for ``tensorboard --logdir OUT``, if TensorBoard is installed."""
     from importlib.util import find_spec
 
-    from ddpprof.cli.log_directory import write_log_directory
+    from ddpprof.cli.tensorboard import write_log_directory
     from ddpprof.own_files import make_folder
     from ddpprof.rundir import TENSORBOARD_DIRECTORY
 

@@ -1,4 +1,4 @@
-"""TensorBoard as a child process, on loopback only, that ends with this process."""
+"""TensorBoard as a child process, on loopback only, that ends with this process and answers only this machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from ddpprof.child_processes import guarded, helper_environment, python_command, start
+from ddpprof.cli.this_machine import for_this_machine
 from ddpprof.errors import DdpprofError
 from ddpprof.signals import handled_signals
 
@@ -37,7 +38,7 @@ class Server:
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
         """Start TensorBoard. `temporary` is the folder for files that it would leave behind in ``/tmp``."""
-        command = python_command(["-m", "ddpprof.cli.tensorboard_app", f"--logdir={logdir}", "--host", "127.0.0.1"])
+        command = python_command(["-m", __name__, f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = start(
             guarded(command if port is None else [*command, "--port", str(port)]),
             {**helper_environment(), "TMPDIR": str(temporary)},
@@ -118,3 +119,20 @@ class Server:
                 return json.load(response)
         except (OSError, HTTPException, ValueError):  # URLError is an OSError
             return None
+
+
+def _serve() -> None:
+    """Be TensorBoard, as this module is when it runs as a program."""
+    from absl import app
+    from tensorboard import default, main_lib, program
+
+    def served(wsgi_app: Any, flags: Any) -> Any:
+        return program.WerkzeugServer(for_this_machine(wsgi_app), flags)
+
+    main_lib.global_init()
+    board = program.TensorBoard(default.get_plugins(), server_class=program.with_port_scanning(served))
+    app.run(board.main, flags_parser=board.configure)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -22,8 +22,7 @@ ALLOWED = {
     "load/plugin_trace.py": "likewise",
     "record/profiler.py": "likewise",
     "user_key.py": "likewise",
-    "cli/log_directory.py": "moves folders that the helper has made to where links are not followed",
-    "cli/tensorboard.py": "in a scratch folder",
+    "cli/tensorboard.py": "in a scratch folder; moves folders that the helper has made to where links are not followed",
     "record/launch.py": "in a scratch folder",
     "record/inject/_ddpprof_ends.py": "in a scratch folder, in a process that imports nothing of ddpprof",
 }

@@ -148,7 +148,7 @@ def write_layout(file: EventFile) -> None:
         )
         for category, charts in CHARTS.items()
     ]
-    layout = text_tensor(Layout(category=categories).SerializeToString())
+    layout = bytes_tensor(Layout(category=categories).SerializeToString())
     file.add(summary(CONFIG_SUMMARY_TAG, create_summary_metadata(), tensor=layout))
 
 
@@ -162,9 +162,8 @@ _MAX_CELLS = 2000
 """most cells in one direction; a larger image would be useless"""
 _WITH_NUMBERS = 40
 """most ranks and steps for which a cell is wide enough for its number"""
-_CELL, _WIDE_CELL, _MARGIN = 6, 64, 70
-_LIGHT, _DARK = np.array([247, 251, 255]), np.array([8, 48, 107])
-_NOTHING = (255, 255, 255)
+_CELL, _WIDE_CELL, _MARGIN, _TOP = 6, 64, 70, 50
+_LIGHT, _DARK, _NOTHING = np.array([247, 251, 255]), np.array([8, 48, 107]), (255, 255, 255)
 
 
 def write_heat_maps(file: EventFile, report: Report) -> None:
@@ -178,7 +177,7 @@ def write_heat_maps(file: EventFile, report: Report) -> None:
         if len(ranks) and len(steps):
             png, width, height = draw(name, ranks, steps, values)
             metadata = create_summary_metadata("", "one row per rank, one column per step; ms")
-            tensor = text_tensor(str(width), str(height), png)
+            tensor = bytes_tensor([str(width).encode(), str(height).encode(), png])
             file.add(summary(f"{HEAT_MAP_TAG}{name}", metadata, tensor=tensor))
 
 
@@ -202,71 +201,41 @@ def draw(title: str, ranks: Sequence[int], steps: Sequence[int], values: NDArray
     numbered = max(len(ranks), len(steps)) <= _WITH_NUMBERS
     across, down = (_WIDE_CELL, 24) if numbered else (_CELL, _CELL)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    shares = np.nan_to_num((values - low) / ((high - low) or 1.0))[..., None]
+    colours = np.where(np.isnan(values)[..., None], _NOTHING, _LIGHT + (_DARK - _LIGHT) * shares).astype(np.uint8)
+    map_ = Image.fromarray(colours.repeat(down, axis=0).repeat(across, axis=1))
     title = f"{title}: {low:.2f} (light) to {high:.2f} (dark); columns: steps"
-    width = _MARGIN + max(across * len(steps), int(ImageDraw.Draw(Image.new("RGB", (1, 1))).textlength(title))) + 10
-    size = (width, 50 + down * len(ranks) + 10)
-    image = Image.new("RGB", size, _NOTHING)
+    wide = int(ImageDraw.Draw(map_).textlength(title))
+    image = Image.new("RGB", (_MARGIN + max(map_.width, wide) + 10, _TOP + map_.height + 10), _NOTHING)
+    image.paste(map_, (_MARGIN, _TOP))
     canvas = ImageDraw.Draw(image)
     canvas.text((_MARGIN, 6), title, fill="black")
-    for row, rank in enumerate(ranks):
-        top = 50 + row * down
-        if numbered or row % 10 == 0:
-            canvas.text((6, top + down // 2 - 6), f"rank {rank}", fill="black")
-        for column, value in enumerate(values[row].tolist()):
-            if value == value:  # not NaN
-                _cell(canvas, (_MARGIN + column * across, top, across, down), value, (low, high), numbered)
-    for column, step in enumerate(steps):
-        if numbered or column % 10 == 0:
-            canvas.text((_MARGIN + column * across + 2, 32), str(step), fill="black")
+    every = 1 if numbered else 10
+    for row in range(0, len(ranks), every):
+        canvas.text((6, _TOP + row * down + down // 2 - 6), f"rank {ranks[row]}", fill="black")
+    for column in range(0, len(steps), every):
+        canvas.text((_MARGIN + column * across + 2, 32), str(steps[column]), fill="black")
+    for row, column in np.argwhere(~np.isnan(values)).tolist() if numbered else []:
+        at = (_MARGIN + column * across + 4, _TOP + row * down + down // 2 - 6)
+        canvas.text(at, f"{values[row, column]:.2f}", fill="white" if shares[row, column] > 0.5 else "black")
     png = BytesIO()
     image.save(png, "PNG")
-    return png.getvalue(), *size
-
-
-def _cell(
-    canvas: Any, at: tuple[int, int, int, int], value: float, bounds: tuple[float, float], numbered: bool
-) -> None:
-    left, top, across, down = at
-    share = (value - bounds[0]) / (bounds[1] - bounds[0]) if bounds[1] > bounds[0] else 0.0
-    colour = tuple(int(channel) for channel in _LIGHT + (_DARK - _LIGHT) * share)
-    canvas.rectangle((left, top, left + across - 1, top + down - 1), fill=colour)
-    if numbered:
-        canvas.text((left + 4, top + down // 2 - 6), f"{value:.2f}", fill="white" if share > 0.5 else "black")
+    return png.getvalue(), image.width, image.height
 
 
 HISTOGRAM_TAG = "ddp_collective_ms/"
-_BUCKETS = 30
 
 
 def write_histograms(file: EventFile, drawing: Drawing) -> None:
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
-    from tensorboard.plugins.histogram.metadata import create_summary_metadata
+    from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 
-    for kind, step, durations_ns in _collective_times(drawing):
-        table = _buckets_of(durations_ns / NS_PER_MS)
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in table.shape])
-        tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=shape, tensor_content=table.tobytes())
-        metadata = create_summary_metadata("", f"durations of {kind} in a step, including waits for other ranks")
-        file.add(summary(f"{HISTOGRAM_TAG}{kind}", metadata, tensor=tensor), step)
-
-
-def _collective_times(drawing: Drawing) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
-    """Yield the kind, the number of the step, and the durations in ns."""
     for index in drawing.about.measured:
         step = drawing.draw(index)
         comm = step.collectives
-        for kind in np.unique(comm.kind).tolist():
-            yield CollectiveKind(kind).name.lower(), step.step, (comm.end_ns - comm.start_ns)[comm.kind == kind]
-
-
-def _buckets_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return [n, 3]: left edge, right edge, count. The outer edges are the smallest and the largest value."""
-    if values.min() == values.max():
-        return np.array([[values[0], values[0], len(values)]], np.float64)
-    counts, edges = np.histogram(values, bins=_BUCKETS)
-    return np.stack((edges[:-1], edges[1:], counts.astype(np.float64)), axis=1)
+        for number in np.unique(comm.kind).tolist():
+            lasts_ns, kind = (comm.end_ns - comm.start_ns)[comm.kind == number], CollectiveKind(number).name.lower()
+            about = f"durations of {kind} in a step, including waits for other ranks"
+            file.add(histogram_pb(f"{HISTOGRAM_TAG}{kind}", lasts_ns / NS_PER_MS, description=about), step.step)
 
 
 METRIC = "ddp_run/"
@@ -319,10 +288,9 @@ _LIST_ITEM = re.compile(r"^ {3}(?=\S)", re.MULTILINE)
 
 
 def write_report_text(file: EventFile, report: Report) -> None:
-    from tensorboard.plugins.text.metadata import create_summary_metadata
+    from tensorboard.plugins.text.summary_v2 import text_pb
 
-    text = tensorboard_markdown(render_markdown(report.job.name, sections(report)))
-    file.add(summary(TAG, create_summary_metadata("", ""), tensor=text_tensor(text)))
+    file.add(text_pb(TAG, tensorboard_markdown(render_markdown(report.job.name, sections(report)))))
 
 
 def tensorboard_markdown(markdown: str) -> str:
@@ -374,12 +342,8 @@ def summary(tag: str, metadata: Any, **value: Any) -> Any:
     return Summary(value=[Summary.Value(tag=tag, metadata=metadata, **value)])
 
 
-def text_tensor(*texts: str | bytes) -> Any:
-    """Return a scalar tensor of one text, or a 1-d tensor of several."""
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
+def bytes_tensor(content: bytes | Sequence[bytes]) -> Any:
+    """Return a scalar tensor of bytes, or a 1-d tensor of several."""
+    from tensorboard.util.tensor_util import make_tensor_proto
 
-    dimensions = [TensorShapeProto.Dim(size=len(texts))] if len(texts) > 1 else []
-    values = [text.encode() if isinstance(text, str) else text for text in texts]
-    return TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(dim=dimensions), string_val=values)
+    return make_tensor_proto(content, dtype=np.object_)
