@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ddpprof.load.rank import load_trace
     from ddpprof.load.run import load_run
     from ddpprof.model import Run, Trace
-    from ddpprof.pipeline.whatif import whatif
+    from ddpprof.pipeline.analysis import whatif
     from ddpprof.record import hooks
     from ddpprof.record.api import profile, watch
     from ddpprof.report import Report
@@ -71,7 +71,7 @@ _HOME = {
     "profile": "ddpprof.record.api",
     "shift_between": "ddpprof.statistics.shift",
     "watch": "ddpprof.record.api",
-    "whatif": "ddpprof.pipeline.whatif",
+    "whatif": "ddpprof.pipeline.analysis",
 }
 
 __all__ = [

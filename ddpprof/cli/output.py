@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import Location, location
-from ddpprof.own_files import write_named
+from ddpprof.layout import count
+from ddpprof.own_files import make_named_folder, write_named, write_whole
 
 if TYPE_CHECKING:
     from ddpprof.layout import Section
     from ddpprof.render.json_documents import Written
+    from ddpprof.report import Report
 
 _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
@@ -130,3 +132,21 @@ def write(options: argparse.Namespace, text: str) -> None:
         else:
             options.out.write_bytes(text.encode())
     say(f"Wrote {options.out}.")
+
+
+def write_tables(report: Report, folder: Location) -> None:
+    """Write one file per table. Raises `DdpprofError`."""
+    from ddpprof.report.tables import parquet_bytes
+
+    tables = dict(report.tables)
+    with writing(folder):
+        if isinstance(folder, Path):
+            make_named_folder(folder)
+        for name, table in tables.items():
+            path, content = folder / f"{name}.parquet", parquet_bytes(table)
+            if isinstance(path, Path):
+                write_whole(path, content)
+            else:
+                path.write_bytes(content)
+    rows = ", ".join(f"{name}.parquet ({count(table.num_rows, 'row')})" for name, table in tables.items())
+    say(f"Wrote to {folder}: {rows}.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpprof.layout import Section
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.report import Report
-    from ddpprof.topics.steps.drawing import Timeline
+    from ddpprof.topics.steps.timeline import Timeline
 
 
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
@@ -106,7 +106,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
 
 
 def _report_as_tables(options: argparse.Namespace) -> int:
-    from ddpprof.cli.tables import write_tables
+    from ddpprof.cli.output import write_tables
     from ddpprof.report.tables import require_arrow
 
     require_arrow()
@@ -156,7 +156,7 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
 def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Analysis | None) -> Iterable[Section]:
     """Return the first screen for a terminal, and everything for a file, unless the user chooses."""
     from ddpprof.render.sections import sections
-    from ddpprof.topics.steps.drawing import MAX_RANKS, typical_lanes
+    from ddpprof.topics.steps.timeline import MAX_RANKS, typical_lanes
 
     if not options.full and options.section is None and options.out is None and chosen_form(options) == "terminal":
         return screen(report, [str(options.path), *map(str, options.further_parts)], analysis)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddpprof.pipeline.analysis import TracedRank
     from ddpprof.report import Report
     from ddpprof.report.rank_summary import RankSummary
-    from ddpprof.topics.steps.drawing import Drawing
+    from ddpprof.topics.steps.timeline import Drawing
 
 _NOT_FOR_TRACES = re.compile(r"[^A-Za-z0-9-]+")
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ddpprof.errors import DdpprofError
-from ddpprof.files import Location
+from ddpprof.files import Location, location
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.load.run import complete, find_parts
@@ -17,15 +17,17 @@ from ddpprof.pipeline.entry import RankTask, read_about, read_drawing, read_summ
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.pipeline.pool import run_on_cores
 from ddpprof.pipeline.progress import Watch
+from ddpprof.predict.setting import BucketCaps, Setting
 from ddpprof.report import Report
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
-from ddpprof.report.run_profile import KnownRun
+from ddpprof.report.run_profile import NO_BENCHES, KnownRun, profile_run
+from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 from ddpprof.topics.ranks.across import RecordedSteps
 from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress
 from ddpprof.topics.ranks.stragglers import find_stragglers
-from ddpprof.topics.steps.drawing import Drawing, DrawnRank, Timeline, draw_timeline, file_name
+from ddpprof.topics.steps.timeline import Drawing, DrawnRank, Timeline, draw_timeline, file_name
 from ddpprof.words import ranks_in_words
 
 
@@ -268,3 +270,14 @@ def _on_steps(
         there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
         raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")
     return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as requested",)
+
+
+def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
+    """Predict the step of a run with each of these bucket caps, or with a series of them if none is given.
+
+    Raises `DdpprofError` if the run cannot tell. ``ddpprof whatif`` can predict more than this function.
+    """
+    with analysed(location(path) if isinstance(path, str) else path) as analysis:
+        profiled = profile_run(analysis.to_replay(), NO_BENCHES)
+        asked = Asked(Setting(), "", tuple(map(BucketCaps, bucket_cap_mb)))
+        return build_whatif(analysis.report.job, profiled, asked, analysis.report.step_ns)

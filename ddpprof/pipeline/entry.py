@@ -25,18 +25,18 @@ from typing import Any, BinaryIO, TypeVar, get_origin
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ddpprof.errors import DdpprofError
 from ddpprof.files import identity
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
-from ddpprof.load.step_selection import only_steps
-from ddpprof.model import DdpModule, Rank, StepMode
+from ddpprof.model import NO_STEP, Collectives, DdpModule, HostSpans, Rank, StepMode, Trace, Work
+from ddpprof.model.tables import rows_of
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
 from ddpprof.rundir import facts_file, last_step_file, steps_file
-from ddpprof.topics.steps.drawing import Drawing, DrawnRank, drawing_of
-from ddpprof.topics.steps.timeline import StepTimeline
+from ddpprof.topics.steps.timeline import Drawing, DrawnRank, StepTimeline, drawing_of
 from ddpprof.words import utf8_text
 
 _T = TypeVar("_T")
@@ -194,3 +194,34 @@ def stamps_of(files: RankFiles) -> dict[str, str]:
         if (stamp := identity(path)) is not None:
             found[os.fsencode(path.name).decode("utf-8", "backslashreplace")] = stamp  # a name need not be UTF-8
     return found
+
+
+_Table = TypeVar("_Table", Work, Collectives, HostSpans)
+
+
+def only_steps(rank: Rank, steps: Container[int]) -> Rank:
+    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is dropped, too."""
+    record = rank.record
+    if record is not None:
+        record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))
+    return replace(rank, trace=_only(rank.trace, steps) if rank.trace is not None else None, record=record)
+
+
+def _only(trace: Trace, steps: Container[int]) -> Trace:
+    kept = [index for index, step in enumerate(trace.steps) if step.number in steps]
+    becomes = np.full(len(trace.steps) + 1, NO_STEP, np.int32)  # NO_STEP as an index finds the last entry
+    becomes[kept] = np.arange(len(kept))
+
+    def chosen(table: _Table) -> _Table:
+        step = becomes[table.step]
+        kept = step != NO_STEP
+        return replace(rows_of(table, kept), step=step[kept])
+
+    return replace(
+        trace,
+        steps=tuple(trace.steps[index] for index in kept),
+        compute=chosen(trace.compute),
+        copies=chosen(trace.copies),
+        collectives=chosen(trace.collectives),
+        host_spans=chosen(trace.host_spans),
+    )

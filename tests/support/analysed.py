@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpprof.model import Rank
 from ddpprof.report.rank_summary import RankSummary, summarise_rank
-from ddpprof.topics.steps.drawing import DrawnRank, drawing_of
+from ddpprof.topics.steps.timeline import DrawnRank, drawing_of
 
 
 def as_analysed(rank: Rank) -> tuple[RankSummary, DrawnRank]:

@@ -8,7 +8,7 @@ from ddpprof.model import Rank, Run
 from ddpprof.report import Report
 from ddpprof.topics.buckets.steps import BucketStep, bucket_steps
 from ddpprof.topics.buckets.traced import find_passes, trace_buckets
-from ddpprof.topics.steps.drawing import Timeline, draw_timeline, drawing_of
+from ddpprof.topics.steps.timeline import Timeline, draw_timeline, drawing_of
 
 
 def build_timeline(

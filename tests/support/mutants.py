@@ -256,7 +256,7 @@ def _show(path: Path, number: int) -> None:
     from ddpprof.render.markdown import render_markdown
     from ddpprof.render.sections import sections
     from ddpprof.render.terminal import render_terminal
-    from ddpprof.topics.steps.drawing import typical_lanes
+    from ddpprof.topics.steps.timeline import typical_lanes
 
     report = as_json.read_report(path) if path.is_file() else None
     timeline = None

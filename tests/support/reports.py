@@ -8,7 +8,6 @@ from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.engine.finding import Finding
 from ddpprof.model import DataParallelModule, Kernel
-from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json_documents import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
@@ -28,7 +27,7 @@ from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, RankLaten
 from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.rpc import RankRpc, RpcCalls
 from ddpprof.topics.script_collectives import OutsideCalls, Place, Purpose
-from ddpprof.topics.steps.breakdown import Breakdown
+from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown
 from ddpprof.topics.steps.overlap import Overlap
 from ddpprof.topics.steps.wrapper_cost import WrapperCost
 

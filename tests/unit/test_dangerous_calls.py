@@ -14,7 +14,6 @@ ALLOWED = {
     "own_files.py": "the helper",
     "files/remote.py": "stores far away, which have their own names for it",
     "cli/output.py": "the same, where --out names one",
-    "cli/tables.py": "likewise",
     "rundir.py": "removes folders that are empty",
     "pipeline/pool.py": "fills the part that the helper has made",
     "pipeline/cluster.py": "likewise",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from typing import Any
 
-from ddpprof.layout import Bars, Line, Section, clean, ms
+from ddpprof.layout import PARTS, Bars, Line, Section, clean, ms
 from ddpprof.render.html.blocks import Block, blocks_html, column_name
 from ddpprof.render.html.charts import (
     bars_chart,
@@ -16,7 +18,6 @@ from ddpprof.render.html.charts import (
     whole_run_chart,
 )
 from ddpprof.render.html.page import Page, PagePart, definitions, render_page
-from ddpprof.render.html.steps import COLUMNS, steps_json
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
@@ -28,10 +29,10 @@ from ddpprof.render.sections.overview import (
     gain_after_title,
     verdict,
 )
-from ddpprof.report import Report
+from ddpprof.report import Report, StepReport
 from ddpprof.topics.failure import failure_lines
-from ddpprof.topics.steps.drawing import Timeline
-from ddpprof.topics.steps.view import of_device, typical_step
+from ddpprof.topics.steps.timeline import Timeline
+from ddpprof.topics.steps.view import bar_parts_ns, of_device, typical_step, worth_seeing
 
 _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "step": ranks_chart,
@@ -187,3 +188,48 @@ def _how_to_read(report: Report, timeline: Timeline) -> str:
 def _timeline_json(report: Report, timeline: Timeline) -> bytes | None:
     step = typical_step(report)
     return None if step is None else timeline_json(timeline, step, {rank.rank: rank.host for rank in report.ranks})
+
+
+_MAX_TIMELINES = 4
+"""most timelines drawn at first, if there are more ranks than a screen has room for"""
+
+COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
+    "compute": lambda step: step.compute_ns,
+    "comm": lambda step: step.comm_ns,
+    "overlap": lambda step: step.overlap_ns,
+    "exposed": lambda step: step.exposed_ns,
+    "trailing": lambda step: step.trailing_ns,
+}
+"""measures of a step that the page shows beside its parts"""
+
+
+def steps_data(report: Report) -> dict[str, Any] | None:
+    """Return one row per rank and step, ns; ``None`` if no step was profiled."""
+    typical = typical_step(report)
+    if typical is None:
+        return None
+    numbers = sorted({step.step for rank in report.ranks for step in rank.measured_steps})
+    return {
+        "parts": PARTS,
+        "columns": tuple(COLUMNS),
+        "ranks": [rank.rank for rank in report.ranks],
+        "shown": worth_seeing(report),
+        "drawn": worth_seeing(report, _MAX_TIMELINES),
+        "typical": typical,
+        "steps": {number: _rows(report, number) for number in numbers},
+    }
+
+
+def _rows(report: Report, number: int) -> list[list[int | None] | None]:
+    found = ({step.step: step for step in rank.measured_steps}.get(number) for rank in report.ranks)
+    return [None if step is None or step.parts is None else _row(step) for step in found]
+
+
+def _row(step: StepReport) -> list[int | None]:
+    assert step.parts is not None
+    return [*bar_parts_ns(step.parts), *(time_ns(step) for time_ns in COLUMNS.values())]
+
+
+def steps_json(report: Report) -> bytes | None:
+    data = steps_data(report)
+    return None if data is None else json.dumps(data, separators=(",", ":")).encode()

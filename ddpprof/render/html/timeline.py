@@ -15,8 +15,7 @@ from ddpprof.layout import clean, megabytes
 from ddpprof.model import Collectives, Phase, Work
 from ddpprof.model.tables import rows_of
 from ddpprof.render.html.charts import bucket_label
-from ddpprof.topics.steps.drawing import RankTimeline, Timeline
-from ddpprof.topics.steps.timeline import BucketSpan, StepTimeline
+from ddpprof.topics.steps.timeline import BucketSpan, RankTimeline, StepTimeline, Timeline
 
 MAX_SPANS = 60_000
 """most spans on a page: for the step shown first, and again for all others together"""

@@ -32,7 +32,7 @@ from ddpprof.step_options import STEP_OPTIONS, default_steps, options_for
 from ddpprof.topics.attempts import attempt_table
 from ddpprof.topics.bound import bound_remarks
 from ddpprof.topics.failure import failure_lines, failure_sentence
-from ddpprof.topics.steps.drawing import Timeline, typical_lanes
+from ddpprof.topics.steps.timeline import Timeline, typical_lanes
 from ddpprof.topics.steps.view import left_out, recording_cost_line, step_bars, unusual_steps_line
 from ddpprof.topics.whole_run import hang_line, whole_run_line
 

@@ -26,7 +26,7 @@ from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections import sections
 from ddpprof.report import LightStepReport, RankReport, Report, StepReport
 from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
-from ddpprof.topics.steps.drawing import Drawing
+from ddpprof.topics.steps.timeline import Drawing
 
 
 def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:

@@ -18,7 +18,7 @@ from ddpprof.model.plugin import PluginCollective, PluginView
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives
 from ddpprof.topics.collectives.table import sizes_of_rows
-from ddpprof.topics.steps.drawing import DrawnRank
+from ddpprof.topics.steps.timeline import DrawnRank
 
 _NAMES = {
     CollectiveKind.ALL_REDUCE: "all_reduce",

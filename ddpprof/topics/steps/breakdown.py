@@ -8,6 +8,13 @@ On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kerne
 from its first kernel to the next step's first: the period of the device's work, which a host that runs ahead does not
 tell. All work in it counts, including work that another step launched. At the edges of a trace work is missing: the
 last step ends with its last kernel, and the device may be busy in the first one with what was launched before it.
+
+Light recording knows less:
+
+    backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
+
+It includes the loss and exposed communication. Waits for further batches, when a step takes several, also lie between
+these times; they count as data, as far as it is known that they do not lie elsewhere.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from numpy.typing import NDArray
 from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans, intersect, merge, subtract, union_of
 from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
+from ddpprof.model.recorded_step import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
@@ -162,3 +170,35 @@ def usual_steps(lengths_ns: Iterable[tuple[int, int]], evaluated: Collection[int
         means = {number: mean for number, mean in means.items() if number not in evaluated or mean <= max(trained)}
     most = _MOST * median(means.values()) if means else 0
     return tuple(sorted(number for number, mean in means.items() if mean <= most))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBreakdown:
+    """Parts of one step by the host's clock, ns. They add up to the step."""
+
+    forward_ns: Annotated[int, Number("the forward; null if only the length of the step is known", metric="forward")]
+    backward_and_comm_ns: Annotated[
+        int, Number("from the forward to the optimizer, with exposed communication", metric="backward and comm")
+    ]
+    optimizer_ns: Annotated[int, Number("the optimizer", metric="optimizer")]
+    data_ns: Annotated[int, Number("waiting for data", metric="data")]
+    other_ns: Annotated[int, Number("the rest of the step", metric="other")]
+
+
+def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
+    """Split a step into its parts; ``None`` if only its length was recorded, or a part would end before it begins."""
+    if not step.forwards or step.data_ns is None:
+        return None
+    forward = sum(f.end_ns - f.start_ns for f in step.forwards)
+    optimizer = sum(end - start for start, end in step.optimizers)
+    if min(forward, optimizer, step.data_ns) < 0:
+        return None
+    backward = 0
+    for index, one in enumerate(step.forwards):
+        if one.has_gradients:
+            following = [start for start, _ in step.optimizers if start >= one.end_ns]
+            following += [f.start_ns for f in step.forwards[index + 1 :]]
+            backward += max(0, min(following, default=step.end_ns) - one.end_ns)
+    left = max(0, step.end_ns - step.start_ns - forward - optimizer - step.data_ns)
+    backward = min(backward, left)
+    return RecordedBreakdown(forward, backward, optimizer, step.data_ns, left - backward)

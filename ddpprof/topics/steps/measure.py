@@ -1,21 +1,30 @@
-"""What is known of the steps of one rank, from its trace and its record."""
+"""What is known of the steps of one rank, from its trace and its record.
+
+Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`? DDP's definitions differ
+from ours, so `TorchTimes` has the same quantities by DDP's definitions, from our events:
+
+    forward    start of the DDP forward to its end, including buffer sync   (ours counts forward ops only)
+    backward   end of the DDP forward to the end of the graph's last node   (ours counts backward ops only)
+    comm       first bucket's launch until all are finished and copied into the gradients, including gaps
+               (ours is the union of the collectives)
+    overlap    the part of `comm` before the end of `backward`
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
-from ddpprof.model import DdpModule, Rank, RecordedStep, Trace
-from ddpprof.model.light_step import RecordedBreakdown, measure_recorded_breakdown
-from ddpprof.topics.buckets.steps import measure_buckets
+from ddpprof.model import DdpModule, Mark, Rank, RecordedStep, Trace
+from ddpprof.model.recorded_step import TORCH_TIMES
+from ddpprof.topics.buckets.steps import BucketStep, measure_buckets
 from ddpprof.topics.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.topics.idle import Gaps, Idle, find_gaps, measure_idle
 from ddpprof.topics.recording_cost import RecordingCost, measure_recording_cost
-from ddpprof.topics.steps.breakdown import Breakdown, split_step
+from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown, measure_recorded_breakdown, split_step
 from ddpprof.topics.steps.overlap import Overlap, measure_overlap, measure_trailing
-from ddpprof.topics.steps.torch_times import TorchTimes, compare_with_torch
 from ddpprof.topics.steps.wrapper_cost import WrapperCost, measure_wrapper_cost
 
 
@@ -138,3 +147,53 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
     if rank.trace is None:
         return ()
     return median_load([measure_devices(rank.trace, step) for step in rank.measured_step_indices])
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTimes:
+    """One step of one DDP module, ns: our times by DDP's definitions, and DDP's own."""
+
+    forward_ns: int
+    backward_ns: int
+    comm_ns: int
+    overlap_ns: int
+    torch_forward_ns: int
+    torch_backward_ns: int
+    torch_comm_ns: int
+    torch_overlap_ns: int
+
+
+def compare_with_torch(
+    module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
+) -> TorchTimes | None:
+    """Compare with DDP's times `logged` of the same iteration; ``None`` if either side lacks a time."""
+    forwards = [f for f in step.forwards if f.module == module and f.synchronises]
+    mine = [b for b in buckets if b.module == module]
+    launched = [b.launched_ns for b in mine if b.launched_ns is not None]
+    finished = [b.finished_ns for b in mine if b.finished_ns is not None]
+    if len(forwards) != 1 or not mine or any(name not in logged for name in TORCH_TIMES):
+        return None
+    if len(launched) < len(mine) or len(finished) < len(mine):
+        return None
+    backward = _last_end(trace, step.number, Mark.BACKWARD, mine[0].origin_ns, at_least=max(launched))
+    finished_all = _last_end(trace, step.number, Mark.BUCKET_COPY_OUT, mine[0].origin_ns, at_least=max(finished))
+    return TorchTimes(
+        forward_ns=forwards[0].inner_end_ns - forwards[0].start_ns,
+        backward_ns=backward,
+        comm_ns=finished_all - min(launched),
+        overlap_ns=max(0, min(backward, finished_all) - min(launched)),
+        torch_forward_ns=logged[TORCH_TIMES[0]],
+        torch_backward_ns=logged[TORCH_TIMES[1]],
+        torch_comm_ns=logged[TORCH_TIMES[2]],
+        torch_overlap_ns=logged[TORCH_TIMES[3]],
+    )
+
+
+def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: int) -> int:
+    """Return when the step's last host span of that mark ends, ns since `origin_ns`."""
+    spans = trace.host_spans
+    step = [s.number for s in trace.steps].index(number)
+    ends = spans.end_ns[(spans.step == step) & (spans.mark == mark)]
+    if trace.epoch_ns is None or not len(ends):
+        return at_least
+    return max(at_least, int(ends.max()) + trace.epoch_ns - origin_ns)

@@ -12,8 +12,7 @@ from shared import TRACES
 from ddpprof.load.run import load_run
 from ddpprof.pipeline.entry import decode, encode
 from ddpprof.report.rank_summary import RunSummary, merge_summaries, summarise_rank
-from ddpprof.topics.steps.drawing import DrawnRank, drawing_of
-from ddpprof.topics.steps.timeline import StepTimeline
+from ddpprof.topics.steps.timeline import DrawnRank, StepTimeline, drawing_of
 
 
 def plain(value: Any) -> Any:

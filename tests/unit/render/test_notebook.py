@@ -11,7 +11,7 @@ from reports import HOSTILE, across, compare_runs, gpu_report, hostile_report, l
 
 import ddpprof
 from ddpprof.errors import DdpprofError
-from ddpprof.pipeline.whatif import whatif
+from ddpprof.pipeline.analysis import whatif
 from ddpprof.render.json import read_report, render_json
 from ddpprof.report.whatif import WhatIf
 from ddpprof.shown_in_notebooks import ShownInNotebooks

@@ -16,7 +16,7 @@ from ddpprof.load.run import load_run
 from ddpprof.render.perfetto import render_perfetto
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
-from ddpprof.topics.steps.drawing import Timeline
+from ddpprof.topics.steps.timeline import Timeline
 
 CHECKOUT = Path(__file__).parents[3]
 PATHS = {

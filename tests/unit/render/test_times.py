@@ -23,8 +23,7 @@ from ddpprof.render.sections import sections
 from ddpprof.render.tensorboard.native import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
-from ddpprof.topics.steps.drawing import RankTimeline, Timeline
-from ddpprof.topics.steps.timeline import move_timeline, step_timeline
+from ddpprof.topics.steps.timeline import RankTimeline, Timeline, move_timeline, step_timeline
 
 SCHEMA = schema(Report)
 

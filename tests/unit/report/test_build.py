@@ -8,12 +8,11 @@ from msgspec import structs
 from tables import collective, ddp_module, forward, record, recorded, run, trace
 
 from ddpprof.model import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
-from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
 from ddpprof.topics.script_collectives import Place, Purpose
-from ddpprof.topics.steps.breakdown import Breakdown
+from ddpprof.topics.steps.breakdown import Breakdown, RecordedBreakdown
 from ddpprof.topics.steps.overlap import Overlap
 
 MS = 1_000_000

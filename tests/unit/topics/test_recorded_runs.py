@@ -4,7 +4,7 @@ import pytest
 from tables import forward, recorded
 
 from ddpprof.model import RecordedStep
-from ddpprof.model.light_step import RecordedBreakdown, measure_recorded_breakdown
+from ddpprof.topics.steps.breakdown import RecordedBreakdown, measure_recorded_breakdown
 
 
 @pytest.mark.parametrize(

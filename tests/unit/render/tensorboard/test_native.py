@@ -15,7 +15,7 @@ from tables import collective, trace
 from ddpprof.model import CollectiveKind, Rank
 from ddpprof.render.tensorboard.native import CHARTS, run_metrics, tensorboard_markdown, write_native
 from ddpprof.report import Report
-from ddpprof.topics.steps.drawing import Drawing, drawing_of
+from ddpprof.topics.steps.timeline import Drawing, drawing_of
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="pip install 'ddpprof[tensorboard]'"

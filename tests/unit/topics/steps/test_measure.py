@@ -7,7 +7,7 @@ from tables import forward, recorded, trace
 
 from ddpprof.model import Mark, RecordedStep
 from ddpprof.topics.buckets.steps import BucketStep
-from ddpprof.topics.steps.torch_times import TorchTimes, compare_with_torch
+from ddpprof.topics.steps.measure import TorchTimes, compare_with_torch
 
 LOGGED = {
     "forward_compute_time": 9, "backward_compute_time": 41, "backward_comm_time": 52,
