@@ -153,7 +153,8 @@ class FileMeasures(Generic[_OfRun]):
 class Topic(Generic[_OfRank, _OfRun]):
     """The measures, rules and sections of one question; ``_OfRun`` is the type of what it shows of a run.
 
-    It measures each rank (`of_rank`, then `of_ranks`), or all of them from what is already known (`of_run`).
+    It measures each rank (`of_rank`, then `of_ranks`), or all of them from what is already known (`of_run`). A topic
+    whose name is a field of the report may have sections only.
     """
 
     name: str
@@ -165,7 +166,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None
     """measures a rank in the steps with these indices, given the job's modules; ``None`` if it shows nothing of it"""
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
-    """combines the results of `of_rank`, of one rank or more"""
+    """combines the results of `of_rank`, of one rank or more; ``None`` if `report/build.py` does"""
     rank_type: Any = None
     """type of what `of_rank` returns, which is needed if that is not ``None``"""
     run_type: Any = None

@@ -28,6 +28,7 @@ from ddpprof.topics.ranks.across import RecordedSteps
 from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress
 from ddpprof.topics.ranks.stragglers import find_stragglers
 from ddpprof.topics.steps.timeline import Drawing, DrawnRank, Timeline, draw_timeline, file_name
+from ddpprof.topics.steps.view import STEPS
 from ddpprof.words import ranks_in_words
 
 
@@ -264,8 +265,8 @@ def _on_steps(
     """Return notes about the selected steps. Raises `DdpprofError` if no rank has such a step."""
     if steps is None:
         return ()
-    numbers = {step.step for one in summary.ranks for step in one.report.steps}
-    numbers |= {step.step for one in summary.ranks for step in one.report.light_steps}
+    reports = [report for one in summary.ranks if (report := one.of(STEPS)) is not None]
+    numbers = {step.step for one in reports for step in (*one.steps, *one.light_steps)}
     if not numbers:
         there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
         raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")

@@ -7,8 +7,7 @@ summary     `RunSummary` of the rank alone
 drawing     `DrawnRank`; absent without a trace
 step-N      `StepTimeline` of the step with that index
 
-Each member is msgpack, compressed; equal objects give equal bytes. Columns of times grow slowly, so their differences
-compress well. Only the code that wrote an entry reads it, since the cache knows its version.
+`engine/packing.py` makes bytes of each member.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from array import array
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, get_origin
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
+from ddpprof.engine.packing import decode, encode
 from ddpprof.errors import DdpprofError
 from ddpprof.files import identity
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
@@ -40,8 +38,6 @@ from ddpprof.topics.steps.timeline import Drawing, DrawnRank, StepTimeline, draw
 from ddpprof.words import utf8_text
 
 _T = TypeVar("_T")
-_LEVEL = 1
-"""compression level; higher ones take longer than reading the trace"""
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
 """time stamp of every member, so that equal entries are equal bytes"""
 
@@ -142,44 +138,6 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
             yield file
     except (OSError, zipfile.BadZipFile, KeyError, zlib.error, msgspec.MsgspecError, ValueError) as error:
         raise BadEntryError(f"{source} cannot be read ({error}). Delete it, or try --no-cache.") from error
-
-
-def encode(value: object) -> bytes:
-    return zlib.compress(_ENCODER.encode(value), _LEVEL)
-
-
-def decode(content: bytes, kind: type[_T]) -> _T:
-    """Decode a value. Raises ``zlib.error`` and ``msgspec.MsgspecError``."""
-    return msgspec.msgpack.decode(zlib.decompress(content), type=kind, dec_hook=_decoded)
-
-
-class _Column(msgspec.Struct, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
-    is_differences: bool
-    content: bytes
-
-
-def _encoded(value: Any) -> Any:
-    if isinstance(value, array):
-        return value.tobytes()
-    if isinstance(value, np.ndarray):
-        as_differences = value.dtype == np.int64 and value.ndim == 1
-        content = np.diff(value, prepend=np.int64(0)) if as_differences else np.ascontiguousarray(value)
-        return _Column(value.dtype.str, value.shape, as_differences, content.tobytes())
-    raise NotImplementedError(type(value))
-
-
-def _decoded(kind: Any, value: Any) -> Any:
-    if kind is array:
-        return array("d", value)
-    assert get_origin(kind) is np.ndarray, kind
-    column = msgspec.convert(value, _Column)
-    values: NDArray[Any] = np.frombuffer(column.content, np.dtype(column.dtype)).reshape(column.shape)
-    return np.cumsum(values, dtype=np.int64) if column.is_differences else values
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
 
 
 def stamps_of(files: RankFiles) -> dict[str, str]:

@@ -21,14 +21,16 @@ from ddpprof.report.view import shown_across, view_of
 from ddpprof.topics.attempts import summarise_attempts
 from ddpprof.topics.bound import find_bound
 from ddpprof.topics.buckets.rows import BucketRow, summarise_buckets
+from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import BucketStep
-from ddpprof.topics.buckets.traced import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
+from ddpprof.topics.buckets.traced import NO_BUCKETS, RankBuckets, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.topics.failure import find_failure, rank_end
 from ddpprof.topics.overlap_slowdown.view import slowdown_report
-from ddpprof.topics.ranks.across import RecordedSteps, across_ranks
+from ddpprof.topics.ranks.across import ACROSS, RecordedSteps, across_ranks
 from ddpprof.topics.ranks.stragglers import Straggler
 from ddpprof.topics.steps.breakdown import usual_steps
 from ddpprof.topics.steps.measure import LightStepReport, RankReport
+from ddpprof.topics.steps.view import STEPS
 from ddpprof.topics.unused_parameters import as_all_ranks_use
 from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
@@ -98,15 +100,18 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     if run.other_file is not None:
         return Reduced(report_of_file(run, run.other_file), {})
     ranks = summary.ranks
-    records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
+    records = [one.record for one in ranks if one.record]
+    traces = [one.facts.trace for one in ranks if one.facts.trace]
+    reports = {one.rank: report for one in ranks if (report := one.of(STEPS)) is not None}
+    contributed = {one.rank: found for one in ranks if (found := one.of(ACROSS)) is not None}
+    found_buckets = {one.rank: found for one in ranks if (found := one.of(BUCKETS)) is not None}
     together = _averaging_together(ranks)
     used = [one.record.facts.modules for one in together if one.record and one.record.facts.modules]
     modules = as_all_ranks_use(modules, used)
-    reports = tuple(one.report for one in ranks)
-    buckets, traced = _buckets(together, modules)
+    buckets, traced = _buckets(together, found_buckets, modules)
     across, mismatches = across_ranks(
-        {one.rank: one.trace.collectives for one in ranks if one.trace is not None},
-        {one.rank: one.progress for one in together},
+        {rank: found.traced for rank, found in contributed.items() if found.traced is not None},
+        {one.rank: contributed[one.rank].progress for one in together},
         [one.rank for one in together if one.record is not None],
         modules,
         run.world_size,
@@ -115,13 +120,16 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
     job = _job(run, ranks, modules)
-    measured = [step for one in reports for step in one.measured_steps]
+    measured = [step for one in reports.values() for step in one.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
     whole = [step for step in measured if step.step not in cut_off]
     lengths_ns = [(step.step, step.duration_ns) for step in whole or measured]
     usual = usual_steps(lengths_ns, {number for record in records for number in record.evaluated_steps})
-    known = shown_across(run, job, reports, buckets or traced.buckets, slowdown, across)
-    view = with_topics(view_of(run, job, modules, ranks, usual, known), [one.measured for one in ranks])
+    known = shown_across(run, job, tuple(reports.values()), buckets or traced.buckets, slowdown, across)
+    view = with_topics(
+        view_of(run, job, modules, reports, {one.rank: one.facts for one in ranks}, usual, known),
+        [one.measured for one in ranks],
+    )
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -129,13 +137,17 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         missing=tuple(
             map(
                 utf8_text,
-                (*run.missing, *_notes(run, ranks, together), *_idle_steps(reports), *traced.notes, *mismatches),
+                (
+                    *run.missing,
+                    *_notes(run, ranks, together),
+                    *_idle_steps([*reports.values()]),
+                    *traced.notes,
+                    *mismatches,
+                ),
             )
         ),
-        ranks=reports,
         findings=(),
         kernels=summary.kernels,
-        across=across,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([rank_end(record.facts, modules) for record in records], run.exits),
@@ -143,12 +155,12 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         whole_run=run.whole_run,
         **report_fields(view),
     )
-    passes = {one.rank: one.trace.passes for one in together if one.trace}
+    passes = _passes(together, found_buckets)
     stragglers = across.stragglers.stragglers if across.stragglers is not None else ()
     predictions = _predictions(KnownRun(report, modules, {}, passes), stragglers, recorded)
     view = replace(view, predictions=predictions)
     findings, bound = find_all(view), find_bound(report, view)
-    drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
+    drawn = {rank: found.steps for rank, found in found_buckets.items()} if modules else traced.ranks
     return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)
 
 
@@ -175,12 +187,18 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
     return [f"step {number} has no device work{where[number]} and is excluded from all means" for number in found]
 
 
-def _buckets(ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> tuple[tuple[BucketRow, ...], TracedBuckets]:
+def _passes(ranks: Sequence[RankSummary], found: Mapping[int, RankBuckets]) -> dict[int, TracedPasses]:
+    return {one.rank: passes for one in ranks if (passes := found[one.rank].passes) is not None}
+
+
+def _buckets(
+    ranks: Sequence[RankSummary], found: Mapping[int, RankBuckets], modules: Sequence[DdpModule]
+) -> tuple[tuple[BucketRow, ...], TracedBuckets]:
     """Summarise buckets from the recorder's facts or, without them, from the traces."""
     one_clock = len(_hosts(ranks)) == 1 and all(one.host is not None for one in ranks)
     if modules:
-        return summarise_buckets(modules, {one.rank: one.buckets for one in ranks}, one_clock), NO_BUCKETS
-    return (), trace_buckets({one.rank: one.trace.passes for one in ranks if one.trace}, one_clock)
+        return summarise_buckets(modules, {one.rank: found[one.rank].steps for one in ranks}, one_clock), NO_BUCKETS
+    return (), trace_buckets(_passes(ranks, found), one_clock)
 
 
 def _hosts(ranks: Sequence[RankSummary]) -> tuple[str, ...]:
@@ -192,7 +210,8 @@ def _first(values: Iterable[str | None]) -> str | None:
 
 
 def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> Job:
-    records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
+    records = [one.record for one in ranks if one.record]
+    traces = [one.facts.trace for one in ranks if one.facts.trace]
     facts = [record.facts for record in records]
     return Job(
         name=utf8_text(run.name),
@@ -243,7 +262,7 @@ def _module(module: DdpModule) -> Module:
 
 def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummary]) -> list[str]:
     """Return what the traces lack, each once for all ranks that lack it."""
-    counts, of_all = Counter(note for one in ranks if one.trace for note in one.trace.notes), len(ranks)
+    counts, of_all = Counter(note for one in ranks if one.facts.trace for note in one.facts.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
     if len(together) < len(ranks):
         covered = ranks_in_words([one.rank for one in together])

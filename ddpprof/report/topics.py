@@ -10,6 +10,7 @@ import msgspec
 
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.findings import find
+from ddpprof.engine.packing import decode, encode
 from ddpprof.engine.registry import further_topics
 from ddpprof.engine.topic import Chapter, Topic, View
 from ddpprof.layout import Section
@@ -23,6 +24,7 @@ from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA
 from ddpprof.topics.data_parallel import DATA_PARALLEL
 from ddpprof.topics.devices import DEVICES
+from ddpprof.topics.facts import FACTS
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod.view import HOROVOD
@@ -45,6 +47,7 @@ from ddpprof.topics.whole_run import WHOLE_RUN
 from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES
 
 TOPICS: tuple[Topic[Any, Any], ...] = (
+    FACTS,
     FAILURE,
     ATTEMPTS,
     STEPS,
@@ -84,17 +87,17 @@ def _all_topics() -> Iterator[Topic[Any, Any]]:
 
 
 def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> dict[str, bytes]:
-    """Measure the rank for every topic, by its name, as msgpack: only the topic knows the type.
+    """Measure the rank for every topic, by its name, as bytes: only the topic knows the type.
 
     `steps`: indices of the steps in its trace that count. `modules`: the DDP modules of the job.
     """
     measured = ((one, one.of_rank(rank, steps, modules)) for one in _all_topics() if one.of_rank is not None)
-    return {topic.name: msgspec.msgpack.encode(of_rank) for topic, of_rank in measured if of_rank is not None}
+    return {topic.name: encode(of_rank) for topic, of_rank in measured if of_rank is not None}
 
 
 def with_topics(view: View, ranks: Sequence[Mapping[str, bytes]]) -> View:
     """Return the view with what the topics show. `ranks`: what `measure_topics` returned for each of them."""
-    for topic in _all_topics():
+    for topic in (one for one in _all_topics() if one.name not in view.shown):
         shown = topic.of_run(view) if topic.of_run is not None else _combined(topic, ranks)
         if shown is not None:
             view = replace(view, shown={**view.shown, topic.name: shown})
@@ -102,8 +105,10 @@ def with_topics(view: View, ranks: Sequence[Mapping[str, bytes]]) -> View:
 
 
 def _combined(topic: Topic[Any, Any], ranks: Sequence[Mapping[str, bytes]]) -> Any:
-    values = [msgspec.msgpack.decode(one[topic.name], type=topic.rank_type) for one in ranks if topic.name in one]
-    return topic.of_ranks(values) if values and topic.of_ranks is not None else None
+    if topic.of_ranks is None:
+        return None
+    values = [decode(one[topic.name], topic.rank_type) for one in ranks if topic.name in one]
+    return topic.of_ranks(values) if values else None
 
 
 def find_all(view: View) -> tuple[Finding, ...]:

@@ -8,18 +8,19 @@ from typing import Any
 from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, Run
 from ddpprof.model.whole_run import RankWholeRun
-from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import Job
 from ddpprof.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.devices import DEVICES, imbalance_ns
+from ddpprof.topics.facts import RankFacts
 from ddpprof.topics.host_threads import cores_of_hosts
 from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport
-from ddpprof.topics.ranks.across import AcrossRanks
+from ddpprof.topics.ranks.across import ACROSS, AcrossRanks
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
 from ddpprof.topics.steps.measure import RankReport, StepReport
+from ddpprof.topics.steps.view import STEPS
 
 _STEPS_TO_TELL = 10
 """minimum number of recorded steps at which they show a late rank better than the whole run; fewer may be chance"""
@@ -29,7 +30,8 @@ def view_of(
     run: Run,
     job: Job,
     modules: tuple[DdpModule, ...],
-    ranks: Sequence[RankSummary],
+    ranks: Mapping[int, RankReport],
+    known: Mapping[int, RankFacts],
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
@@ -40,10 +42,9 @@ def view_of(
         of_ranks = [[value(step) for step in one.measured_steps if step.step in usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 
-    together = [rank for rank in ranks if job.averages(rank.rank)]
-    reports = [rank.report for rank in together]
-    records = [rank.record for rank in together if rank.record is not None]
-    facts = {rank.rank: rank.record.facts for rank in ranks if rank.record is not None}
+    reports = [report for rank, report in ranks.items() if job.averages(rank)]
+    records = [one.record for rank, one in known.items() if one.record is not None and job.averages(rank)]
+    facts = {rank: one.record.facts for rank, one in known.items() if one.record is not None}
     hosts, knows_all = cores_of_hosts([*facts.values()]), len(facts) == run.world_size
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     whole = [one.whole for one in _watched(run) if one.whole is not None and job.averages(one.rank)]
@@ -74,7 +75,7 @@ def view_of(
         group_size=_least(one.group_size for one in facts.values()),
         device=next((one.device for one in facts.values()), None),
         is_compiled=job.is_compiled,
-        has_cuda=all(rank.trace.has_cuda for rank in ranks if rank.trace is not None),
+        has_cuda=all(one.trace.has_cuda for one in known.values() if one.trace is not None),
         takes_cap_lists=job.accepted_caps.lists,
         framework=next((one.framework for one in facts.values() if one.framework), None),
         cores_per_rank=min((one.cores_per_rank for one in hosts), default=None) if knows_all else None,
@@ -89,7 +90,7 @@ def view_of(
 def shown_across(
     run: Run,
     job: Job,
-    ranks: Sequence[RankReport],
+    ranks: tuple[RankReport, ...],
     buckets: tuple[BucketRow, ...],
     slowdown: OverlapSlowdownReport | None,
     across: AcrossRanks,
@@ -97,7 +98,14 @@ def shown_across(
     """Return what topics show whose measures need all ranks, by the topic's name."""
     loads = max((one.devices for one in ranks if job.averages(one.rank)), key=imbalance_ns, default=())
     lateness = _lateness(run, job, across)
-    shown = {BUCKETS.name: buckets, OVERLAP_SLOWDOWN.name: slowdown, DEVICES.name: loads, LATENESS.name: lateness}
+    shown = {
+        STEPS.name: ranks,
+        ACROSS.name: across,
+        BUCKETS.name: buckets,
+        OVERLAP_SLOWDOWN.name: slowdown,
+        DEVICES.name: loads,
+        LATENESS.name: lateness,
+    }
     return {name: value for name, value in shown.items() if value is not None}
 
 

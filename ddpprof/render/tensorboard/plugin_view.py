@@ -18,6 +18,7 @@ from ddpprof.model.plugin import PluginCollective, PluginView
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives
 from ddpprof.topics.collectives.table import sizes_of_rows
+from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.steps.timeline import DrawnRank
 
 _NAMES = {
@@ -80,8 +81,10 @@ def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
 
 
 def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
-    assert summary.trace is not None, "a rank that is drawn has a trace"
-    table = summary.trace.collectives.collectives
+    found = summary.of(ACROSS)
+    assert found is not None, "every rank is measured"
+    assert found.traced is not None, "a rank that is drawn has a trace"
+    table = found.traced.collectives
     comm = table.collectives
     on_host = any(about.names[name].startswith(_HOST_BACKENDS) for name in np.unique(comm.name).tolist())
     start_ns, end_ns = comm.start_ns.copy(), comm.end_ns.copy()
@@ -92,7 +95,7 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
             end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
     counts = np.isin(comm.step, about.measured) & (end_ns > start_ns)
     steps = tuple(about.steps[index] for index in about.measured)
-    return _ShownRank(about, table, summary.trace.collectives.message_bytes, on_host, steps, start_ns, end_ns, counts)
+    return _ShownRank(about, table, found.traced.message_bytes, on_host, steps, start_ns, end_ns, counts)
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
 from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
 from ddpprof.topics.buckets.view import bucket_tables
 
 Rows = Sequence[BucketRow]
@@ -409,8 +410,10 @@ def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequen
     return NewBuckets(f"bucket_cap_mb={cap}", bucket_sizes_under(module, [cap]))
 
 
-BUCKETS: Topic[None, tuple[BucketRow, ...]] = Topic(
+BUCKETS: Topic[RankBuckets, tuple[BucketRow, ...]] = Topic(
     "buckets",
+    of_rank=lambda rank, _steps, modules: buckets_of_rank(rank, modules),
+    rank_type=RankBuckets,
     rules=(
         trailing_communication,
         buckets_too_large,

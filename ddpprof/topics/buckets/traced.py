@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.model import UNKNOWN, Int64Column, Mark, Trace
+from ddpprof.model import UNKNOWN, DdpModule, Int64Column, Mark, Rank, Trace
 from ddpprof.topics.buckets.rows import BucketRow, summarise_times
-from ddpprof.topics.buckets.steps import BucketStep, gradient_all_reduces, reduces_without_ddp
+from ddpprof.topics.buckets.steps import BucketStep, bucket_steps, gradient_all_reduces, reduces_without_ddp
 from ddpprof.topics.steps.breakdown import is_whole_step, step_window
 from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes
 
@@ -110,6 +110,20 @@ def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
     """Return the bytes of each bucket in passes of one layout; ``None`` if no pass knows them."""
     of_buckets = zip(*(one.sizes for of_rank in passes.values() for one in of_rank), strict=True)
     return [next((size for size in sizes if size != UNKNOWN), None) for sizes in of_buckets]
+
+
+@dataclass(frozen=True, slots=True)
+class RankBuckets:
+    """What one rank contributes."""
+
+    steps: tuple[BucketStep, ...]
+    """buckets in every profiled step, by the recorder's facts"""
+    passes: TracedPasses | None
+    """``None`` without a trace"""
+
+
+def buckets_of_rank(rank: Rank, modules: Sequence[DdpModule]) -> RankBuckets:
+    return RankBuckets(tuple(bucket_steps(rank, modules)), find_passes(rank.trace) if rank.trace is not None else None)
 
 
 def find_passes(trace: Trace) -> TracedPasses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from ddpprof.topics.collectives.matching import RankCollectives, match_collectiv
 from ddpprof.topics.collectives.table import CollectiveSummary, collective_table, summarise_collectives
 from ddpprof.topics.ranks.arrivals import RankWaiting, measure_arrivals, summarise_waiting
 from ddpprof.topics.ranks.clock import CommonClock, HostClock, find_common_clock
-from ddpprof.topics.ranks.own_time import StepProgress
+from ddpprof.topics.ranks.own_time import StepProgress, progress_of_rank
 from ddpprof.topics.ranks.stragglers import (
     LateGradient,
     OwnTimePart,
@@ -56,7 +56,7 @@ _MOSTLY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TracedCollectives:
-    """What one rank's trace contributes."""
+    """The collectives in one rank's trace."""
 
     collectives: RankCollectives
     """collectives of training steps"""
@@ -64,6 +64,14 @@ class TracedCollectives:
     """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
     exposed: Spans
     """communication without concurrent computation"""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOfRanks:
+    """What one rank contributes."""
+
+    progress: tuple[StepProgress, ...]
+    traced: TracedCollectives | None
 
 
 def traced_collectives(rank: Rank, modules: Sequence[DdpModule]) -> TracedCollectives | None:
@@ -272,7 +280,9 @@ def _sections(across: AcrossRanks, _report: ReportView) -> Iterable[Section]:
     return (*straggler_table(across), *waiting_table(across))
 
 
-ACROSS: Topic[Any, AcrossRanks] = Topic(
+ACROSS: Topic[OneOfRanks, AcrossRanks] = Topic(
     name="across",
+    of_rank=lambda rank, _steps, modules: OneOfRanks(progress_of_rank(rank), traced_collectives(rank, modules)),
+    rank_type=OneOfRanks,
     sections={"collectives": lambda across, _: collective_table(across.collectives), "ranks": _sections},
 )

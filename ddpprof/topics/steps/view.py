@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from ddpprof.layout import (
 from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.steps.breakdown import Breakdown
-from ddpprof.topics.steps.measure import RankReport
+from ddpprof.topics.steps.measure import RankReport, rank_report
 from ddpprof.topics.whole_run import WHOLE_RUN
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
@@ -375,8 +374,11 @@ def _of_slowest_rank(report: ReportView) -> RecordingCost | None:
     return max(costs, key=lambda cost: cost.off_ns or 0, default=None)
 
 
-STEPS: Topic[Any, tuple[RankReport, ...]] = Topic(
+STEPS: Topic[RankReport, tuple[RankReport, ...]] = Topic(
     name="ranks",
+    of_rank=lambda rank, _steps, modules: rank_report(rank, modules),
+    rank_type=RankReport,
+    of_ranks=tuple,
     sections={
         "notes": lambda _, report: unusual_steps_line(report),
         "times": lambda _, report: (

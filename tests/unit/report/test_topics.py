@@ -10,7 +10,8 @@ from ddpprof.report.topics import TOPICS, with_topics
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_topics_are_whole(topic: Topic[Any, Any]) -> None:
-    assert (topic.of_rank is None) is (topic.of_ranks is None) is (topic.rank_type is None)
+    assert (topic.of_rank is None) is (topic.rank_type is None)
+    assert topic.of_ranks is None or topic.of_rank is not None
     assert topic.of_rank is None or topic.of_run is None
     assert (topic.of_file is None) is (topic.file is None)
 
