@@ -22,16 +22,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.errors import NotARun, refuse_newer
+from ddpprof.errors import CannotRecord, NotARun, refuse_newer, writing
 from ddpprof.files import Location, RemotePath
 from ddpprof.files.small import read_small
 from ddpprof.redaction import HIDDEN, is_secret, words_without_secrets
 from ddpprof.user_key import is_seal_of, seal_of, user_key
+
+_T = TypeVar("_T")
 
 EXPERIMENT_FORMAT = 1
 EXPERIMENT_FILE = "experiment.json"
@@ -219,6 +221,21 @@ class _Seal(msgspec.Struct):
 
 def _sealed(experiment: Experiment) -> bytes:
     return msgspec.json.encode(experiment, order="deterministic")
+
+
+def read_beside_plan(path: Location, content: type[_T], if_absent: str | None = None) -> _T:
+    """Read a file of the experiment. Raises `NotARun`. `if_absent`: what to say if it does not exist."""
+    try:
+        return msgspec.json.decode(read_small(path), type=content)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        is_absent = isinstance(error, FileNotFoundError) and if_absent is not None
+        raise NotARun(if_absent if is_absent else f"{path} cannot be read ({error}).") from error
+
+
+def write_beside_plan(path: Path, content: object) -> None:
+    """Write a file of the experiment. Raises `CannotRecord`."""
+    with writing(path.parent, CannotRecord):
+        rundir.write_json(path, msgspec.to_builtins(content))
 
 
 def read_plan(directory: Location) -> Experiment:

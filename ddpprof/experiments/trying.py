@@ -24,7 +24,15 @@ from ddpprof.engine.predictions import Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.joint_ratios import Steps
 from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
-from ddpprof.experiments.plan import CHANGES_FILE, Experiment, Trial, Variant, read_plan
+from ddpprof.experiments.plan import (
+    CHANGES_FILE,
+    Experiment,
+    Trial,
+    Variant,
+    read_beside_plan,
+    read_plan,
+    write_beside_plan,
+)
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
     TrialResult,
@@ -35,7 +43,6 @@ from ddpprof.experiments.trials import (
     rounds_of,
 )
 from ddpprof.files import Location
-from ddpprof.files.small import read_small
 from ddpprof.model.tried import Measured, Outcome, TriedChange
 from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import ENOUGH_ROUNDS, Ratio, paired_ratio
@@ -277,7 +284,7 @@ class KeptTrying(Trying):
 
 def read_trying(directory: Location) -> KeptTrying:
     """Read the directory. Raises `DdpprofError`."""
-    experiment, plan = read_plan(directory), _read_changes(directory)
+    experiment, plan = read_plan(directory), read_beside_plan(directory / CHANGES_FILE, TryPlan)
     if len(plan.promises) != len(experiment.variants) - 1:
         raise NotARun(f"{directory / CHANGES_FILE} has {len(plan.promises)} changes, but the plan beside it others.")
     results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
@@ -285,18 +292,9 @@ def read_trying(directory: Location) -> KeptTrying:
     return KeptTrying(experiment, plan, results, losses, directory)
 
 
-def _read_changes(directory: Location) -> TryPlan:
-    path = directory / CHANGES_FILE
-    try:
-        return msgspec.json.decode(read_small(path), type=TryPlan)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotARun(f"{path} cannot be read ({error}).") from error
-
-
 def write_changes(directory: Path, plan: TryPlan) -> None:
     """Write what is tried. Raises `CannotRecord`."""
-    with writing(directory, CannotRecord):
-        rundir.write_json(directory / CHANGES_FILE, msgspec.to_builtins(plan))
+    write_beside_plan(directory / CHANGES_FILE, plan)
 
 
 def keep_in_run(report: TryReport) -> Path | None:

@@ -8,14 +8,20 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-import msgspec
-
-from ddpprof import rundir
 from ddpprof.engine.frameworks import compression, ddp_argument
-from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
+from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.experiments.joint_ratios import Steps, is_losing, joint_ratios, start_spread, timed_steps
 from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
-from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Experiment, Trial, read_plan
+from ddpprof.experiments.plan import (
+    CHOICE_FILE,
+    EXPERIMENT_FILE,
+    PROFILE_DIRECTORY,
+    Experiment,
+    Trial,
+    read_beside_plan,
+    read_plan,
+    write_beside_plan,
+)
 from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
     TrialResult,
@@ -25,7 +31,6 @@ from ddpprof.experiments.trials import (
     rounds_of,
 )
 from ddpprof.files import Location
-from ddpprof.files.small import read_small
 from ddpprof.load.run import load_run
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import backend_of
@@ -393,18 +398,10 @@ def has_choice(directory: Location) -> bool:
 
 
 def _read_choice(directory: Location) -> TuningPlan:
-    path = directory / CHOICE_FILE
-    try:
-        return msgspec.json.decode(read_small(path), type=TuningPlan)
-    except FileNotFoundError as error:
-        raise NotARun(
-            f"{directory} has nothing to compare yet. Continue with: ddpprof tune --resume {directory}"
-        ) from error
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotARun(f"{path} cannot be read ({error}).") from error
+    absent = f"{directory} has nothing to compare yet. Continue with: ddpprof tune --resume {directory}"
+    return read_beside_plan(directory / CHOICE_FILE, TuningPlan, absent)
 
 
 def write_choice(directory: Path, choice: TuningPlan) -> None:
     """Write the choice. Raises `CannotRecord`."""
-    with writing(directory, CannotRecord):
-        rundir.write_json(directory / CHOICE_FILE, msgspec.to_builtins(choice))
+    write_beside_plan(directory / CHOICE_FILE, choice)

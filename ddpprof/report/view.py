@@ -15,7 +15,7 @@ from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.facts import RankFacts
-from ddpprof.topics.host_threads import cores_of_hosts
+from ddpprof.topics.host_threads import HOST_THREADS, host_threads
 from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport
 from ddpprof.topics.ranks.across import ACROSS, AcrossRanks
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
@@ -45,7 +45,8 @@ def view_of(
     reports = [report for rank, report in ranks.items() if job.averages(rank)]
     records = [one.record for rank, one in known.items() if one.record is not None and job.averages(rank)]
     facts = {rank: one.record.facts for rank, one in known.items() if one.record is not None}
-    hosts, knows_all = cores_of_hosts([*facts.values()]), len(facts) == run.world_size
+    threads = host_threads([*facts.values()], _watched(run))
+    knows_all = len(facts) == run.world_size
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     whole = [one.whole for one in _watched(run) if one.whole is not None and job.averages(one.rank)]
     step_ns = least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns
@@ -78,12 +79,12 @@ def view_of(
         has_cuda=all(one.trace.has_cuda for one in known.values() if one.trace is not None),
         takes_cap_lists=job.accepted_caps.lists,
         framework=next((one.framework for one in facts.values() if one.framework), None),
-        cores_per_rank=min((one.cores_per_rank for one in hosts), default=None) if knows_all else None,
+        cores_per_rank=min((one.cores_per_rank for one in threads.hosts), default=None) if knows_all else None,
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         records=facts,
         whole_run=run.whole_run,
         tried=run.tried,
-        shown=shown,
+        shown={**shown, HOST_THREADS.name: threads},
     )
 
 

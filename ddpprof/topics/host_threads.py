@@ -80,9 +80,8 @@ class HostThreads:
         return (self.queued_threads or 0) >= _MANY_QUEUED
 
 
-def _of_run(view: View) -> HostThreads:
-    watched = view.whole_run.ranks if view.whole_run is not None else ()
-    return HostThreads(cores_of_hosts([*view.records.values()]), _queued_threads(watched))
+def host_threads(records: Sequence[Record], watched: Sequence[RankWholeRun]) -> HostThreads:
+    return HostThreads(cores_of_hosts(records), _queued_threads(watched))
 
 
 def _queued_threads(ranks: Sequence[RankWholeRun]) -> float | None:
@@ -118,4 +117,4 @@ def _cores(number: float) -> str:
     return f"{number:.3g} core{'' if number == 1 else 's'}"
 
 
-HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(threads_exceed_cores,), of_run=_of_run)
+HOST_THREADS: Topic[None, HostThreads] = Topic("host_threads", rules=(threads_exceed_cores,))

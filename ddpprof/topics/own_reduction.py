@@ -17,6 +17,7 @@ from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import Line, Section, count, megabytes, ms
 from ddpprof.model import UNKNOWN, Mark, Trace
+from ddpprof.statistics.medians import median_known
 from ddpprof.topics.buckets.steps import gradient_all_reduces, reduces_without_ddp
 from ddpprof.topics.steps.overlap import spans_of
 
@@ -44,13 +45,12 @@ def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | 
     if not rows:
         return None
     sizes = [row.num_bytes for row in rows if row.num_bytes is not None]
-    flat = [row.flatten_ns for row in rows if row.flatten_ns is not None]
     return OwnReduction(
         num_all_reduces=round(median(row.num_all_reduces for row in rows)),
         num_bytes=round(median(sizes)) if len(sizes) == len(rows) else None,
         comm_ns=round(median(row.comm_ns for row in rows)),
         exposed_ns=round(median(row.exposed_ns for row in rows)),
-        flatten_ns=round(median(flat)) if flat else None,
+        flatten_ns=median_known(row.flatten_ns for row in rows),
     )
 
 
@@ -62,14 +62,13 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
         return None
     sizes = comm.num_bytes[rows]
     spans = union_of(comm, rows)
-    flat = np.flatnonzero((host.step == step) & (host.mark == Mark.FLATTEN))
-    in_host_time = trace.device == "cpu" and len(flat) > 0
+    flat = np.flatnonzero((host.step == step) & (host.mark == Mark.FLATTEN) & (trace.device == "cpu"))
     return OwnReduction(
         num_all_reduces=len(rows),
         num_bytes=None if (sizes == UNKNOWN).any() else int(sizes.sum()),
         comm_ns=spans.total_ns,
         exposed_ns=subtract(spans, computing).total_ns,
-        flatten_ns=union_of(host, flat).total_ns if in_host_time else None,
+        flatten_ns=union_of(host, flat).total_ns if len(flat) else None,
     )
 
 

@@ -41,10 +41,6 @@ class RpcCalls:
     reply_bytes: int | None
     """sum over all calls, in steps in which all were answered; ``None`` if there are none"""
 
-    @property
-    def total_ns(self) -> int:
-        return self.num_calls * (self.latency_ns or 0)
-
 
 @dataclass(frozen=True, slots=True)
 class RankRpc:
@@ -73,7 +69,9 @@ def measure_rpc(record: Record) -> RankRpc | None:
         num_sync_calls=median_known(map(len, sync)) or 0,
         waited_ns=median_known(map(_length, sync)) or 0,
         longest_wait_ns=median_known(max((_length([call]) for call in calls), default=0) for calls in sync) or 0,
-        calls=tuple(sorted((one for one in made if one.num_calls), key=lambda one: one.total_ns, reverse=True)),
+        calls=tuple(
+            sorted((one for one in made if one.num_calls), key=lambda one: -one.num_calls * (one.latency_ns or 0))
+        ),
     )
 
 

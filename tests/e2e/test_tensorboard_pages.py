@@ -165,7 +165,7 @@ def test_collectives_are_as_many_and_as_large_as_in_the_report(shown: Server, pa
 @RUNS
 def test_scalars_are_the_report_at_float32(shown: Server, path: Path) -> None:
     _, report = read(path)
-    names = {"step": "duration_ns", "compute": "compute_ns", "comm": "comm_ns", "exposed_comm": "exposed_ns"}
+    names = {"step": "duration_ns", "compute": "compute_ns", "comm": "comm_ns", "exposed": "exposed_ns"}
     for rank in report["ranks"]:
         for tag, name in names.items():
             points = shown.get(
