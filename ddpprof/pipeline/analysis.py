@@ -21,7 +21,7 @@ from ddpprof.predict.setting import BucketCaps, Setting
 from ddpprof.report import Report
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
-from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
+from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, of_each
 from ddpprof.report.run_profile import NO_BENCHES, KnownRun, profile_run
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 from ddpprof.topics.ranks.across import RecordedSteps
@@ -265,8 +265,9 @@ def _on_steps(
     """Return notes about the selected steps. Raises `DdpprofError` if no rank has such a step."""
     if steps is None:
         return ()
-    reports = [report for one in summary.ranks if (report := one.of(STEPS)) is not None]
-    numbers = {step.step for one in reports for step in (*one.steps, *one.light_steps)}
+    reports = of_each(STEPS, summary.ranks).values()
+    numbers = {step.step for one in reports for step in one.steps}
+    numbers |= {step.step for one in reports for step in one.light_steps}
     if not numbers:
         there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
         raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")

@@ -15,12 +15,13 @@ from functools import cache
 from pathlib import Path
 
 from ddpprof import own_files
+from ddpprof.engine.packing import encode
 from ddpprof.engine.registry import versions
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, spelled
 from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
-from ddpprof.pipeline.entry import BadEntryError, encode, read_about, stamps_of
+from ddpprof.pipeline.entry import BadEntryError, read_about, stamps_of
 from ddpprof.scratch import scratch_folder
 from ddpprof.user_key import is_of_this_user, user_folder
 from ddpprof.version import __version__

@@ -13,7 +13,7 @@ from ddpprof.engine.topic import View
 from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
-from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
+from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, of_each, summarise_rank
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.topics import TOPICS, find_all, report_fields, with_topics
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
@@ -102,9 +102,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     ranks = summary.ranks
     records = [one.record for one in ranks if one.record]
     traces = [one.facts.trace for one in ranks if one.facts.trace]
-    reports = {one.rank: report for one in ranks if (report := one.of(STEPS)) is not None}
-    contributed = {one.rank: found for one in ranks if (found := one.of(ACROSS)) is not None}
-    found_buckets = {one.rank: found for one in ranks if (found := one.of(BUCKETS)) is not None}
+    reports, contributed, found_buckets = (of_each(STEPS, ranks), of_each(ACROSS, ranks), of_each(BUCKETS, ranks))
     together = _averaging_together(ranks)
     used = [one.record.facts.modules for one in together if one.record and one.record.facts.modules]
     modules = as_all_ranks_use(modules, used)

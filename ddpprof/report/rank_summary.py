@@ -6,7 +6,7 @@ Summaries merge in any order and grouping, with bit-identical results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -45,6 +45,12 @@ class RankSummary:
     def host(self) -> str | None:
         trace = self.facts.trace
         return self.record.facts.host if self.record else trace.host if trace else None
+
+
+def of_each(topic: Topic[_OfRank, Any], ranks: Iterable[RankSummary]) -> dict[int, _OfRank]:
+    """Return what a topic measured, by rank."""
+    found = ((one.rank, one.of(topic)) for one in ranks)
+    return {rank: of_rank for rank, of_rank in found if of_rank is not None}
 
 
 @dataclass(frozen=True, slots=True)
