@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from ddpprof.experiments.plan import Experiment, ExperimentKind, Trial, Variant
+import pytest
+
+from ddpprof.experiments.plan import Experiment, ExperimentKind, Trial, Variant, write_plan
 from ddpprof.experiments.results import ExperimentReport, build_experiment
 from ddpprof.experiments.trials import StepParts, TrialResult, WrapperParts
 from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
@@ -159,3 +162,15 @@ def tuning_report() -> ExperimentReport:
 
 def experiment_page(title: str, report: ExperimentReport) -> str:
     return result_page(title, report, experiment_sections(report))
+
+
+def plan_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write an experiment of another user, whose command leaves a file ``it-ran`` in the folder."""
+    variant = Variant(1, variables={"LD_PRELOAD": "theirs.so"}, any_number=True)
+    command = ("sh", "-c", f"touch {folder / 'it-ran'}; exit 3")
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "their-cache"))
+        write_plan(theirs, replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=command, is_wrapped=True))
+    return theirs

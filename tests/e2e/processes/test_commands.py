@@ -1,6 +1,5 @@
 """The command line as a process: what it imports, closed pipes, signals and terminals."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,31 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from one_step import write_one_step
 
 from ddpprof.cli.commands import COMMANDS
-
-FORWARD, BACKWARD = "DistributedDataParallel.forward", "autograd::engine::evaluate_function: MmBackward0"
-
-
-def event(category: str, name: str, start: int, end: int, tid: int = 1) -> dict:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start, "args": {}}
 
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    """One step of 100 µs: forward 20, backward 40, of a collective of 40 half is hidden."""
-    events = [
-        event("user_annotation", "ProfilerStep#3", 0, 100),
-        event("user_annotation", FORWARD, 0, 20),
-        event("cpu_op", "aten::mm", 0, 20),
-        event("cpu_op", BACKWARD, 20, 60),
-        event("cpu_op", "c10d::allreduce_", 39, 40),
-        event("user_annotation", "gloo:all_reduce", 40, 80, tid=2),
-    ]
-    path = tmp_path / "trace_rank0.json"
-    info = {"backend": "gloo", "rank": 0, "world_size": 2}
-    path.write_text(json.dumps({"distributedInfo": info, "traceEvents": events}))
-    return path
+    return write_one_step(tmp_path)
 
 
 def loaded_by(*arguments: str) -> set[str]:

@@ -6,33 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments import planned
+from experiments import plan_of_another_user
 from processes import wait_until
 
-from ddpprof.experiments.plan import Experiment, ExperimentKind, Variant, write_plan
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 
 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An experiment of another user, whose command leaves a file."""
-    command = ("sh", "-c", f"touch {tmp_path / 'it-ran'}; exit 3")
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "their-cache"))
-        write_plan(folder, _plan(command))
-    return folder
-
-
-def _plan(command: tuple[str, ...]) -> Experiment:
-    variant = Variant(1, variables={"LD_PRELOAD": "theirs.so"}, any_number=True)
-    return replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=command, is_wrapped=True)
+    return plan_of_another_user(tmp_path, monkeypatch)
 
 
 def test_an_experiment_that_is_trusted_is_run(theirs: Path, tmp_path: Path) -> None:

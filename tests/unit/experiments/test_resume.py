@@ -7,30 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments import PLAN, planned
+from experiments import PLAN, plan_of_another_user, planned
 
 from ddpprof.cli import main
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiments.conduct import open_experiment, working_on
-from ddpprof.experiments.plan import Experiment, ExperimentKind, Variant, is_of_this_user, write_plan
+from ddpprof.experiments.plan import ExperimentKind, Variant, is_of_this_user, read_plan, write_plan
 from ddpprof.experiments.vary import vary
 
 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An experiment of another user, whose command leaves a file."""
-    command = ("sh", "-c", f"touch {tmp_path / 'it-ran'}; exit 3")
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "their-cache"))
-        write_plan(folder, _plan(command))
-    return folder
-
-
-def _plan(command: tuple[str, ...]) -> Experiment:
-    variant = Variant(1, variables={"LD_PRELOAD": "theirs.so"}, any_number=True)
-    return replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=command, is_wrapped=True)
+    return plan_of_another_user(tmp_path, monkeypatch)
 
 
 def test_an_experiment_of_another_user_is_shown_and_not_run(
@@ -69,7 +57,7 @@ def test_secrets_of_a_command_are_not_kept_and_it_is_gone_on_with_when_given_aga
 
 
 def test_the_same_experiment_of_another_user_is_not_gone_on_with(theirs: Path, tmp_path: Path) -> None:
-    same = _plan(("sh", "-c", f"touch {tmp_path / 'it-ran'}; exit 3"))
+    same = read_plan(theirs)
     with pytest.raises(RunExists, match="another user"):
         open_experiment(theirs, same, force=False)
 
