@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from ddpprof.engine.finding import Finding
+from ddpprof.engine.numbers import Declared, declared_in
 from ddpprof.engine.predictions import Predicted, Predictions
 from ddpprof.layout import Section
 from ddpprof.model import DdpModule, OtherFile, Rank, Record
@@ -139,6 +140,22 @@ class ReportView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TableSchema(Generic[_OfRun]):
+    """One table of `Report.tables`; it has a column for every number that its rows declare."""
+
+    name: str
+    """name of the attribute of `Tables`, and of the Parquet file"""
+    description: str
+    row: type
+    rows: Callable[[_OfRun, ReportView], Iterable[Any]]
+    """takes what the topic shows"""
+
+    @property
+    def columns(self) -> tuple[Declared, ...]:
+        return declared_in(self.row)
+
+
+@dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
     """Measures of a job from a file of another tool."""
 
@@ -161,6 +178,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     """also the field of `Report` with what it shows, if it has one"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
     sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
+    tables: tuple[TableSchema[_OfRun], ...] = ()
     advice: Mapping[str, str] = field(default_factory=dict)
     """rule of another topic → advice that this one knows better"""
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None

@@ -1,4 +1,4 @@
-"""Selection of the ranks to read; the report says which are not read."""
+"""The analysis of a run: which of its ranks are read, their summaries, and the report; it says which are not read."""
 
 from __future__ import annotations
 

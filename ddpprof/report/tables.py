@@ -5,9 +5,8 @@ A table has a column for every number of its row, with the name and meaning that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, is_dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
@@ -15,17 +14,10 @@ import msgspec
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import Declared, Number, Part, declared_in
 from ddpprof.engine.registry import further_topics
+from ddpprof.engine.topic import ReportView, TableSchema, Topic
 from ddpprof.errors import DdpprofError, how_to_install
+from ddpprof.report.topics import TOPICS
 from ddpprof.report.tree import Report, Tables
-from ddpprof.topics.buckets.rows import BucketRow
-from ddpprof.topics.collectives.table import CollectiveSummary
-from ddpprof.topics.kernels import KernelSummary
-from ddpprof.topics.memory import DeviceUse, RankMemory
-from ddpprof.topics.overlap_slowdown.view import SlowedKernel
-from ddpprof.topics.ranks.arrivals import RankWaiting
-from ddpprof.topics.recording_cost import RecordingCost
-from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport
-from ddpprof.topics.steps.overlap import Overlap
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,62 +27,9 @@ UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
 _ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
 
 
-@dataclass(frozen=True, slots=True)
-class TableSchema:
-    name: str
-    """name of the attribute of `Tables`, and of the Parquet file"""
-    description: str
-    row: type
-    rows: Callable[[Report], Iterable[Any]]
-
-    @property
-    def columns(self) -> tuple[Declared, ...]:
-        return declared_in(self.row)
-
-
 def arrow_type(column: Declared) -> str:
     """Return the type of a column by Arrow's name. Every column may hold nulls, if the run cannot tell."""
     return _ARROW[column.kind]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    rank: Annotated[int, Number("rank in the job")]
-    host: Annotated[str | None, Number("name of the rank's host")]
-    is_usual: Annotated[bool, Number("whether the report's means include the step")]
-    step: Annotated[StepReport, Part()]
-
-
-@dataclass(frozen=True, slots=True)
-class _LightStep:
-    rank: Annotated[int, Number("rank in the job")]
-    host: Annotated[str | None, Number("name of the rank's host")]
-    step: Annotated[LightStepReport, Part()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    rank: Annotated[int, Number("rank in the job")]
-    host: Annotated[str | None, Number("name of its host")]
-    ended: Annotated[str | None, Number("how its training ended")]
-    num_steps: Annotated[int, Number("number of profiled steps")]
-    num_light_steps: Annotated[int, Number("number of steps without the profiler")]
-    whole: Annotated[Overlap | None, Part("whole_", "in the whole trace, including the time between steps")]
-    cost: Annotated[RecordingCost | None, Part("step_")]
-    waiting: Annotated[RankWaiting | None, Part()]
-    memory: Annotated[RankMemory | None, Part()]
-    device: Annotated[DeviceUse | None, Part("device_")]
-    """device on which the rank trains; ``None`` if unknown, or if there are several"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    name: Annotated[str, Number("name of the kernel or op")]
-    launch_shape: Annotated[str | None, Number("grid and block; null on CPU")]
-    input_shapes: Annotated[str | None, Number("shapes of its op's inputs")]
-    position: Annotated[int | None, Number("on CPU: position among the ops of that name")]
-    summary: Annotated[KernelSummary, Part()]
-    slowed: Annotated[SlowedKernel | None, Part("slowdown_")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,109 +38,42 @@ class _NumberedFinding:
     finding: Annotated[Finding, Part()]
 
 
-def _steps(report: Report) -> Iterator[_Step]:
-    for rank in report.ranks:
-        averaged = {step.step for step in report.averaged(rank)}
-        for step in rank.steps:
-            yield _Step(rank.rank, rank.host, step.step in averaged, step)
+def _numbered(findings: Sequence[Finding], _report: ReportView) -> Iterable[_NumberedFinding]:
+    return map(_NumberedFinding, range(1, len(findings) + 1), findings)
 
 
-def _light_steps(report: Report) -> Iterator[_LightStep]:
-    return (_LightStep(rank.rank, rank.host, step) for rank in report.ranks for step in rank.light_steps)
-
-
-def _ranks(report: Report) -> Iterator[_Rank]:
-    waiting = {one.rank: one for one in report.across.waiting} if report.across is not None else {}
-    memory = {one.rank: one for one in report.memory}
-    for one in report.ranks:
-        yield _rank(one, waiting.get(one.rank), memory.get(one.rank))
-
-
-def _rank(one: RankReport, waiting: RankWaiting | None, memory: RankMemory | None) -> _Rank:
-    own = [device for device in memory.devices if device.is_own] if memory is not None else []
-    return _Rank(
-        rank=one.rank,
-        host=one.host,
-        ended=one.ended,
-        num_steps=len(one.steps),
-        num_light_steps=len(one.light_steps),
-        whole=one.whole,
-        cost=one.recording_cost,
-        waiting=waiting,
-        memory=memory,
-        device=own[0] if len(own) == 1 else None,
-    )
-
-
-def _kernels(report: Report) -> Iterator[_Kernel]:
-    slowed = {one.kernel: one for one in report.overlap_slowdown.kernels} if report.overlap_slowdown is not None else {}
-    for summary in report.kernels:
-        one = summary.kernel
-        yield _Kernel(one.name, one.launch_shape, one.input_shapes, one.position, summary, slowed.get(one))
-
-
-TABLES = (
-    TableSchema(
-        "steps",
-        "One row per rank and profiled step. On an accelerator the `wrapper_` columns are times of the host, which "
-        "launches the work; all other times are of the device, which runs it.",
-        _Step,
-        _steps,
-    ),
-    TableSchema(
-        "light_steps",
-        "One row per rank and step that ran without the profiler. All times are of the host. Compare the modes `off` "
-        "and `light` to see what recording costs.",
-        _LightStep,
-        _light_steps,
-    ),
-    TableSchema("ranks", "One row per rank.", _Rank, _ranks),
-    TableSchema(
-        "buckets",
-        "One row per gradient bucket of each DDP module. Times are medians over ranks and steps. They count from "
-        "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are of the "
-        "host.",
-        BucketRow,
-        lambda report: report.buckets,
-    ),
-    TableSchema(
-        "collectives",
-        "One row per kind of collective, process group and size class, over all profiled steps. A size class "
-        "extends from one power of two to the next.",
-        CollectiveSummary,
-        lambda report: report.across.collectives if report.across is not None else (),
-    ),
-    TableSchema(
-        "kernels",
-        "One row for each of the kernels (on CPU: ops) that take most of the time of the first rank with a trace.",
-        _Kernel,
-        _kernels,
-    ),
-    TableSchema(
-        "findings",
-        "One row per finding, in the order of the report: incorrect training, gains, other findings, and finally "
-        "findings that may be noise.",
-        _NumberedFinding,
-        lambda report: map(_NumberedFinding, range(1, len(report.findings) + 1), report.findings),
+_FINDINGS: Topic[None, tuple[Finding, ...]] = Topic(
+    "findings",
+    tables=(
+        TableSchema(
+            "findings",
+            "One row per finding, in the order of the report: incorrect training, gains, other findings, and finally "
+            "findings that may be noise.",
+            _NumberedFinding,
+            _numbered,
+        ),
     ),
 )
+_TOPIC_OF = {table.name: (topic, table) for topic in (*TOPICS, _FINDINGS) for table in topic.tables}
+TABLES = tuple(_TOPIC_OF[one.name][1] for one in fields(Tables) if one.name in _TOPIC_OF)
 
 
 def make_tables(report: Report) -> Tables:
     """Make the tables of a report. Raises `DdpprofError` if pyarrow is not installed."""
     arrow = require_arrow()
-    further = {table.name: _table(arrow, table, report) for table in _further(report)}
-    return Tables(**{table.name: _table(arrow, table, report) for table in TABLES}, further=further)
+    further = {table.name: _table(arrow, table, found, report) for table, found in _further(report)}
+    own = {name: _table(arrow, table, report[topic], report) for name, (topic, table) in _TOPIC_OF.items()}
+    return Tables(**own, further=further)
 
 
-def _further(report: Report) -> Iterator[TableSchema]:
+def _further(report: Report) -> Iterator[tuple[TableSchema[Any], Any]]:
     """Yield the tables of topics of other packages: of those that show rows of a dataclass with numbers."""
     for name, topic in further_topics().items():
         row = _row_of(topic.run_type)
         if name in report.further and row is not None:
             found = msgspec.convert(report.further[name], topic.run_type)
             rows = found if isinstance(found, tuple) else (found,)
-            yield TableSchema(name, (row.__doc__ or name).partition("\n")[0], row, partial(_given, rows))
+            yield TableSchema(name, (row.__doc__ or name).partition("\n")[0], row, lambda rows, _: rows), rows
 
 
 def _row_of(run_type: Any) -> type | None:
@@ -210,12 +82,8 @@ def _row_of(run_type: Any) -> type | None:
     return row if isinstance(row, type) and is_dataclass(row) and declared_in(row) else None
 
 
-def _given(rows: Iterable[Any], _report: Report) -> Iterable[Any]:
-    return rows
-
-
-def _table(arrow: Any, table: TableSchema, report: Report) -> pa.Table:
-    rows = list(table.rows(report))
+def _table(arrow: Any, table: TableSchema[Any], found: Any, report: Report) -> pa.Table:
+    rows = [] if found is None else list(table.rows(found, report))
     columns, declared = [], []
     for one in table.columns:
         try:
@@ -246,12 +114,12 @@ def require_arrow() -> Any:
     return pa
 
 
-def schema_as_markdown(tables: Iterable[TableSchema]) -> str:
+def schema_as_markdown(tables: Iterable[TableSchema[Any]]) -> str:
     """Return a section for each table that describes its columns, in Markdown."""
     return "\n".join(map(_section, tables))
 
 
-def _section(table: TableSchema) -> str:
+def _section(table: TableSchema[Any]) -> str:
     head = [f"## {table.name}", "", table.description, "", "| column | type | meaning |", "| --- | --- | --- |"]
     rows = [f"| `{one.column}` | {arrow_type(one)} | {one.meaning} |" for one in table.columns]
     return "\n".join([*head, *rows, ""])

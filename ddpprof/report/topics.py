@@ -33,7 +33,7 @@ from ddpprof.topics.idle import IDLE
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
-from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN
+from ddpprof.topics.overlap_slowdown.view import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
 from ddpprof.topics.ranks.across import ACROSS
@@ -57,6 +57,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     BUCKETS,
     LATENESS,
     OVERLAP_SLOWDOWN,
+    KERNELS,
     IDLE,
     HOST_THREADS,
     UNUSED_PARAMETERS,

@@ -17,7 +17,7 @@ from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
-from ddpprof.topics.buckets.view import bucket_tables
+from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables
 
 Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
@@ -423,4 +423,5 @@ BUCKETS: Topic[RankBuckets, tuple[BucketRow, ...]] = Topic(
         late_parameter,
     ),
     sections={"buckets": bucket_tables},
+    tables=(BUCKET_TABLE,),
 )

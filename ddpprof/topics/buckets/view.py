@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ddpprof.engine.topic import ReportView
+from ddpprof.engine.topic import ReportView, TableSchema
 from ddpprof.layout import ABSENT, Section, Table, clean, columns, cut_off, megabytes, ms, notes, optional
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.own_reduction import OWN_REDUCTION
@@ -115,3 +115,13 @@ def _parameters(report: ReportView, b: BucketRow) -> tuple[str, ...]:
 
 def _bucket_name(report: ReportView, bucket: BucketRow) -> str:
     return str(bucket.index) if len(report.modules) < 2 else f"{bucket.module}/{bucket.index}"
+
+
+BUCKET_TABLE: TableSchema[tuple[BucketRow, ...]] = TableSchema(
+    "buckets",
+    "One row per gradient bucket of each DDP module. Times are medians over ranks and steps. They count from "
+    "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are of the "
+    "host.",
+    BucketRow,
+    lambda buckets, _: buckets,
+)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddpprof.engine.change import environment_change
 from ddpprof.engine.finding import Finding, in_ms, only_known
-from ddpprof.engine.numbers import Number
-from ddpprof.engine.topic import ReportView, Topic, View
+from ddpprof.engine.numbers import Number, Part
+from ddpprof.engine.topic import ReportView, TableSchema, Topic, View
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, percent, table_of
 from ddpprof.model import Kernel
 from ddpprof.model.backends import backend_of
-from ddpprof.topics.kernels import MOST_KERNELS, kernel_name
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, kernel_name
 from ddpprof.topics.overlap_slowdown.measure import ENOUGH_KNOWN, KernelSlowdown, OverlapSlowdown
 from ddpprof.topics.steps.view import STEPS
 
@@ -195,4 +195,35 @@ def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
 
 OVERLAP_SLOWDOWN: Topic[None, OverlapSlowdownReport] = Topic(
     "overlap_slowdown", rules=(overlap_slowdown,), sections={"slowdown": slowdown_section}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    name: Annotated[str, Number("name of the kernel or op")]
+    launch_shape: Annotated[str | None, Number("grid and block; null on CPU")]
+    input_shapes: Annotated[str | None, Number("shapes of its op's inputs")]
+    position: Annotated[int | None, Number("on CPU: position among the ops of that name")]
+    summary: Annotated[KernelSummary, Part()]
+    slowed: Annotated[SlowedKernel | None, Part("slowdown_")]
+
+
+def _kernel_rows(kernels: Sequence[KernelSummary], report: ReportView) -> Iterator[_Kernel]:
+    slowdown = report[OVERLAP_SLOWDOWN]
+    slowed = {one.kernel: one for one in slowdown.kernels} if slowdown is not None else {}
+    for summary in kernels:
+        one = summary.kernel
+        yield _Kernel(one.name, one.launch_shape, one.input_shapes, one.position, summary, slowed.get(one))
+
+
+KERNELS: Topic[None, tuple[KernelSummary, ...]] = Topic(
+    "kernels",
+    tables=(
+        TableSchema(
+            "kernels",
+            "One row for each of the kernels (on CPU: ops) that take most of the time of the first rank with a trace.",
+            _Kernel,
+            _kernel_rows,
+        ),
+    ),
 )

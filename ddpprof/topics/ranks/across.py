@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from ddpprof.engine.numbers import DEVICE, HOST
-from ddpprof.engine.topic import ReportView, Topic
+from ddpprof.engine.topic import ReportView, TableSchema, Topic
 from ddpprof.intervals import Spans, subtract
 from ddpprof.layout import (
     ABSENT,
@@ -285,4 +285,13 @@ ACROSS: Topic[OneOfRanks, AcrossRanks] = Topic(
     of_rank=lambda rank, _steps, modules: OneOfRanks(progress_of_rank(rank), traced_collectives(rank, modules)),
     rank_type=OneOfRanks,
     sections={"collectives": lambda across, _: collective_table(across.collectives), "ranks": _sections},
+    tables=(
+        TableSchema(
+            "collectives",
+            "One row per kind of collective, process group and size class, over all profiled steps. A size class "
+            "extends from one power of two to the next.",
+            CollectiveSummary,
+            lambda across, _: across.collectives,
+        ),
+    ),
 )

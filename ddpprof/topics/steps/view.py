@@ -31,6 +31,7 @@ from ddpprof.topics.ranks.across import ACROSS
 from ddpprof.topics.recording_cost import RecordingCost
 from ddpprof.topics.steps.breakdown import Breakdown
 from ddpprof.topics.steps.measure import RankReport, rank_report
+from ddpprof.topics.steps.tables import STEP_TABLES
 from ddpprof.topics.whole_run import WHOLE_RUN
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
@@ -379,6 +380,7 @@ STEPS: Topic[RankReport, tuple[RankReport, ...]] = Topic(
     of_rank=lambda rank, _steps, modules: rank_report(rank, modules),
     rank_type=RankReport,
     of_ranks=tuple,
+    tables=STEP_TABLES,
     sections={
         "notes": lambda _, report: unusual_steps_line(report),
         "times": lambda _, report: (

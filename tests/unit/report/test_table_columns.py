@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpprof.engine.numbers import Declared
-from ddpprof.report.tables import TABLES, UNITS, TableSchema, schema_as_markdown
+from ddpprof.engine.topic import TableSchema
+from ddpprof.report.tables import TABLES, UNITS, schema_as_markdown
 
 ALL = [pytest.param(column, id=f"{table.name}.{column.column}") for table in TABLES for column in table.columns]
 NUMBERED = {"rank", "step", "module", "bucket", "number", "position", "late_rank"}
