@@ -1,7 +1,4 @@
-"""`build.build_report(run)`: everything that is known about a run, in one tree.
-
-tables/             the report as Arrow tables, for data frames and SQL
-"""
+"""`build.build_report(run)`: everything that is known about a run, in one tree."""
 
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
