@@ -109,7 +109,7 @@ class View:
         return least > 0 and bool(self.step_ns) and least >= _WORTH_SAYING * (self.step_ns or 0)
 
 
-class Module(Protocol):
+class ModuleView(Protocol):
     """A DDP module, as sections see it."""
 
     @property
@@ -120,7 +120,7 @@ class ReportView(Protocol):
     """The report, as the sections of a topic see it beside what the topic itself shows."""
 
     @property
-    def modules(self) -> Sequence[Module]: ...
+    def modules(self) -> Sequence[ModuleView]: ...
 
     @property
     def usual_steps(self) -> tuple[int, ...]:

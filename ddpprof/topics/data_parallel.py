@@ -22,7 +22,7 @@ import numpy as np
 from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, merge, subtract, union_of
-from ddpprof.layout import Column, Line, Section, Table, clean, count, ms
+from ddpprof.layout import Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.model import UNKNOWN, DataParallelModule, Mark, Rank, Trace
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.steps.overlap import spans_of
@@ -161,9 +161,8 @@ def data_parallel_table(found: DataParallelReport, _report: ReportView) -> Itera
 
 def _module(module: DataParallelModule) -> str:
     devices = count(len(module.device_ids), "device") if module.device_ids else "no accelerator"
-    tensors = count(module.num_parameters, "parameter tensor")
-    size = f"{module.parameter_bytes / 1e6:.2f} MB"
-    return f"DataParallel of {clean(module.name, most=80)} on {devices}: {tensors}, {size}"
+    size = f"{count(module.num_parameters, 'parameter tensor')}, {megabytes(module.parameter_bytes)} MB"
+    return f"DataParallel of {clean(module.name, most=80)} on {devices}: {size}"
 
 
 DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(

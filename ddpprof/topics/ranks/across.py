@@ -67,7 +67,7 @@ class TracedCollectives:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOfRanks:
+class RankContribution:
     """What one rank contributes."""
 
     progress: tuple[StepProgress, ...]
@@ -280,10 +280,10 @@ def _sections(across: AcrossRanks, _report: ReportView) -> Iterable[Section]:
     return (*straggler_table(across), *waiting_table(across))
 
 
-ACROSS: Topic[OneOfRanks, AcrossRanks] = Topic(
+ACROSS: Topic[RankContribution, AcrossRanks] = Topic(
     name="across",
-    of_rank=lambda rank, _steps, modules: OneOfRanks(progress_of_rank(rank), traced_collectives(rank, modules)),
-    rank_type=OneOfRanks,
+    of_rank=lambda rank, _steps, modules: RankContribution(progress_of_rank(rank), traced_collectives(rank, modules)),
+    rank_type=RankContribution,
     sections={"collectives": lambda across, _: collective_table(across.collectives), "ranks": _sections},
     tables=(
         TableSchema(
