@@ -1,4 +1,4 @@
-"""The file that `ddpprof netbench` writes."""
+"""Loading of the file that `ddpprof netbench` writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_netbench(path: Location) -> NetBench:
 
 
 def parse_netbench(text: bytes, name: str) -> NetBench:
-    """Parse the text of such a file; `name` says in errors where it comes from. Raises `BadTrace`."""
+    """Parse the text of such a file. `name` identifies the file in errors. Raises `BadTrace`."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         refuse_newer(name, found, NETBENCH_FORMAT, BadTrace)

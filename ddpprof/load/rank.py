@@ -1,4 +1,4 @@
-"""The files of one rank → `Rank`: ddpprof's record with the trace beside it, or traces alone."""
+"""The files of one rank → `Rank`: ddpprof's record with its trace, or traces alone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RankFiles:
     rank: int | None
     """``None`` for a single trace, which may or may not say its rank"""
     traces: tuple[Location, ...]
-    """files in the order of their names; several are the profiler's cycles"""
+    """files in order of their names; several files are the profiler's cycles"""
     directory: Location | None = None
     """directory of the run, if ddpprof recorded it"""
     expects_trace: bool = True
     run_id: str | None = None
-    """id of the run, which its ranks should have, too"""
+    """ID of the run, which all of its ranks should share"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class LoadedRank:
 
 
 def some_file(files: RankFiles) -> Location:
-    """Return one of the rank's paths, to name in messages."""
+    """Return one of the rank's paths, for use in messages."""
     path = files.traces[0] if files.traces else files.directory
     assert path is not None
     return path
 
 
 def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
-    """Read the tables of one trace file; up to `num_processes` processes decode it. Raises `BadTrace`."""
+    """Read the tables of one trace file, decoded by up to `num_processes` processes. Raises `BadTrace`."""
     header, columns = read_trace(path, limits, num_processes)
     give_back_holes()
     file = TraceRows(columns)
@@ -68,9 +68,9 @@ def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
 
 
 def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
-    """Load one rank; up to `num_processes` processes decode its traces.
+    """Load one rank. Its traces are decoded by up to `num_processes` processes.
 
-    Raises `BadTrace` if the rank is a single bad trace that the user named.
+    Raises `BadTrace` if the rank is a single unreadable trace that the user named.
     """
     if files.directory is not None:
         return _recorded_rank(files, files.directory, limits, num_processes)
@@ -94,7 +94,7 @@ def record_or_none(files: RankFiles) -> Record | None:
 
 
 def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_processes: int) -> LoadedRank:
-    """Join the profiler's cycles in one process into one trace; traces of other processes are left out."""
+    """Join the profiler's cycles of one process into one trace. Traces of other processes are left out."""
     names, traces, missing = [], [], []
     for path in paths:
         try:
@@ -150,7 +150,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
 
 
 def _unknown_steps(trace: Trace, record: Record) -> list[int]:
-    """Return the trace's steps that the record lacks, if it has any; a job may end in the middle of its last step."""
+    """Return the trace's steps that are missing in the record, if any. A job may end in the middle of its last step."""
     known = {step.number for step in record.steps}
     unknown = [step.number for step in trace.steps if step.number not in known]
     return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []

@@ -16,18 +16,18 @@ from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import is_gone, read_head
 
 _MOST_BYTES = 65_536
-"""of an answer, which is one line; the path of a folder is the longest part"""
+"""maximum size of an answer, which is one line; the path of a folder is its longest part"""
 FIRST_ANSWER_S = 180.0
-"""seconds; a job refuses a capture on which its ranks have not agreed after two minutes"""
+"""seconds; a job refuses a capture if its ranks have not agreed on it after two minutes"""
 LATER_ANSWERS_S = 30.0
-"""seconds after which a silent job is looked at; it may be waiting for a slow-down"""
+"""seconds of silence after which the job is checked; it may be waiting for a slow-down"""
 
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
-    """Send a request to the job that writes into `directory`, and yield its answers as they come.
+    """Send a request to the job that writes into `directory`, and yield its answers as they arrive.
 
-    Raises `DdpprofError` if no job takes requests there, the request is refused, or what answers is no job of
-    ddpprof. If the job dies, answers end.
+    Raises `DdpprofError` if no job accepts requests there, the request is refused, or the response is not from ddpprof.
+    If the job dies, the answers end.
     """
     with closing(_connect(directory)) as job, suppress(ConnectionError):
         job.sendall(msgspec.json.encode(request) + b"\n")
@@ -42,7 +42,7 @@ def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
 
 
 def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
-    """Yield the lines of a job's answers until it closes the connection, or has died without that."""
+    """Yield the lines of a job's answers until it closes the connection, or has died without closing it."""
     received, has_answered = b"", False
     while True:
         job.settimeout(LATER_ANSWERS_S if has_answered else FIRST_ANSWER_S)
@@ -92,7 +92,7 @@ def _connect(directory: Path) -> socket.socket:
 
 
 def _is_over(directory: Path) -> bool:
-    """Return whether no rank of the job trains any more, as far as their pulses tell."""
+    """Return True if no rank of the job trains any more, as far as their pulses show."""
     try:
         heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
     except (OSError, DdpprofError):

@@ -1,4 +1,4 @@
-"""Predictions for a run by Python code: the step with other buckets."""
+"""Predictions for a run from Python: the step with other buckets."""
 
 from __future__ import annotations
 

@@ -375,8 +375,7 @@ class Captures:
 
 
 def is_slower(length_ns: Int64Column, factor: float) -> bool:
-    """Return True if the last 5 steps, or those of the last second, take `factor` times as long as the steps before
-    them.
+    """Return True if the last 5 steps, or those of the last second, take `factor` times as long as the ones before.
 
     The steps before them are 200 steps, or five times the number of the last ones if that is more, or as many as there
     are.

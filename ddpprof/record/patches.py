@@ -270,7 +270,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``backward``. Nested passes, and passes in other threads, count as part of the training thread's activity."""
+    """Wrap ``backward``. Nested passes and those in other threads count as part of the training thread's activity."""
     from torch import Tensor
     from torch._C import _current_graph_task_id
 

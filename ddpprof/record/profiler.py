@@ -165,8 +165,7 @@ class TraceFile:
         self._begin(lambda: self._export(recorded))
 
     def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait at the end of training until everything is written, but only `patience_s` once there is a reason to
-        hurry.
+        """Wait at the end of training until all is written, but only `patience_s` once there is a reason to hurry.
 
         `asked_to_end`: a list that grows when a signal arrives. Raises ``OSError``.
         """

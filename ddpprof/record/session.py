@@ -374,9 +374,7 @@ class Session(Listener):
         self.job.open_files(None)
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
-        """Add the unusual collective after the facts are written: finding it takes a second, and a launcher may end the
-        process.
-        """
+        """Add the unusual collective later than the facts: this takes a second, and a launcher may end the process."""
         found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
             self.window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))

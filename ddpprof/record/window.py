@@ -212,8 +212,7 @@ class Window:
         return mode
 
     def without_common_steps(self) -> None:
-        """Handle that no all-reduce keeps the ranks together: each rank continues with the script, and none ends the
-        job.
+        """Handle a job in which no all-reduce keeps the ranks together: each rank continues, and none ends the job.
 
         Raises `DdpprofError` if the recording needs gradient communication.
         """
