@@ -129,9 +129,7 @@ def kill_descendants() -> None:
 
 
 def end_descendants(grace_s: float) -> None:
-    """Send SIGTERM to this process's children, including adopted ones, and SIGKILL to those still alive after
-    `grace_s`.
-    """
+    """Send SIGTERM to this process's children, including adopted ones, and SIGKILL to any left after `grace_s`."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     while left := children(os.getpid()):

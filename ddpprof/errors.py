@@ -87,8 +87,7 @@ _LEAST_LETTERS = 3
 
 
 def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:
-    """Return known words that complete or shorten `word`, shortest first; if there are none, those with a similar
-    spelling.
+    """Return known words that complete or shorten `word`, shortest first; or else words with a similar spelling.
 
     Leading dashes of options are ignored, because they make all options look alike.
     """

@@ -157,9 +157,7 @@ def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.i
 
 
 def _near(spans: Spans, other: Spans) -> Spans:
-    """Return the spans near the other set, at least all that overlap it; sorting all spans of a long trace is
-    expensive.
-    """
+    """Return the spans near the other set, at least all that overlap it; sorting a whole long trace is expensive."""
     if len(spans) <= _MANY_TIMES * len(other):
         return spans
     first = np.searchsorted(spans.end_ns, other.start_ns, side="right")

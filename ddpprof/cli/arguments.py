@@ -1,4 +1,4 @@
-"""Parsers for option values. argparse prints the error of each in one line."""
+"""Parsers for option values. argparse prints their errors in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
-"""option names for the number of processes, in all commands"""
+"""option names for the number of processes, the same in all commands"""
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")
@@ -26,16 +26,16 @@ _LONGEST_S = 1e6
 
 
 def add_profiler_options(parser: ArgumentParser) -> None:
-    """Add the options that say how steps are recorded."""
+    """Add the options that control how steps are recorded."""
     parser.add_argument("--no-profiler", action="store_true", help="record lightly only")
     for name in ("--record-shapes", "--with-stack", "--profile-memory"):
         parser.add_argument(name, action="store_true", help="as in torch.profiler")
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
-    """Name what a user may have meant, if argparse's error is about an unknown option or value.
+    """Return a suggestion, if argparse's error is about an unknown option or value.
 
-    `others`: the options of all commands. If no option of this command is near, the commands that have it are named.
+    `others`: the options of all commands. If no option of this command is similar, the commands that have it are named.
     """
     if unknown := _UNKNOWN.search(message):
         words, known = [word.partition("=")[0] for word in unknown[1].split()], list(options)
@@ -92,7 +92,7 @@ def duration_ns(text: str) -> int:
 
 
 def sizes_bytes(text: str) -> list[int]:
-    """Parse ``1K-256M`` (each size double the one before) or a list such as ``4K,1M``."""
+    """Parse ``1K-256M`` (each size is double the previous one) or a list such as ``4K,1M``."""
     sizes: list[int] = []
     for part in text.split(","):
         first, is_span, last = part.partition("-")
@@ -127,7 +127,7 @@ def factor(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second; prefixes are multiples of 1000, as for networks."""
+    """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second. Prefixes are powers of 1000, as usual for networks."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or value < 1:

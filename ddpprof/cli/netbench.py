@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start the ranks, or be one of them, and print their measurements."""
+"""`ddpprof netbench`: start the ranks, or run as one of them, and print their measurements."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_netbench(options: argparse.Namespace) -> int:
 
 
 def _own_words(options: argparse.Namespace) -> list[str]:
-    """Return all options but torchrun's as words."""
+    """Return all options except torchrun's as command-line words."""
     sizes = ",".join(map(str, options.sizes))
     words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
     words += [f"--backend={options.backend}"] if options.backend is not None else []

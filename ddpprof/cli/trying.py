@@ -1,4 +1,4 @@
-"""`ddpprof try`: run a recorded job with the changes that its findings advise, and without, and say what they gave."""
+"""`ddpprof try`: run a recorded job with and without the changes that its findings recommend, and report the gains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _START_S = 5.0
-"""typical time from the start of a job until it trains"""
+"""typical time from the start of a job until training begins, seconds"""
 
 
 def add_try_options(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,10 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 
 def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials, the later rounds only if the first ones cannot tell; return whether the user interrupted them."""
+    """Run the trials, and later rounds only if the first ones cannot decide.
+
+    Return True if the user interrupted them.
+    """
     from dataclasses import replace
 
     from ddpprof.experiments.trying import read_trying
@@ -99,7 +102,7 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
 
 
 def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
-    """Return what is run, and what is promised of each variant after the first. Raises `DdpprofError`."""
+    """Return the experiment, and the promise of each variant after the first. Raises `DdpprofError`."""
     from ddpprof.experiments.trying import promise_of, variant_with
 
     report, path = _report(options.path), options.path
@@ -246,7 +249,7 @@ def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[lis
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
-    """Say what is run and about how long it takes, before anything is run."""
+    """Print what will be run and about how long it takes, before anything is run."""
     import shlex
 
     from ddpprof.experiments.conduct import steps_of

@@ -114,7 +114,7 @@ def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool)
 
 
 def _refuse_other_network(directory: Path, network: Location | None) -> None:
-    """Raise `DdpprofError` if the tuning was started with another network."""
+    """Raise `DdpprofError` if the tuning was started with a different network."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     kept = directory / NETWORK_FILE
@@ -125,7 +125,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
-    """Keep the network until the profile is there, perhaps after an interruption. Raises `CannotRecord`."""
+    """Keep the network until the profile exists, possibly after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     with writing(directory, CannotRecord):
@@ -169,7 +169,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 
 def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
-    """Say how often the job is started, and for how many steps, before anything is run."""
+    """Return, in words, how often the job is started and for how many steps, to print before anything is run."""
     from ddpprof.experiments.conduct import steps_of
 
     now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants
@@ -195,9 +195,9 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
 
 
 def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, bool]:
-    """Run all trials; return what was measured, and whether the user interrupted them.
+    """Run all trials. Return what was measured, and whether the user interrupted them.
 
-    `command` has its secrets, which the plan does not keep.
+    `command` contains its secrets, which the plan does not store.
     """
     from ddpprof.experiments.conduct import conduct
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, read_end

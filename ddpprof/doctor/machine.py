@@ -15,13 +15,14 @@ from ddpprof.scratch import choose_temporary_directory
 
 _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB
-"""bytes for traces of a few steps of many ranks"""
+"""minimum disk space in bytes, for traces of a few steps of many ranks"""
 _SHM_BYTES = 256 * _MB
-"""bytes for batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB by default"""
+"""minimum shared memory in bytes, for batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB by default
+"""
 _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
-"""most by which time servers slew a clock"""
+"""maximum rate, in ppm, at which time daemons slew a clock"""
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
@@ -56,7 +57,7 @@ def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
 
 
 def check_clock(_context: Context) -> Iterator[CheckResult]:
-    """Check that the two clocks for steps and kernels run at the same rate, without a jump."""
+    """Check that the clocks used for steps and for kernels run at the same rate, and that neither jumps."""
     wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
     time.sleep(_CLOCK_S)
     wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns

@@ -1,11 +1,11 @@
-"""How much faster do more processes train, and where does the lost time go?
+"""How much faster is training with more processes, and where is time lost?
 
     weak scaling     each process keeps its batch    ideal: the step takes as long as one process's without DDP
-    strong scaling   all of them share one batch     ideal: an n-th of that
+    strong scaling   all processes share one batch   ideal: 1/n of that
 
-    speed-up = ideal's work per second over one process's      efficiency = ideal step / step      loss = step - ideal
+    speed-up = work per second over that of one process      efficiency = ideal step / step      loss = step - ideal
 
-The loss is divided like the step (`StepParts`), each part minus its ideal, so the parts add up.
+The loss is divided like the step (`StepParts`): each part minus its ideal, so that the parts add up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Lost ns of a step; the parts add up to the loss. Negative values are better than ideal."""
+    """Time lost in a step, ns, by cause; the parts add up to the loss. Negative values are better than ideal."""
 
     wrapper_ns: float
     """DDP's own work"""
@@ -46,7 +46,7 @@ class LostTime:
     waiting_ns: float
     """waiting for other ranks (skew)"""
     slowdown_ns: float
-    """slowdown of computation by concurrent communication; 0 if unknown"""
+    """slow-down of computation by concurrent communication; 0 if unknown"""
     data_ns: float
     compute_ns: float
     """computation that is slower for other reasons: shared cores and memory, smaller batches"""
@@ -61,7 +61,7 @@ class ScalePoint:
     step_ns: float
     ideal_ns: float
     speedup: Ratio
-    """work per second relative to one process without DDP"""
+    """work per second, relative to one process without DDP"""
     lost: LostTime | None
     """``None`` without profiled steps"""
 
@@ -80,7 +80,7 @@ class ScalingReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job
-    """job with the most processes"""
+    """job with the largest number of processes"""
     points: tuple[ScalePoint, ...]
     missing: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What to do about errors of DDP, its backends and launchers, each by what its text says, and about signals."""
+"""Advice on errors of DDP, its backends and launchers, chosen by the error's text, and on signals."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _ADVICE = {
     r"No space left on device": """
         A disk was full, or /dev/shm, where DataLoader workers put batches: df shows which.""",
 }
-"""what to do, by an expression for the error's text; the first one that fits counts"""
+"""advice, by a regular expression for the error's text; the first match is used"""
 _NOISE = re.compile(
     r"\[/\S+:\d+\] | This is typically caused by a remote worker.*|"
     r" This error (?:is caused by|indicates that) .*"
@@ -99,12 +99,12 @@ _NOISE = re.compile(
 
 
 def shortened(error: str) -> str:
-    """Return an error without what the advice replaces."""
+    """Return an error without the parts that the advice replaces."""
     return _NOISE.sub("", error)
 
 
 def advice_on_error(said: str) -> str | None:
-    """Return what to do about the error that ended a rank, by its words; ``None`` if they say too little."""
+    """Return the advice on the error that ended a rank, based on its text; ``None`` if there is none for it."""
     if refusal_of_shared_gpu(said) is not None:
         return _SHARED_GPU
     advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, said)), None)
@@ -112,14 +112,14 @@ def advice_on_error(said: str) -> str | None:
 
 
 _BY_A_SHELL = 128
-"""a shell adds this to the number of the signal that ended its command"""
+"""number that a shell adds to the number of the signal that ended its command"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _LIMITS = {
     signal.SIGXCPU: "It used as much processor time as it may: ulimit -t shows the limit.",
     signal.SIGXFSZ: "It wrote a file as large as it may: ulimit -f shows the limit.",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
-"""signals that say enough by themselves"""
+"""signals whose meaning is clear without advice"""
 NOT_KNOWN = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
 _NOT_BY_THE_KERNEL = (
     "It was not the kernel's out-of-memory killer, which ended no process on that host meanwhile: something else sent "
@@ -128,9 +128,9 @@ _NOT_BY_THE_KERNEL = (
 
 
 def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int | None) -> str | None:
-    """Return what may have killed a rank, or a worker of its `DataLoader`; ``None`` if nothing says that it was killed.
+    """Return what may have killed a rank or its `DataLoader` worker; ``None`` if nothing indicates that it was killed.
 
-    `said`: the rank's own words; ``None`` if it said nothing.
+    `said`: the rank's error message; ``None`` if it left none.
     """
     if said is None and exit_code is not None and -exit_code in _LIMITS:
         return _LIMITS[signal.Signals(-exit_code)]
@@ -153,5 +153,5 @@ def signal_name(number: int) -> str:
 
 
 def is_of_worker(said: str) -> bool:
-    """Return whether a rank ended because a worker of its `DataLoader` was killed."""
+    """Return True if a rank ended because a worker of its `DataLoader` was killed."""
     return _KILLED_WORKER.search(said) is not None
