@@ -1,7 +1,4 @@
-r"""What does it cost when a script all-reduces gradients by its own hooks, without torch's DDP?
-
-exposed = |gradient comm \ compute|      flattening = |flatten, unflatten| on the training thread
-"""
+r"""What does it cost when a script all-reduces gradients with its own hooks, without torch's DDP?"""
 
 from __future__ import annotations
 

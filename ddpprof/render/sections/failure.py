@@ -32,12 +32,12 @@ def failure_sentence(failure: Failure) -> str:
 
 
 def _named(failure: Failure) -> RankEnd | None:
-    """Return the rank to report first: the cause, or else a rank that said how it failed."""
+    """Return the rank to report first: the cause, or else a rank that recorded how it failed."""
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
 def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
-    """`found`: the rules that have found something, which may know better why ranks waited for each other."""
+    """Yield the sentences. `found`: rules with findings, which may know better why ranks waited for each other."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first

@@ -39,10 +39,10 @@ from ddpprof.topics.horovod.waiting import summarise_tick_waiting
 from ddpprof.topics.ranks.arrivals import WAITING, WAITING_AFTER_START, RankWaiting
 
 _MANY_CYCLES = 3
-"""limit in cycles: a longer wait is caused by a rank, not by the cycle time"""
+"""limit in cycles; a longer wait is caused by a rank, not by the cycle time"""
 _DEFAULT_CYCLE_NS = 1_000_000
 _SHORT_CYCLE_NS = 600_000
-"""cycle time below which a shorter one gains nothing"""
+"""cycle time below which a shorter one saves nothing, ns"""
 _SMALL_BYTES = 1_000_000
 _MANY_ALONE = 4
 """number of small tensors per step that are reduced one by one"""
