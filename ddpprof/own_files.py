@@ -238,7 +238,7 @@ def _holder_of(name: str) -> str | None:
         asking.setblocking(False)
         try:
             asking.connect(name)
-        except BlockingIOError:  # others are asking, too
+        except BlockingIOError:  # other processes are checking it as well
             return "unknown"
         except OSError:
             return None

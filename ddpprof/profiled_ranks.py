@@ -31,7 +31,7 @@ def rule(world_size: int, chosen: Spans) -> str | None:
         return None
     each = _distance(world_size)
     return (
-        f"of {world_size} ranks every {each}th was profiled (0, {each}, {2 * each}, …), and stands for the others; "
+        f"only every {each}th of {world_size} ranks was profiled (0, {each}, {2 * each}, …), as a sample; "
         f"to profile others, or all: ddpprof trace --profile-ranks 0-{world_size - 1}"
     )
 

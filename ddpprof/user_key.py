@@ -36,7 +36,7 @@ def user_key() -> bytes | None:
         with suppress(OSError), own_files.whole_file(path) as part:
             part.write_bytes(os.urandom(_KEY_BYTES))
             part.chmod(0o600)
-    return _read_key(path)  # another process may have created one meanwhile
+    return _read_key(path)  # another process may have created one in the meantime
 
 
 def _read_key(path: Path) -> bytes | None:

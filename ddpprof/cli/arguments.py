@@ -73,7 +73,7 @@ def numbers(text: str) -> Numbers:
     for part in text.split(","):
         match = _SPAN.fullmatch(part.strip())
         if match is None:
-            raise ArgumentTypeError(f"{text!r} is not a list of numbers; write, say, 0-7,64")
+            raise ArgumentTypeError(f"{text!r} is not a list of numbers; write, for example, 0-7,64")
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first:
@@ -87,7 +87,7 @@ def duration_ns(text: str) -> int:
 
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is not a duration; write, say, 10us or 0.1ms")
+        raise ArgumentTypeError(f"{text!r} is not a duration; write, for example, 10us or 0.1ms")
     return round(float(match.group(1)) * NANOSECONDS[match.group(2)])
 
 
@@ -108,7 +108,7 @@ def sizes_bytes(text: str) -> list[int]:
 def _size_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or not int(match.group(1)):
-        raise ArgumentTypeError(f"{text!r} is not a size; write, say, 1K-256M or 64K,1M")
+        raise ArgumentTypeError(f"{text!r} is not a size; write, for example, 1K-256M or 64K,1M")
     return int(match.group(1)) * _BYTES[match.group(2).upper()]
 
 
@@ -131,7 +131,7 @@ def bytes_per_s(text: str) -> float:
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or value < 1:
-        raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, say, 10Gbit or 1.2GB")
+        raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, for example, 10Gbit or 1.2GB")
     return value if match.group(3) == "B" else value / 8
 
 

@@ -140,7 +140,7 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
     if loss is not None:
         return f"the training has ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
-    return "the training has ended well"
+    return "the training has ended successfully"
 
 
 def _judge_dumps(folder: Path, form: str) -> int:

@@ -191,7 +191,9 @@ def run_recorded(
     from ddpprof.record import launch
 
     inside = job.options.torchrun is None and launch.inside_job()
-    if not inside and job.is_one_node and not job.is_wrapped:  # others may start ranks elsewhere, with other folders
+    if (
+        not inside and job.is_one_node and not job.is_wrapped
+    ):  # other launchers may start ranks on other machines, with other folders
         refuse_unwritable_folder(out)
     if inside or not job.is_one_node:  # the nodes of a job share one folder
         return _run_recorded(job, out, settings, verb, afterwards, inside)
@@ -232,7 +234,7 @@ def _run_recorded(
         if options.metrics is not None:
             try:
                 ends.append(publish(options.metrics, out))
-            except Exception as error:  # noqa: BLE001 (the job runs already, and must go on)
+            except Exception as error:  # noqa: BLE001 (the job is already running, and must continue)
                 say(f"ddpprof: no metrics: {error}", file=sys.stderr)
 
     oom_kills = OomKills()

@@ -43,7 +43,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
     it.
     """
     make_named_folder(directory)
-    directory = directory.resolve()  # keep a link of the user's, and replace what is behind it
+    directory = directory.resolve()  # keep a user's link, and replace its target
     with temporary_folder(directory, rundir.TENSORBOARD_DIRECTORY) as part:
         yield part
         rundir.remove_tensorboard(directory)

@@ -133,7 +133,7 @@ def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
         make_folder(folder)
-        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to somebody else
+        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to another user
             pass
     except OSError:
         return None

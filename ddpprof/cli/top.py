@@ -46,7 +46,7 @@ def run_top(options: argparse.Namespace) -> int:
 
     from ddpprof.monitor.overview import find_pulses
 
-    find_pulses(options.path)  # raises if there is nothing to look at
+    find_pulses(options.path)  # raises if there is nothing to show
     console = Console(highlight=False, no_color=bool(os.environ.get("NO_COLOR")))
     if options.once:
         _print_once(options.path, console)

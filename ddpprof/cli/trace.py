@@ -147,7 +147,8 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
         profiler=not options.no_profiler,
         baseline_steps=options.baseline_steps,
         alone_steps=options.baseline_steps,
-        record_shapes=options.record_shapes or options.baseline_steps > 0,  # shapes tell kernels of one name apart
+        record_shapes=options.record_shapes
+        or options.baseline_steps > 0,  # shapes distinguish kernels of the same name
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         stop_after=options.stop_after or options.baseline_steps > 0,

@@ -49,7 +49,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=5,
         metavar="N",
-        help="runs with each change, and without it (%(default)s); twice as many if these cannot tell",
+        help="runs with each change, and without it (%(default)s); twice as many if these are not enough",
     )
     add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
     add("--timed-steps", type=positive, default=10, metavar="N", help="steps of a run to time (%(default)s)")
@@ -97,7 +97,7 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
             return True
         if read_trying(directory).is_decided:
             return False
-        say(f"{first} rounds cannot tell, so the job is run in {experiment.rounds - first} more.", flush=True)
+        say(f"{first} rounds are not enough to decide: running {experiment.rounds - first} more.", flush=True)
     return run_trials(directory, experiment)
 
 
@@ -191,7 +191,9 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
         lossless = [(number, one) for number, one in known if options.allow_lossy or not _is_lossy(one)]
-        first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[:1]  # one that promises time, if any does
+        first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[
+            :1
+        ]  # a finding that promises a gain, if there is one
         chosen = lossless if options.all else first
         if not chosen:
             raise DdpprofError(_nothing_to_try(options.path, numbered, bool(known)))
@@ -263,7 +265,7 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     say(
         f"Trying {number_of(len(promises), 'change')} of {path}: {number_of(starts, 'start')} of "
         f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
-        "and twice as many if these cannot tell.",
+        "and twice as many if these are not enough.",
         flush=True,
     )
 

@@ -77,7 +77,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     else:
         experiment = _plan(options, command, is_wrapped)
         job_of(experiment, experiment.variants[0])  # reports a missing script before anything is created
-        measured_network(options.network)  # so is a network file that cannot be read
+        measured_network(options.network)  # likewise a network file that cannot be read
         directory = options.out or Path(default_out(command, is_module=options.module, kind="tune"))
         was_begun = is_experiment(directory) and not options.force
         open_experiment(directory, experiment, options.force)
@@ -150,7 +150,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
         raise DdpprofError(f"the unchanged job cannot be profiled: {ended.problem}")
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
-        raise DdpprofError("there is nothing to try: DDP makes the same buckets of these gradients for all caps.")
+        raise DdpprofError("there is nothing to try: DDP makes the same buckets from these gradients for all caps.")
     record = load_record(directory / PROFILE_DIRECTORY, 0)
     on_accelerator = record is not None and record.device != "cpu"
     choice = TuningPlan(
@@ -205,7 +205,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     from ddpprof.layout import count as number_of
 
     kept = read_tuning(directory)
-    again = [result for result in kept.results if result.problem is None]  # what failed is tried again
+    again = [result for result in kept.results if result.problem is None]  # failed trials are tried again
     tuning = replace(kept, experiment=replace(kept.experiment, command=command), results=again)
     experiment = tuning.experiment
 

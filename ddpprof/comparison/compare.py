@@ -205,7 +205,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]
     are_timed = all(report.timed_steps_ns for report in (*a, *b))
-    if are_timed:  # which the reports tell, and no profiler has lengthened
+    if are_timed:  # as in the reports, not lengthened by the profiler
         for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
             run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]

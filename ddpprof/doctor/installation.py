@@ -90,7 +90,7 @@ def _judge_backends(backends: Sequence[str], gpus: int) -> CheckResult:
         set(wanted) <= set(backends),
         ", ".join(wanted),
         ", ".join(backends) or "none",
-        "This torch was built without them. Install one of pytorch.org's builds.",
+        "This torch was built without them. Install a build from pytorch.org.",
     )
 
 

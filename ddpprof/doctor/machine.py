@@ -52,7 +52,7 @@ def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
         free >= _SHM_BYTES,
         f"at least {_SHM_BYTES // _MB} MB free",
         f"{free // _MB} MB",
-        "DataLoader workers and NCCL may die of SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
+        "DataLoader workers and NCCL may be killed by SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
     )
 
 
@@ -80,7 +80,7 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         cores >= ranks,
         f"at least {ranks}, one per rank",
         f"{cores:g}",
-        "Ranks share a core, so times mean little. Give the container more cores (docker run --cpus).",
+        "Ranks share a core, so times are not meaningful. Give the container more cores (docker run --cpus).",
     )
     memory = available_bytes()
     if memory is None:
@@ -91,6 +91,6 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         memory >= _MEMORY_BYTES,
         f"at least {_MEMORY_BYTES // _MB} MB",
         f"{memory // _MB} MB",
-        "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
+        "Ranks may run out of memory and be killed. Give the container more (docker run --memory), or end other "
         "processes.",
     )

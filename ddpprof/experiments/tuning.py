@@ -64,7 +64,7 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
     except DdpprofError as error:
         return None, str(error)
     if not profiled.profile.training.knows_parameters:
-        return None, "the profile does not show when each gradient was there."
+        return None, "the profile does not show when each gradient was ready."
     return profiled, None
 
 

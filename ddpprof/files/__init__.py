@@ -56,4 +56,4 @@ def identity(path: Location) -> str | None:
     except OSError:
         if not isinstance(path, RemotePath):
             return None
-    return f"changed whenever asked: {os.urandom(8).hex()}"  # nobody knows
+    return f"changed whenever asked: {os.urandom(8).hex()}"  # unknown

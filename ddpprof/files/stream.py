@@ -67,7 +67,7 @@ class _Stream(io.RawIOBase):
             return self._fetch(_FIRST_BYTES)
         block = self._fetch(_BLOCK_BYTES) if self._next is None else self._next.result()
         self._next = None
-        if block and self._may_fetch_ahead:  # whoever asks for a second block will want all
+        if block and self._may_fetch_ahead:  # a reader that requests a second block will read all
             self._fetcher = self._fetcher or ThreadPoolExecutor(1)
             self._next = self._fetcher.submit(self._fetch, _BLOCK_BYTES)
         return block

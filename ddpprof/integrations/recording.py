@@ -15,7 +15,7 @@ class CallbackRecording:
     def __init__(self, out: str, **options: Any) -> None:
         """Take the same arguments as `ddpprof.profile`."""
         self._arguments = (out, options)
-        profile(out, **options)  # a mistake in them is the caller's, and is told at once
+        profile(out, **options)  # a mistake in the arguments is the caller's, and is reported at once
         self._profile: profile | None = None
 
     def begin(self) -> None:

@@ -32,7 +32,7 @@ def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[A
             try:
                 record = load_record(path, rank)
             except BadRecordError as error:
-                if number != shown:  # else the message comes with the rest of the run
+                if number != shown:  # otherwise the message comes with the rest of the run
                     missing.append(f"attempt {number}, rank {rank}: {error}")
                 continue
             if record is not None:
@@ -60,7 +60,7 @@ def _holds_anything(path: Location) -> bool:
         return False
     try:
         return path.stat().st_size > 0
-    except RemoteError:  # a web server need not tell a file's size
+    except RemoteError:  # a web server need not report a file's size
         with suppress(OSError), path.open("rb") as file:
             return bool(file.read(1))
         return False

@@ -44,9 +44,7 @@ def load_times(path: Location) -> TimesTable:
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     if len(lines) < 2 or len(lines[0][1]) < 2:
-        raise BadTrace(
-            f"{path} is not a table of times: it needs a line of names, a column of sizes and one of seconds."
-        )
+        raise BadTrace(f"{path} is not a table of times: it needs a header line, a column of sizes and one of seconds.")
     varied, *names = (name.strip() for name in lines[0][1])
     times: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for number, row in lines[1:]:

@@ -185,7 +185,7 @@ def _mark_steps(copy: _Copy, view: PluginView) -> None:
     begin_ns, end_ns = copy.extent()
     unmarked = {
         (step.number, step.start_ns): step for step in view.steps if begin_ns <= step.start_ns <= end_ns
-    }  # the others are in other files
+    }  # the remaining ones are in other files
     for row in copy.rows(Role.STEP):
         number = step_number(copy.events[row]["name"])
         if number is None or unmarked.pop((number, copy.start_ns[row]), None) is None:

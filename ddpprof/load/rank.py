@@ -20,7 +20,7 @@ from ddpprof.model.record import error_in
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
 
 _NO_KERNELS = (
-    "its trace shows no kernel, although the rank trains on {device}, and is left out: host times say nothing of "
+    "its trace is left out: it has no kernel although the rank trains on {device}, and host times do not show "
     "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
     "(NVIDIA's driver: NVreg_RestrictProfilingToAdminUsers=0)"
 )
@@ -107,10 +107,10 @@ def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_pr
     worker = worker_of(names[0])
     mine = [index for index, name in enumerate(names) if None in (worker, of := worker_of(name)) or of == worker]
     joined, objections = join_cycles([traces[index] for index in mine])
-    why = {name: "is of another process" for index, name in enumerate(names) if index not in mine}
+    why = {name: "is from another process" for index, name in enumerate(names) if index not in mine}
     why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
     kept = next(names[index] for index in mine if names[index] not in why)
-    missing += [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
+    missing += [f"left out: {name} is from rank {rank}, like {kept}, and {reason}" for name, reason in why.items()]
     return LoadedRank(Rank(rank, joined, None), tuple(missing), is_whole=len(traces) == len(paths))
 
 
@@ -126,7 +126,9 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}: {error}")
         record, is_whole = error.record, False
     if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
-        missing.append(f"rank {rank} is of another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}")
+        missing.append(
+            f"rank {rank} is from another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}"
+        )
     if files.traces:
         try:
             trace = load_trace(files.traces[0], limits, num_processes)

@@ -129,7 +129,7 @@ def complete(
     what = "files" if is_recorded else "trace"
     absent = (
         _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
-    )  # another tool's file tells of all ranks
+    )  # another tool's file covers all ranks
     whole_run, unreadable = load_whole_run(files.ranks, left_out)
     missing = (*run.missing, *missing, *unreadable, *_of_other_jobs(ranks), *absent)
     return replace(run, world_size=world_size, missing=missing, whole_run=whole_run)
@@ -140,7 +140,7 @@ def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [
-        f"rank {rank} is of another job: its job has {size} ranks, that of most others has {usual}"
+        f"rank {rank} is from another job: its job has {size} ranks, but the job of most other ranks has {usual}"
         for rank, size in sizes
         if size != usual
     ]
@@ -256,5 +256,5 @@ def _name(path: Location) -> str:
 def _how_to_record(path: Location) -> str:
     if isinstance(path, RemotePath):
         return "Give a run directory, a folder of torch.profiler's traces, or one trace."
-    is_here = path.resolve() == Path.cwd()  # a run would lie among the user's own files
+    is_here = path.resolve() == Path.cwd()  # a run would be among the user's own files
     return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -68,7 +68,7 @@ class _Side:
 
 def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
     """Return the rank whose collectives differ; ``None`` if there is none, or torch does not provide them."""
-    positions = [one for one in positions if one.calls]  # a process that was killed has left none
+    positions = [one for one in positions if one.calls]  # a process that was killed has left no calls
     if len(positions) < 2:
         return None
     groups = sorted({call.group for one in positions for call in one.calls})
@@ -89,7 +89,7 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
         if len(behind) == 1 and len(last) == len(positions):
             ahead = next(calls for one, calls in numbered if calls[-1].sequence == most)
             missing = next((call for call in ahead if call.sequence == fewest + 1), ahead[-1])
-            return OddRank(behind[0], Fault.MISSING_COLLECTIVE, f"it left out {missing.name}", Hint.WITHIN_BACKWARD)
+            return OddRank(behind[0], Fault.MISSING_COLLECTIVE, f"it skipped {missing.name}", Hint.WITHIN_BACKWARD)
     return None
 
 
@@ -146,7 +146,7 @@ def _blame(odd: _Side, usual: _Side) -> OddRank:
     """Return the fault of the first rank on the odd side."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
-        said = f"it called {odd.call.name} with {odd.call.numel:,} values, and the others with {usual.call.numel:,}"
+        said = f"it called {odd.call.name} with {odd.call.numel:,} values, but the others with {usual.call.numel:,}"
         return OddRank(blamed, _fault_of(blamed), said, Hint.OTHER_AMOUNT)
     is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     if is_explained or odd.fits == _NEW:
@@ -169,9 +169,9 @@ def _left_out(side: _Side) -> str:
     """Return the sentence that says which collective a rank skipped, and where the others called it."""
     waiting = next((one for one in side.callers if one.calls[-1] == side.call and one.place is not None), None)
     if waiting is None:
-        return f"it left out {side.call.name}"
+        return f"it skipped {side.call.name}"
     is_named = waiting.waits_in not in (None, WORK_WAIT, REDUCER)
-    return f"it left out {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
+    return f"it skipped {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
 
 
 def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
@@ -226,7 +226,7 @@ def of_call_left_out(table: Table) -> Verdict | None:
     ((blamed, name),) = found
     if any(_of_unequal_sizes(one) for one in others_of(table, blamed)):
         return _of_amounts(table, blamed)
-    detail = f"it left out {name}" if name else None
+    detail = f"it skipped {name}" if name else None
     return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
 
 
@@ -244,8 +244,8 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
     detail = (
-        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it has left that out, or "
-        "the ranks do not agree on how much each of them sends to each other one"
+        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it skipped that call, or "
+        "the ranks disagree on how much data each rank sends to each other rank"
     )
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
 
@@ -262,7 +262,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
         return None
-    detail = "the backend aborted a rank as its collective met another one, of another size"
+    detail = "the backend aborted a rank because its collective met one of a different size"
     places_of = {one.place for one in table if one.place is not None}
     place = next(iter(places_of)) if len(places_of) == 1 else None
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
@@ -297,10 +297,10 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
     if len(in_script) == len(positions):
-        return None  # all of them called one: see `_of_mismatch`
+        return None  # all ranks called one: see `_of_mismatch`
     in_ddp = [one for one in positions if one not in in_script and _is_surely_in_ddp(one)]
     if in_script and len(in_ddp) < len(positions) - len(in_script) and len(in_ddp) <= len(positions) / 2:
-        return None  # those of which nothing is known may have called it, too
+        return None  # ranks of which nothing is known may also have called it
     went_on = [one for one in dead if lost_a_peer(one.evidence) and unusual_collective_of(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
@@ -324,7 +324,9 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     calls = {one.rank: f"{one.ended_in}{f' at {one.ended_place}' if one.ended_place else ''}" for one in records}
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
-        detail = f"all called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
+        detail = (
+            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data or numbers of calls"
+        )
     first = min(dead, key=lambda one: one.evidence.state.step)
     return Verdict(
         fault=Fault.MISMATCH,

@@ -98,7 +98,7 @@ class RankEvidence:
         if not self.has_ended or self.exit is not None or process is None:
             return 0.0
         if process.started_ns is not None and process.started_ns > ended_ns:
-            return 0.0  # another process has got its number
+            return 0.0  # its PID has been reused
         return max(0, self.now_ns - ended_ns) / 1e9
 
     @property
@@ -287,9 +287,9 @@ def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
 
 def _stacks_of(py_spy: str, one: RankEvidence) -> str:
     if not one.is_here:
-        return f"Rank {one.rank} runs on {one.identity.host}: run this command there, too.\n"
+        return f"Rank {one.rank} runs on {one.identity.host}: also run this command there.\n"
     if one.process is None:
-        return f"Rank {one.rank} has no process any more.\n"
+        return f"The process of rank {one.rank} no longer exists.\n"
     command = [py_spy, "dump", "--nonblocking", "--full-filenames", "--pid", str(one.process.pid)]
     try:
         found, said = _output_of(command)
@@ -308,5 +308,5 @@ def _output_of(command: list[str]) -> tuple[str, str]:
             printed, complaints = process.communicate(timeout=_PATIENCE_S)
         finally:
             process.kill()
-    last = (complaints.strip().splitlines() or ["it does not say why"])[-1].removeprefix("Reason: ")
+    last = (complaints.strip().splitlines() or ["it gives no reason"])[-1].removeprefix("Reason: ")
     return ("" if process.returncode else printed.strip()), last

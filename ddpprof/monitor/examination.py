@@ -84,7 +84,7 @@ def hung_at_last(directory: Path) -> Verdict | None:
     verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
     ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
     if ended_well and _all_have_ended(directory):
-        return None  # it went on, and exited in the end or is looked at now
+        return None  # it continued, and has exited or is being examined now
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 

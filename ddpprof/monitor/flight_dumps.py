@@ -63,7 +63,7 @@ class _PlainValues(pickle.Unpickler):
     """Unpickler that creates no objects: it never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and plain values do not")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and a dump may only contain plain values")
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
@@ -106,7 +106,9 @@ def _unpickled(content: bytes) -> Any:
     """Return the values in a pickle. The unpickler allocates as many memo slots as the highest index it finds."""
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
-            raise pickle.UnpicklingError(f"it has {number_of_opcodes:,} values before one that is number {argument:,}")
+            raise pickle.UnpicklingError(
+                f"it refers to value number {argument:,} after only {number_of_opcodes:,} values"
+            )
     return _PlainValues(io.BytesIO(content)).load()
 
 
@@ -171,7 +173,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
             blamed = next(rank for rank, called in ranks.items() if called[number].call == rarest)
             others = [rank for rank, called in ranks.items() if called[number].call == usual and rank != blamed]
             detail = (
-                f"its collective {number} is {ranks[blamed][number]}, and that of others is {ranks[others[0]][number]}"
+                f"its collective {number} is {ranks[blamed][number]}, but that of others is {ranks[others[0]][number]}"
             )
             return Verdict(Fault.OTHER_COLLECTIVE, rank=blamed, waiting=tuple(others), detail=detail)
     return None

@@ -132,7 +132,7 @@ class HangDetector:
             evidence = gather(self._directory)
             if _has_gone_on(evidence, overdue):
                 return None
-            # On a busy machine, a rank that computes may have had no core at the first look.
+            # On a busy machine, a rank that computes may have had no core at the first sample.
             standstill = None if was_told else self.standstill(evidence, overdue, told)
         return judge(evidence) if standstill is None else standstill
 
@@ -174,7 +174,7 @@ class HangDetector:
         outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
         if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
             return None
-        waits_for = "somebody who debugs it" if debugged else OUTSIDE[outside] if outside is not None else None
+        waits_for = "a person in a debugger" if debugged else OUTSIDE[outside] if outside is not None else None
         place = place_of_user(one.stack)
         return Standstill(
             waited_s=overdue.waited_s,

@@ -120,8 +120,8 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
         return None
     later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
     detail = (
-        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, gradients of "
-        "different batches have been averaged"
+        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has averaged "
+        "gradients of different batches"
     )
     return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 
@@ -306,7 +306,7 @@ def _of_odd_place(table: Table) -> Verdict | None:
     blamed = min(others, key=lambda one: one.progress)
     usual = next(one for one in table if _waits_at(one) == places_of[0][0])
     if most > next_most and blamed.waits_in_ddp and not usual.waits_in_ddp:
-        detail = f"it left out {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
+        detail = f"it skipped {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
         return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
     return verdict_on(blamed.fault, blamed, others_of(table, blamed))
 
@@ -321,7 +321,7 @@ def _of_different_roots(table: Table) -> Verdict | None:
     if len(through) + len(waiting) < len(table) or not all(last in one.calls for one in table):
         return None
     wait = f"{ranks_in_words([one.rank for one in waiting])} wait{'s' if len(waiting) == 1 else ''}"
-    came = f"{ranks_in_words([one.rank for one in through])} came through it"
+    came = f"{ranks_in_words([one.rank for one in through])} completed it"
     said = f"{wait} in {waiting[0].waits_in}, at {waiting[0].place}, and {came}"
     return verdict_on_all(Fault.MISMATCH, waiting, said, Hint.DIFFERENT_ROOTS)
 

@@ -60,7 +60,7 @@ class HangLook:
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
-        if is_over:  # how a job ended is told by others
+        if is_over:  # how a job ended is reported elsewhere
             return
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
@@ -75,7 +75,7 @@ class HangLook:
         elif self._is_to_end():
             self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
             self._kill_after_s = None
-            os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
+            os.kill(os.getpid(), signal.SIGTERM)  # as if a user had sent it: it is passed on to the job
 
     def _examine(self, directory: Path, missed_s: float) -> None:
         """Report once what is wrong, or what a rank waits for outside the job while others wait for it."""
@@ -121,7 +121,7 @@ class HangLook:
         except OSError as error:
             self._say(f"cannot write {path}: {error.strerror}")
         else:
-            self._say(f"Where all threads stand: {path}")
+            self._say(f"Stacks of all threads: {path}")
 
     def _goes_on(self, directory: Path) -> None:
         """Record that a job that hung has ended the step."""
@@ -234,7 +234,7 @@ class SlowdownLook:
             elif told and last.last_step is not None:
                 self._told[step] = 0.0
                 if chain is chains[-1]:
-                    self._say(f"from step {last.last_step + 1:,} on, steps are as before")
+                    self._say(f"from step {last.last_step + 1:,} on, steps take as long as before")
             elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
                 self._say(slowdown_sentence(last, world_size))
                 self._told[step] = last.growth

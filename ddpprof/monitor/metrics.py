@@ -50,10 +50,10 @@ STEP_AGE_SECONDS = MetricKind("step_age_seconds", "Time since the rank finished 
 UP = MetricKind("up", "1 while the rank trains and gives signs of life, else 0", "1")
 ACTIVITY = MetricKind(
     "activity",
-    f"What the rank does: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
+    f"Current activity of the rank: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
     "1",
 )
-HANG = MetricKind("hang", "1 while the job hangs, by the last verdict of who watches it, else 0", "1")
+HANG = MetricKind("hang", "1 while the job hangs according to the last verdict on it, else 0", "1")
 METRICS = (STEPS, STEP_SECONDS, STEP_PART_SECONDS, STEP_AGE_SECONDS, UP, ACTIVITY, HANG)
 
 

@@ -194,7 +194,7 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
     if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:
         return []
     take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the others take", "wait")
-    times = f"{own_ns / 1e6:.1f} ms of its own per step; {take} {usual_ns / 1e6:.1f} ms"
+    times = f"{own_ns / 1e6:.1f} ms of own time per step; {take} {usual_ns / 1e6:.1f} ms"
     return [f"rank {slowest.rank} is the slowest: {times}, and {wait} {waiting_ns / 1e6:.1f} ms in each step"]
 
 
@@ -252,7 +252,7 @@ def refuse_starting(path: Path) -> None:
         raise DdpprofError(f"{STARTING.format(path)} Try again in a few seconds.")
 
 
-STARTING = "the job that records into {} is starting: none of its ranks trains yet."
+STARTING = "the job that records into {} is starting: no rank is training yet."
 """message about a folder that will contain a run"""
 
 
@@ -263,7 +263,7 @@ def find_pulses(path: Path) -> Path:
     """
     refuse_starting(path)
     if path.is_file():
-        raise NotARun(f"{path} is a file. Give the --out of ddpprof watch or trace.")
+        raise NotARun(f"{path} is a file. Give a run directory: the --out of ddpprof watch or trace.")
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
     if runs := rundir.repeated_runs_in(path):
@@ -274,8 +274,8 @@ def find_pulses(path: Path) -> Path:
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
-            f"{path} has no pulse. Ranks begin theirs after the skipped steps, so try again while the job trains; "
-            f"else see: ddpprof report {path}"
+            f"{path} has no pulse. Ranks start writing it after the skipped steps: try again while the job trains, "
+            f"or see: ddpprof report {path}"
         )
     return with_pulses[-1]
 
@@ -295,7 +295,7 @@ def look_at(directory: Path, now_ns: int) -> Overview:
             missing.append(f"rank {rank}'s pulse cannot be read: {error.strerror}.")
     if not heads:
         why = missing[0] if missing else "its pulses are gone."
-        raise DdpprofError(f"{directory}: {why} See what there is with: ddpprof report {directory}")
+        raise DdpprofError(f"{directory}: {why} See what was recorded with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 
 

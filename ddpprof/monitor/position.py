@@ -26,7 +26,7 @@ OUTSIDE = {
     Wait.NETWORK: "the network",
     Wait.PIPE: "a pipe to another program",
     Wait.FILE: "a file",
-    Wait.FOREIGN_LOCK: "the lock of a file that another program holds",
+    Wait.FOREIGN_LOCK: "a file lock that another program holds",
 }
 """what a rank waits for outside the job"""
 
@@ -173,7 +173,7 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
     if one.wait is Wait.SLEEP and polls(one.stack) and not one.computes:
-        said = "it looks for something again and again, and sleeps in between"
+        said = "it polls for something, and sleeps in between"
         return Position(one, None, Fault.OWN_CODE, said, Hint.WAITS_OUTSIDE)
     if one.computes or wait is None:
         return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
@@ -219,7 +219,7 @@ def _workers(evidence: RankEvidence) -> str | None:
     if held:
         return f"of its workers, {', '.join(held[:4])}"
     if not evidence.workers:
-        return "it has no workers: the training process reads by itself"
+        return "it has no workers: the training process loads the data itself"
     listed = ", ".join(str(one.pid) for one in evidence.workers[:4])
     return f"its workers are alive: {listed}{' …' if len(evidence.workers) > 4 else ''}"
 
@@ -268,10 +268,10 @@ def is_in_engine(stack: Sequence[Frame]) -> bool:
 
 
 _AT_EXIT = {
-    "_finalize_join": "a multiprocessing.Queue still holds what the process has put into it",
-    "_python_exit": "an executor of concurrent.futures still has work",
-    "_shutdown_workers": "the workers of a DataLoader do not end",
-    "_shutdown": "a thread that is not a daemon still runs",
+    "_finalize_join": "a multiprocessing.Queue still contains items that the process has put into it",
+    "_python_exit": "a concurrent.futures executor still has work",
+    "_shutdown_workers": "the workers of a DataLoader do not exit",
+    "_shutdown": "a non-daemon thread is still running",
     "_exit_function": "code that was registered to run at exit does not return",
 }
 """Python functions that run at the exit of a process, and why each of them may not return"""

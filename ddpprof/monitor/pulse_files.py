@@ -241,7 +241,7 @@ def _gather(shared: Path) -> None:
         try:
             _keep(content)
         except NotAPulseError:
-            return  # of another ddpprof, which brings it home itself
+            return  # from another ddpprof process, which gathers it itself
         except OSError:
             pass  # its run directory is gone
         own_files.remove_file(shared)

@@ -35,7 +35,7 @@ def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
             try:
                 answer = msgspec.json.decode(line, type=CaptureAnswer)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise _no_answer(directory, "gives an answer that ddpprof cannot read") from error
+                raise _no_answer(directory, "sent an answer that ddpprof cannot read") from error
             if answer.refused is not None:
                 raise DdpprofError(answer.refused)
             yield answer
@@ -60,12 +60,13 @@ def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
         if not part:
             return
         if len(received) > _MOST_BYTES:
-            raise _no_answer(directory, "gives an answer without end")
+            raise _no_answer(directory, "sent an answer that does not end")
 
 
 def _no_answer(directory: Path, why: str) -> DdpprofError:
     return DdpprofError(
-        f"what takes requests in {directory} {why}. Does the job still run? See: ddpprof top {directory}"
+        f"the process that accepts requests in {directory} {why}. Is the job still running? "
+        f"See: ddpprof top {directory}"
     )
 
 
@@ -81,11 +82,11 @@ def _connect(directory: Path) -> socket.socket:
     except OSError as error:
         job.close()
         if _is_over(directory):
-            why = f"the job in {directory} is over. See its whole run with: ddpprof report {directory}"
+            why = f"the job in {directory} has ended. See the whole run with: ddpprof report {directory}"
         else:
             why = (
-                f"no job takes requests in {directory}. It must run under ddpprof trace or watch, be past its first "
-                "steps, and be asked on the machine of the lowest rank that trains."
+                f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and be past "
+                "its first steps. Run this command on the machine of the lowest rank that trains."
             )
         raise DdpprofError(why) from error
     return job

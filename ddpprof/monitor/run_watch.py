@@ -67,7 +67,7 @@ class RunWatch:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
         try:
             self._look_until_the_end()
-        except Exception as error:  # noqa: BLE001 (the job goes on, whatever happens to who watches it)
+        except Exception as error:  # noqa: BLE001 (the job continues, whatever happens to its watcher)
             self._say(f"no longer watches the job: {error}")
 
     def _look_until_the_end(self) -> None:

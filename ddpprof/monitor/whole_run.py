@@ -202,7 +202,7 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
     for more, counts in zip(np.diff(memory_bytes).tolist(), is_between.tolist(), strict=True):
         if not counts:
             held += more
-        else:  # what recording took may be given back later
+        else:  # memory used by recording may be freed later
             released = max(0, min(held, -more))
             held -= released
             growth += more + released

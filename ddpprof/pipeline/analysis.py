@@ -53,7 +53,7 @@ def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int 
         wanted = _sampled(wanted, late, sample)
     if len(wanted) == len(files):
         return Selection(tuple(files), notes=notes)
-    how = "" if sample is None else f", of which {_named(late)} in the light record" if late else ", evenly chosen"
+    how = "" if sample is None else f"; {_named(late)} in the light record" if late else ", evenly chosen"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
     note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as requested{how}"
     return Selection(tuple(wanted), left_out, (note, *notes))

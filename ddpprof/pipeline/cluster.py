@@ -72,7 +72,9 @@ def _await_workers(client: Client, address: str) -> None:
     try:
         client.wait_for_workers(1, timeout=_WORKERS_COME_S)
     except TimeoutError as error:
-        raise DdpprofError(f"no worker has come to the Dask scheduler at {address} in {_WORKERS_COME_S} s.") from error
+        raise DdpprofError(
+            f"no worker has connected to the Dask scheduler at {address} in {_WORKERS_COME_S} s."
+        ) from error
     try:
         versions = set(client.run(code_version).values())
     except Exception as error:

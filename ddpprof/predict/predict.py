@@ -50,7 +50,7 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
     error, reasons = _rate_error(network, link, setting, training)
     slower, faster = _with_rates(link, 1 + error), _with_rates(link, 1 / (1 + error))
     if training.on_cpu and link.taken == NOTHING:
-        reasons.append("it is unknown how much processor time communication takes; ddpprof netbench measures it")
+        reasons.append("it is unknown how much CPU time communication takes; ddpprof netbench measures it")
         alone = replace(slower.alone, constant_ns=slower.alone.constant_ns + _MOST_LATENCY_NS)
         slower = replace(slower, alone=alone, taken=Cost(0.0, _MOST_TAKEN))
     elif training.on_cpu:
@@ -351,5 +351,5 @@ def _guesses(one: PassProfile, setting: Setting) -> list[str]:
     elif setting.compression is not None:
         guesses.append("the hook's computation is left out, since the run does not show how fast gradients are copied")
     if setting.compression is not None and not one.training.knows_parameters:
-        guesses.append("gradients are assumed to have 32 bits, since traces do not tell")
+        guesses.append("gradients are assumed to have 32 bits, because traces do not contain their type")
     return guesses

@@ -183,7 +183,7 @@ def _pass_profile(
         copied = _copied_ns_per_byte(training, computed, link, reduced_ns)
     if alone_ns is not None:
         observed_end_ns = median(step.computed_ns for step in steps)
-        copied_in_ns = copied * training.gradient_bytes  # the same time as for copying them out again
+        copied_in_ns = copied * training.gradient_bytes  # the same time as copying them out again
         end_ns = min(computed.forward_end_ns + alone_ns + copied_in_ns, observed_end_ns)
         if training.on_cpu and link.taken == NOTHING:
             link = replace(link, taken=_taken(training, steps, link, observed_end_ns - end_ns))

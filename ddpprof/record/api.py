@@ -17,7 +17,7 @@ from ddpprof.record.ddp_construction import modify_ddp
 from ddpprof.record.events import EVENTS
 from ddpprof.record.settings import WATCHING, Settings, settings_from_environment
 
-if TYPE_CHECKING:  # it needs torch, which is only being imported when `install` is called
+if TYPE_CHECKING:  # it needs torch, which is still being imported when `install` is called
     from ddpprof.record.session import Session
 
 
@@ -171,7 +171,7 @@ class _EarlyEnd:
         if not self.may_come or error is None or isinstance(error, KeyboardInterrupt):
             return  # with any `exec`, as in an import, Python forgets that Ctrl-C ends it, and exits with 1
         self.may_come = False
-        with suppress(Exception):  # the process ends already
+        with suppress(Exception):  # the process is already ending
             from ddpprof.record.torchrun import note_early_end
 
             note_early_end(error)
@@ -203,7 +203,7 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
 
     def close() -> None:
         session.process_exits = True
-        with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
+        with suppress(KeyboardInterrupt):  # the process is already ending, and Python would print a traceback
             session.close(_error_at_exit())
 
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
@@ -219,5 +219,5 @@ def _before_threads_end(function: Callable[[], None]) -> None:
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        with suppress(RuntimeError):  # the interpreter exits already
+        with suppress(RuntimeError):  # the interpreter is already exiting
             register(function)

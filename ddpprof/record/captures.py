@@ -145,7 +145,7 @@ class Control:
         self._path = directory / CONTROL_SOCKET
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         own_files.remove_file(self._path)
-        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has another mode there
+        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has other permissions there
         with own_files.short_path(self._path) as path:
             self._socket.bind(path)
         self._socket.listen(4)
@@ -155,7 +155,7 @@ class Control:
     def close(self) -> None:
         own_files.remove_file(self._path)
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes up the thread
         self._socket.close()
 
     def _serve(self) -> None:
@@ -166,11 +166,11 @@ class Control:
                 return
             try:
                 threading.Thread(target=self._answer, args=(client,), name="ddpprof-request", daemon=True).start()
-            except RuntimeError:  # the interpreter exits, and from Python 3.12 on starts no threads any more
+            except RuntimeError:  # the interpreter is exiting, and from Python 3.12 on can no longer start threads
                 client.close()
 
     def _answer(self, client: socket.socket) -> None:
-        with client, suppress(OSError):  # the client has gone
+        with client, suppress(OSError):  # the client has disconnected
             client.settimeout(_REQUEST_S)
             for answer in self._answers(client):
                 client.sendall(msgspec.json.encode(answer) + b"\n")
@@ -188,9 +188,7 @@ class Control:
             yield CaptureAnswer(refused=f"the job does not understand the request: {error}.")
             return
         if not self._answering.acquire(blocking=False):
-            yield CaptureAnswer(
-                refused="the job is answering another request, or waits for a slow-down that it asked for."
-            )
+            yield CaptureAnswer(refused="the job is handling another request, which may be waiting for a slow-down.")
             return
         try:
             yield from self._handle(asked)
@@ -301,7 +299,7 @@ class Captures:
         if self._first_step == _CANCELLED:
             self._first_step = None
             self._number += 1
-            self.request = None  # last: until then, a round does not look for the next one
+            self.request = None  # last: until then, a round does not check for the next one
             return False
         return self._first_step is not None and step >= self._first_step
 
@@ -319,27 +317,27 @@ class Captures:
 
     def is_over(self, window: Window) -> None:
         """Record that this rank has captured its steps. Its files are completed outside the training thread."""
-        self._over = window  # first: a round that saw neither would find the same request again
+        self._over = window  # first: a round that saw neither would handle the same request again
         self.request = None
 
     def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
         """Handle a request, in the listening thread."""
         board = self._board
         if board is None:
-            yield CaptureAnswer(refused="the job has only begun. Ask again soon.")
+            yield CaptureAnswer(refused="the job has just started. Try again soon.")
             return
         try:
             if request.slower_than is not None and not self._is_busy:
                 yield CaptureAnswer(armed=True, number=self._number)
                 yield from self._await_slow_down(request.slower_than)
             if self._is_busy:
-                yield CaptureAnswer(refused="a capture is under way.")
+                yield CaptureAnswer(refused="another capture is in progress.")
                 return
             number = self._number
             board.post(f"request-{number}", msgspec.json.encode(request).decode())
             yield from self._follow(board, number)
         except _BOARD_FAILS as error:
-            yield CaptureAnswer(refused=f"the job ends, or its ranks cannot reach each other: {error}.")
+            yield CaptureAnswer(refused=f"the job is ending, or its ranks cannot reach each other: {error}.")
 
     @property
     def _is_busy(self) -> bool:
@@ -361,13 +359,13 @@ class Captures:
             time.sleep(_LOOK_S)
         if posted is None or int(posted) == _CANCELLED:
             ready = board.num_signed(f"ready-{number}")
-            yield CaptureAnswer(refused=f"{ready} of {world_size} ranks answered, so that none is profiled.")
+            yield CaptureAnswer(refused=f"{ready} of {world_size} ranks answered, so no rank is profiled.")
             return
         yield CaptureAnswer(number=number, first_step=int(posted))
         deadline = time.monotonic() + _WRITE_S
         while (done := board.num_signed(f"done-{number}")) < world_size:
             if time.monotonic() > deadline:
-                yield CaptureAnswer(refused=f"{done} of {world_size} ranks have written their steps in time.")
+                yield CaptureAnswer(refused=f"{done} of {world_size} ranks wrote their steps in time.")
                 return
             time.sleep(_LOOK_S)
         folder = self._directory / rundir.capture_directory(number)

@@ -266,7 +266,7 @@ def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
         if not any(name.encode() in content for name in COLLECTIVES_OF_ALL):
             return ()
         return tuple(collectives_of_some_ranks(ast.parse(without_warnings(content)), path.name))
-    except Exception:  # whatever the script is, its training goes on
+    except Exception:  # whatever the script contains, its training continues
         return ()
 
 

@@ -128,7 +128,7 @@ def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
         numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (it is what datasets draw from)
         states["numpy"] = digest_of([numpys["state"]["key"].tobytes(), bytes(str(numpys["state"]["pos"]), "ascii")])
     for kind in dict.fromkeys(device.type for device in accelerators):
-        with suppress(Exception):  # each type has code of its own for this
+        with suppress(Exception):  # each type has its own code for this
             get_state = torch.get_device_module(kind).get_rng_state
             states[kind] = digest_of([_bytes_of(get_state(one)) for one in accelerators if one.type == kind])
     return states
@@ -379,7 +379,7 @@ class Feeding(Listener):
         epochs = feed.epochs_set
         if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
             if not feed.has_run_out:
-                epochs.pop()  # only looking at the first batches is not an epoch
+                epochs.pop()  # reading only the first batches is not an epoch
             epochs.append(int(drawing_sampler(loader).epoch))
         feed.has_run_out = False
 
@@ -507,5 +507,5 @@ def _batches_per_pass(loader: DataLoader[Any]) -> int | None:
         return None
     try:
         return len(loader)
-    except Exception:  # a batch sampler of the user may have no length, or compute it
+    except Exception:  # a user's batch sampler may have no length, or compute it
         return None

@@ -76,7 +76,7 @@ def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
 
     def builds(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         build(ddp, *args, **kwargs)
-        with suppress(Exception):  # DDP is asked later, if need be
+        with suppress(Exception):  # DDP is asked later if necessary
             _note(ddp, *args[:2])
 
     return builds
@@ -154,7 +154,7 @@ _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
 """maximum number of parameters of a model that is described; more could take megabytes of the store"""
 _BY_PLACE = (
-    "DDP matches parameters by their place, not by their names, so it gives one the values and gradients of another. "
+    "DDP matches parameters by position, not by name, so parameters get the values and gradients of others. "
     "Build the model in the same order, and with the same types, on every rank."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
@@ -194,7 +194,7 @@ class ModelComparison:
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_parameters(_describe_model(ddp), first)) if first is not None else []
         if found:
-            _say_difference(ddp, "its model is not the same as on", f": {clauses(found, _MOST_SAID)}.")
+            _say_difference(ddp, "its model differs from that of", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_what_passed(self) -> None:
         """Warn if this rank will reduce different buckets than rank 0 although DDP has found the same shapes."""
@@ -204,11 +204,13 @@ class ModelComparison:
         mine = _describe_model(ddp)
         unlike = list(differing_parameters(mine, first)) if mine.parameters.keys() == first.parameters.keys() else []
         if unlike:
-            _say_difference(ddp, "its model is not the same as on", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
+            _say_difference(ddp, "its model differs from that of", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
         found = list(differing_arguments(mine, first))
         if found:
             _say_difference(
-                ddp, "DDP has other arguments than on", f", which can hang the training: {clauses(found, _MOST_SAID)}."
+                ddp,
+                "DDP's arguments differ from those on",
+                f", which can hang the training: {clauses(found, _MOST_SAID)}.",
             )
 
     def _module(self) -> Any:
@@ -244,7 +246,7 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
 
     def verify(original: Callable[..., Any]) -> Callable[..., Any]:
         def verifies(*args: Any, **kwargs: Any) -> Any:
-            # Whatever goes wrong here, as in a store that keeps nothing, the training goes on without the comparison.
+            # If anything goes wrong here (a store may keep nothing), training continues without the comparison.
             with suppress(Exception):
                 comparison.before_comparing()
             try:
@@ -278,7 +280,7 @@ def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
-        yield from (f"{name} stands here where {other} stands there" for name, other in pairs if name != other)
+        yield from (f"{name} is at the position of {other} there" for name, other in pairs if name != other)
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
@@ -360,12 +362,16 @@ def switch_ddp(ddp: Any, on: bool) -> None:
     if on != getattr(ddp, _AWAY, False):
         return
     if has_compiled():
-        raise CannotRecord("code that torch.compile made with DDP would run without it. Use: ddpprof overhead --apart")
+        raise CannotRecord(
+            "code compiled by torch.compile with DDP would run without DDP. Use: ddpprof overhead --apart"
+        )
     setattr(ddp, _AWAY, not on)
     if not on:
         ddp.reducer._remove_autograd_hooks()
         return
-    parameters, expect_sparse = ddp._build_params_for_reducer()  # torch crashes with those that are frozen by now
+    parameters, expect_sparse = (
+        ddp._build_params_for_reducer()
+    )  # torch crashes with parameters that have been frozen since
     names = ddp._build_debug_param_to_name_mapping(parameters)
     del ddp.reducer  # two reducers would need twice the memory
     ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
@@ -389,7 +395,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
-                raise RuntimeError(f"ddpprof cannot take DDP away: the script passes {name}")
+                raise RuntimeError(f"ddpprof cannot disable DDP: the script passes {name}")
         original(*given.args, **given.kwargs)
         if settings.loader:
             _change_loaders(settings.loader)

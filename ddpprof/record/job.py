@@ -64,7 +64,7 @@ def how_it_ends(error: BaseException | None) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if "exited unexpectedly" in str(error) and error.__cause__ is not None:
-        error = error.__cause__  # `DataLoader` says with it what killed its worker
+        error = error.__cause__  # `DataLoader` uses it to report what killed its worker
     said = _in_one_line(str(error).strip())
     return f"failed: {type(error).__name__}: {said if len(said) <= _MOST_WORDS else f'{said[: _MOST_WORDS - 1]}…'}"
 
@@ -153,7 +153,7 @@ class CrashFile:
             return
         if self._held() is not None:
             faulthandler.disable()
-        with suppress(OSError):  # somebody may have removed the run
+        with suppress(OSError):  # the run may have been removed
             os.close(self._number)
             if not path.stat().st_size:
                 own_files.remove_file(path)
@@ -265,7 +265,7 @@ class Agreement:
         """Return whether a condition becomes true in time, before another rank of the group has decided."""
         while not is_so():
             if self.store.check([self._verdict]) or time.monotonic() > deadline:
-                return is_so()  # it may have become so just before
+                return is_so()  # it may have become true just before
             time.sleep(0.02)
         return True
 
@@ -342,7 +342,7 @@ class JobRank:
 
     def warn_for_all(self, message: str) -> None:
         """Write a line that is the same on all ranks, once for the job."""
-        with suppress(Exception):  # the job's store may have gone
+        with suppress(Exception):  # the job's store may no longer exist
             if self.leads or self._is_first_of_unled():
                 self.warn(message)
 
@@ -361,7 +361,9 @@ class JobRank:
         store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
         agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
-            raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
+            raise DdpprofError(
+                "the ranks cannot agree on what to record: the job's store does not keep values, as with MPI."
+            )
         self._join(agreement)
 
     def attach_alone(self) -> None:
@@ -406,14 +408,14 @@ class JobRank:
         if self._agreement is None or self.files is not None:
             return True
         if device is not None:
-            device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
+            device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has got this far
         patience = (_LAST_PATIENCE_S, _LAST_PATIENCE_S) if device is None else ()
         verdict, first = self._agreement.verdict(*patience), self._agreement.group[0]
         if verdict is None and (first != 0 or device is None):  # rank 0 does not train with DDP, or is late
             self._leads_if(self.rank == first or device is None, self._agreement)
             verdict = self._agreement.verdict(*patience)
         if verdict is None:
-            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not said where it records.")
+            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not announced where it records.")
         if verdict.out is None:
             if not self.leads:
                 return False

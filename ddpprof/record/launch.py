@@ -189,7 +189,7 @@ def run_to_its_end(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
-        # Without a terminal, whoever signals this process's group is not to reach the job twice.
+        # Without a terminal, a signal to this process's group must not reach the job twice.
         job = start(command, environment, _begin_job, process_group=None if _has_terminal() else 0, **streams)
         if when_started is not None:
             when_started()
@@ -245,7 +245,7 @@ def end_jobs_into(out: Path) -> None:
     deadline, found_none = time.monotonic() + _GRACE_S, False
     while time.monotonic() < deadline:
         left = _recording_into(out)
-        if not left and found_none:  # the first time, one that is just being started may have shown no environment
+        if not left and found_none:  # the first time, a process that is just starting may have had no environment yet
             return
         found_none = not left
         for process in left:
@@ -275,7 +275,9 @@ def _wait(job: Process) -> tuple[int, bool]:
         info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, 0 if has_ended else _POLL_S)
         if info is None and has_ended:
             return job.returncode, interrupted
-        if info is not None and info.si_signo in _PASSED_ON:  # 0 if this process was stopped meanwhile, as by Ctrl-Z
+        if (
+            info is not None and info.si_signo in _PASSED_ON
+        ):  # 0 if this process was stopped in the meantime, for example by Ctrl-Z
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
             has_got_it = info.si_code == _SI_KERNEL and _group_of(job.pid) == os.getpgrp()
             if not has_ended and not has_got_it:

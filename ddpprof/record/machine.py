@@ -121,7 +121,7 @@ def queued_ns() -> int:
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:
-            with suppress(OSError, ValueError, IndexError):  # it has just ended, or the kernel does not tell
+            with suppress(OSError, ValueError, IndexError):  # it has just ended, or the kernel does not report it
                 queued += int((_PROC / "task" / thread / "schedstat").read_text(encoding="ascii").split()[1])
                 found = True
     return queued if found else UNKNOWN
@@ -204,7 +204,7 @@ class Standby:
     def prepare(self) -> None:
         """Start as many threads as may be needed at once. Raises ``RuntimeError`` if the interpreter is exiting."""
         with self._lock:
-            if self._process != os.getpid():  # a fork has no threads but the one that forked
+            if self._process != os.getpid():  # a forked process only has the thread that forked
                 self._process, self._num_idle, self._work = os.getpid(), 0, queue.SimpleQueue()
             while self._num_idle < _NUM_IDLE:
                 threading.Thread(target=self._serve, args=(self._work,), name="ddpprof-standby", daemon=True).start()
@@ -239,7 +239,7 @@ class Standby:
                 done.set_result(None)
             else:
                 done.set_exception(error)
-            del work, done, error  # else they live until the next work
+            del work, done, error  # otherwise they live until the next work item
 
 
 STANDBY = Standby()

@@ -203,7 +203,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
             "MASTER_ADDR and MASTER_PORT are not set. Set them to the first rank's host and a free port there."
         )
     if world_size < 2:
-        raise CannotRecord("one rank has no other to communicate with: start two or more.")
+        raise CannotRecord("a single rank has no other rank to communicate with: start two or more.")
     try:
         dist.init_process_group(
             backend,

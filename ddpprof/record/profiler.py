@@ -177,7 +177,7 @@ class TraceFile:
     def _begin(self, work: Callable[[], None]) -> None:
         try:
             self._writing = STANDBY.run(work)
-        except RuntimeError:  # the process ends: nobody trains meanwhile
+        except RuntimeError:  # the process is ending: no training is running
             work()
 
     def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
@@ -401,7 +401,7 @@ class StepProfiler:
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
         """Stop the collection: a process that ends while a profiler collects data would crash."""
         if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
-            self._end(unfinished, recorded)  # recording of Python's calls cannot be told to collect nothing
+            self._end(unfinished, recorded)  # the collection of Python calls cannot be switched off
         elif recorded:
             self.left = unfinished
             self._collects = not _toggle_cpu(False)

@@ -100,7 +100,7 @@ class PulseRows:
                 try:
                     self._read_notes()
                     self._choose_looks()
-                except Exception as error:  # the training goes on
+                except Exception as error:  # training continues
                     self.end_for(error)
             if self.problem is not None:
                 self.notes.clear()
@@ -113,7 +113,7 @@ class PulseRows:
         """
         if self.problem is None:
             self.problem = type(error).__name__
-            with suppress(Exception):  # an error may be unable to say anything
+            with suppress(Exception):  # an error may have no text
                 self.problem = str(error) or self.problem
 
     def since(self, first: int) -> PulseSteps:
@@ -156,7 +156,7 @@ class PulseRows:
         num_steps = self._words[_NUM_STEPS] - self._chosen_at_step
         if num_steps >= _STEPS_OF_MEAN:
             length_ns = self._step_start_ns - self._chosen_at_ns
-            if length_ns > 0:  # nobody has set the clock back
+            if length_ns > 0:  # the clock was not set back
                 self._looks_by_length = math.ceil(num_steps * _BETWEEN_LOOKS_NS / length_ns)
             self._chosen_at_step += num_steps
             self._chosen_at_ns = self._step_start_ns
@@ -260,7 +260,7 @@ class PulseWriter(Listener):
         Raises ``OSError``, also if ``/dev/shm`` is full or absent, and ``ValueError``.
         """
         if sys.byteorder != "little":
-            raise ValueError("this machine stores numbers with the highest byte first")
+            raise ValueError("this machine is big-endian")
         self.identity = identity
         self.training_thread = training_thread
         begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
@@ -344,7 +344,7 @@ class PulseWriter(Listener):
                 if self._looks:
                     reducer = ddp.reducer if ddp.device_type == "cpu" else None
                     self._forwards.append((reducer, inner_end_ns, self.words[_SINCE]))
-        except Exception as error:  # the training goes on
+        except Exception as error:  # training continues
             self.rows.end_for(error)
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
@@ -365,7 +365,7 @@ class PulseWriter(Listener):
                     self._finite_step = self.words[_STEP]
                 else:
                     self._note_nonfinite(self.words[_STEP])
-        except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
+        except Exception:  # it has no value, or several, or torch is in a mode in which nothing can be computed
             return
 
     def _note_nonfinite(self, step: int) -> None:
@@ -387,7 +387,7 @@ class PulseWriter(Listener):
                 for reducer, end_ns, noted_ns in forwards:
                     came_ns = () if reducer is None else reducer.get_backward_stats()
                     gradients.append((came_ns, end_ns, noted_ns))
-            except Exception as error:  # the training goes on
+            except Exception as error:  # training continues
                 self.rows.end_for(error)
             self._note((GRADIENTS, gradients))
 

@@ -66,7 +66,7 @@ class PulseKeeper:
         self._trains_in_training_mode = True
         """False if the modules stay in evaluation mode while they train; the pulse begins between two steps"""
         self._pulse, self._last_step = pulse, last_step
-        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it sure to exist
+        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it certain to exist
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
@@ -132,15 +132,15 @@ class PulseKeeper:
         rows.make()
         if rows.problem is not None and not self._told_of_rows:
             self._told_of_rows = True
-            self._warn(f"no longer notes how long steps take: {rows.problem}. Training goes on.")
+            self._warn(f"no longer records how long steps take: {rows.problem}. Training goes on.")
 
     def _do_also(self, also: Callable[[], None]) -> None:
         try:
             also()
-        except Exception as error:  # the job's store may have gone, or the disk be full; the pulse goes on
+        except Exception as error:  # the job's store may no longer exist, or the disk may be full; the pulse continues
             self.each_round = None
             if not isinstance(error, RuntimeError):
-                self._warn(f"takes no requests any more: {error}. Training goes on.")
+                self._warn(f"no longer accepts requests: {error}. Training goes on.")
 
     def close(self, process_exits: bool = False) -> bool:
         """Copy the rest, and end. Return False if a disk that does not respond prevents this.
@@ -150,7 +150,7 @@ class PulseKeeper:
         self._process_exits = process_exits
         self._ending.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(_END_S):
-            return False  # the file is still in its hands
+            return False  # it still uses the file
         self._keep()
         if not process_exits:
             os.close(self._copy)
@@ -245,7 +245,7 @@ class PulseKeeper:
     def _are_in_evaluation_mode(self) -> bool:
         try:
             return self._evaluates()
-        except Exception:  # a module of the user's may be unusual
+        except Exception:  # a user's module may be unusual
             return False
 
     def _find_bucket(self, state: PulseState) -> None:

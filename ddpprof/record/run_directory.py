@@ -157,8 +157,8 @@ def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     return (
-        f"{host} does not see the folder of rank {leader}, so the files of its ranks stay here. On rank {leader}'s "
-        f"host: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+        f"{host} cannot see the folder of rank {leader}, so the files of its ranks stay here. On rank {leader}'s "
+        f"host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 
 

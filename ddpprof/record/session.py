@@ -201,7 +201,7 @@ class Session(Listener):
             self._crash.open(self.job.files.directory / rundir.crash_file(self.job.rank))
         if self._settings.profiler and not self.job.everyone_records:
             self.window.do_without_profiler(
-                "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
+                "not every rank with this DDP module runs under ddpprof, so the profiler would slow down only some"
             )
         self.window.write_facts(None)
         if is_pulse_to_begin and self._settings.pulse and not self._settings.trial:
@@ -214,7 +214,7 @@ class Session(Listener):
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.job.warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
+            self.job.warn_for_all(f"does not record what ranks do after the recorded steps: {why}. Training goes on.")
 
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
@@ -279,7 +279,7 @@ class Session(Listener):
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
         if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
-            self.window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
+            self.window.cut_short("the script replays a CUDA graph that contains whole steps, so their ends are hidden")
 
     def discards_file(self, target: Any) -> bool:
         """Return True if a save to a path is discarded.
@@ -310,7 +310,7 @@ class Session(Listener):
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
-        if not (self._settings.trial and self._closed):  # otherwise it has said why it ends
+        if not (self._settings.trial and self._closed):  # otherwise it has already reported why it ends
             warn(f"not saved: {what}.")
 
     @property
@@ -361,7 +361,7 @@ class Session(Listener):
     def _open_after_failure(self) -> None:
         """Open the files of a rank that failed before any step was recorded, to write how it failed."""
         if self.job.files is None and not self._settings.trial:
-            with suppress(Exception):  # the others may be gone already, and a store may not answer for minutes
+            with suppress(Exception):  # other ranks may have exited, and a store may not answer for minutes
                 STANDBY.run(self._attach_and_open).result(_OPEN_S)
 
     def _attach_and_open(self) -> None:
@@ -392,7 +392,7 @@ class Session(Listener):
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
         options = options_for(num_steps, self.notes.device.is_accelerator)
-        instead = "let it take more steps" if options is None else f"ddpprof trace {options} records what they show"
+        instead = "let it take more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:
@@ -401,7 +401,7 @@ class Session(Listener):
         self.job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         ended = f"stopped recording: {_one_line(error)}"
-        with suppress(Exception):  # the error was already reported, and training must go on
+        with suppress(Exception):  # the error was already reported, and training must continue
             self.window.give_up()
         is_capture = self._main_window is not None
         self._write_last_facts(ended, without_modules=not is_capture)

@@ -20,7 +20,7 @@ WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0,
 """settings that record nothing but the pulse"""
 
 
-@dataclass(frozen=True, repr=False)  # made in every process that imports torch, so it is to be made fast
+@dataclass(frozen=True, repr=False)  # created in every process that imports torch, so creating it must be fast
 class Settings:
     """All recording options of ``ddpprof trace`` and `ddpprof.profile`."""
 

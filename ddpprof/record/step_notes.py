@@ -69,7 +69,7 @@ class RpcNotes(Listener):
             try:
                 reply_bytes = tensor_bytes(done.value())
             except Exception:
-                reply_bytes = None  # the call failed; that is the script's to see
+                reply_bytes = None  # the call failed; the script handles that
             calls[place] = structs.replace(call, end_ns=end_ns, reply_bytes=reply_bytes)
 
         future.add_done_callback(answered)
@@ -310,7 +310,7 @@ class StepNotes(Listener):
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)
-        self.unfrozen()  # those that are trained are known from the next time on
+        self.unfrozen()  # trained ones are known from the next time on
 
     def recording_ends(self, step: int) -> None:
         """Record that recording ends before step number `step`, on every rank that gets this far."""

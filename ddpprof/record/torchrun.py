@@ -109,7 +109,7 @@ def listen_to_torchrun(errors: ModuleType) -> None:
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         original(self)
-        with suppress(Exception):  # torchrun must go on, whatever happens to ddpprof
+        with suppress(Exception):  # torchrun must continue, whatever happens to ddpprof
             how = {"exit_code": int(self.exitcode), "num_oom_kills": oom_kills.since_last_time()}
             append_exit(out, {"pid": int(self.pid), **how})
 
@@ -119,7 +119,7 @@ def listen_to_torchrun(errors: ModuleType) -> None:
 def note_child(pid: int, exit_code: int) -> None:
     """Record the end of a process started by a process of the job. It may be a rank. Raises ``OSError``."""
     settings = settings_from_environment()
-    if settings is not None and AGENT not in os.environ:  # torchrun's process notes its ranks by itself: see `install`
+    if settings is not None and AGENT not in os.environ:  # torchrun's process records its ranks itself: see `install`
         append_exit(Path(settings.out), {"pid": pid, "exit_code": exit_code})
 
 

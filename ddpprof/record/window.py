@@ -98,7 +98,7 @@ _BYTES_OF_A_PARAMETER = 40_000
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
 """number of steps by which the host may be ahead of an accelerator when the profiler stops"""
-_STUCK = "the accelerator did not come to rest when the profiled steps were over"
+_STUCK = "the accelerator did not become idle after the profiled steps"
 _FAILED = "the job failed in the profiled steps, and a failed job does not wait for its accelerator"
 
 
@@ -132,7 +132,7 @@ class Window:
         """Begin with step 0 of the training."""
         self._thread = threading.get_ident()
         if not profiled_ranks.is_profiled(self._job.rank, self._job.world_size, self._settings.profile_ranks):
-            self._profiles, self._no_trace = False, "it is not among the profiled ones"
+            self._profiles, self._no_trace = False, "it is not among the profiled ranks"
         if self._notes.device.is_accelerator:
             self._schedule = Schedule(self._settings, on_accelerator=True)
         self._step_start_ns = time.time_ns()
@@ -220,7 +220,7 @@ class Window:
             raise DdpprofError("--baseline-steps needs steps with gradient communication, and the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
-            self._job.warn_for_all("the job goes on as in the script, since DDP does not keep its ranks together")
+            self._job.warn_for_all("the job continues as in the script, because DDP does not keep its ranks in step")
 
     def cut_short(self, why: str) -> None:
         """Stop profiling within a step, between two operators."""
@@ -249,7 +249,7 @@ class Window:
             if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._job.warn_for_all("not every rank still records, so the job goes on as in the script")
+                self._job.warn_for_all("some ranks no longer record, so the job continues as in the script")
 
     @property
     def _patience_s(self) -> float:
@@ -281,7 +281,7 @@ class Window:
         if num_bytes > _MUCH_BYTES:
             self._job.warn_for_all(
                 f"{num_steps} profiled steps of {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} GB "
-                "of memory in each rank: --steps 1 takes less, --no-profiler almost none"
+                "of memory in each rank. Use --steps 1 for less, or --no-profiler for almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:

@@ -77,14 +77,14 @@ _ADVICE = {
     r"DDP expects same model across all ranks|verify_params|params?\b.*(?:mismatch|appears not to match)": """
         The ranks have built different models: build the same one from the same arguments on every rank.""",
     r"out of memory|OutOfMemory": """
-        Its memory was full: a smaller batch, or accumulation of gradients.""",
+        Its memory was full: use a smaller batch, or accumulate gradients.""",
     r"MemoryError|an't allocate memory|annot allocate memory": """
-        It was given no more memory: the machine's is full, or there is a limit for it (ulimit -v, a control group). Use
+        It could not get more memory: the machine's is full, or there is a limit (ulimit -v, a control group). Use
         a smaller batch or fewer DataLoader workers, or raise the limit.""",
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
     r"Too many open files": """
-        The process had as many files open as it may: ulimit -n shows the limit. Look for files and sockets that are
+        The process reached its limit of open files: ulimit -n shows it. Look for files and sockets that are
         never closed. If DataLoader workers need that many, raise the limit, or call
         torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
@@ -115,15 +115,15 @@ _BY_A_SHELL = 128
 """number that a shell adds to the number of the signal that ended its command"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _LIMITS = {
-    signal.SIGXCPU: "It used as much processor time as it may: ulimit -t shows the limit.",
-    signal.SIGXFSZ: "It wrote a file as large as it may: ulimit -f shows the limit.",
+    signal.SIGXCPU: "It reached its limit of CPU time: ulimit -t shows it.",
+    signal.SIGXFSZ: "It reached its limit of file size: ulimit -f shows it.",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
 """signals whose meaning is clear without advice"""
-NOT_KNOWN = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
+NOT_KNOWN = "The out-of-memory killer may have ended it; if so, the host's log (dmesg) has a line about it."
 _NOT_BY_THE_KERNEL = (
-    "It was not the kernel's out-of-memory killer, which ended no process on that host meanwhile: something else sent "
-    "the signal, such as a scheduler, which may watch memory and time as well, systemd-oomd, or a person."
+    "It was not the kernel's out-of-memory killer, which ended no process on that host in that time. Something else "
+    "sent the signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."
 )
 
 

@@ -161,7 +161,7 @@ def standstill_line(found: Standstill) -> str:
     if found.waits_for is None or found.rank is None:
         return (
             f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or "
-            "computes), or has just gone on"
+            "computes), or has just continued"
         )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
@@ -206,7 +206,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     at = f" at step {verdict.step:,}" if verdict.step is not None else ""
     begin = "The job failed" if verdict.has_failed else "The job hangs"
     if is_over and not verdict.has_failed:
-        begin, at = f"The job hung{at}", ". ddpprof found then"
+        begin, at = f"The job hung{at}", ". ddpprof found at that time"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
 
 

@@ -184,7 +184,7 @@ def _network_report(network: Network) -> NetworkReport:
 
 def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
     if network.link.taken == NOTHING:
-        return ["communication takes no processor time"]
+        return ["communication takes no CPU time"]
     if profile.knows_alone:
         return []
     measures_it = " (ddpprof trace --baseline-steps 5 measures it)" if len(profile.passes) == 1 else ""

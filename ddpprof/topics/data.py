@@ -84,7 +84,7 @@ def _shared_in_a_pass(
             for rank, of_rank in batches.items()
         }
         if any(len(set(of_rank)) < len(of_rank) for of_rank in samples.values()):
-            continue  # if one rank gets samples twice, two ranks may, too
+            continue  # if one rank gets samples twice, two ranks may as well
         for rank, of_rank in samples.items():
             others = {sample for other in samples if other != rank for sample in samples[other]}
             shared = len(others.intersection(of_rank))

@@ -143,7 +143,7 @@ class Collector:
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
-        rows = np.flatnonzero(correlation)  # the others queued nothing
+        rows = np.flatnonzero(correlation)  # the other ones queued nothing
         lane = self._lanes.all([launches[row].tid for row in rows.tolist()])
         group = self._groups(len(rows))
         self.kept.launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))

@@ -294,7 +294,7 @@ def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
     size = int(column.max(initial=UNKNOWN)) + 1
     first = np.full(size, len(column))
     rows = np.flatnonzero(column != UNKNOWN)[::-1]
-    first[column[rows]] = rows  # of several the last one stays
+    first[column[rows]] = rows  # if there are several, the last one is kept
     used = np.flatnonzero(first < len(column))
     used = used[np.argsort(first[used])]
     place = np.full(size + 1, UNKNOWN)

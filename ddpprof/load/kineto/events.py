@@ -214,7 +214,7 @@ def needed_events(
     op_ids = ids[Family.OP]
     only_op, is_fast = Role.OP, issubclass(span, Span)
     moments = frozenset(_MOMENT_TYPES)
-    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that holds those that follow, as most do
+    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that contains the following ones, as most do
     for entry in entries:
         kind = type(entry)
         if kind is not span:

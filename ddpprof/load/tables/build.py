@@ -342,7 +342,7 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
         return [
-            f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices tells them apart"
+            f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices distinguishes them"
         ]
     if on_device or not (header.has_device or file.num_launches):
         return []

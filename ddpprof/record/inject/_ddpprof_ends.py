@@ -45,7 +45,7 @@ def _note(pid, exit_code):
     if len(_noted) >= _MOST:
         return
     _noted.append(pid)
-    with contextlib.suppress(Exception):  # the script must go on, whatever happens to ddpprof
+    with contextlib.suppress(Exception):  # the script must continue, whatever happens to ddpprof
         from ddpprof.record.torchrun import note_child
 
         note_child(pid, exit_code)
@@ -97,7 +97,7 @@ def end_with_agent(agent: str) -> None:
     `agent` is its PID and its place. A remaining rank would keep its device and continue to train. Does nothing if the
     agent is elsewhere, for example outside this container.
     """
-    import ctypes  # few processes need it
+    import ctypes  # only few processes need it
     import signal
 
     number, _, where = agent.partition(" ")
@@ -108,7 +108,7 @@ def end_with_agent(agent: str) -> None:
         return
     if os.getppid() == int(number):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if _is_dead(int(number)):  # it was killed before this process came here
+    if _is_dead(int(number)):  # it was killed before this process got here
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -238,7 +238,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
-        note = "busbw: what the link carries, comparable for any number of ranks; small ones are dominated by latency"
+        note = "busbw: what the link carries, comparable for any number of ranks; latency dominates small messages"
         yield Chart("The link's rate by message size", traces, layout, 340, note)
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
@@ -334,7 +334,7 @@ def whole_run_chart(report: Report) -> Iterable[Chart]:
         _line("median", "series-0", shown.curve, [point.median_ns for point in shown.curve]),
     )
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "minutes since the first noted step"}},
+        "xaxis": {"title": {"text": "minutes since the first recorded step"}},
         "yaxis": {"title": {"text": "length of a step, ms"}, "rangemode": "tozero"},
         **_marks(_moments(run)[:_MOST_MARKS], begin_ns),
     }

@@ -64,7 +64,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     ended = [end for end in silent if end.exit_code == -signal.SIGTERM]
     silent = [end for end in silent if end not in ended]
     if ended:
-        yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
+        yield f"{_ranks(ended)} {'was' if len(ended) == 1 else 'were'} still running{_progress(ended)}, and {_ENDED}."
     if silent:
         they_were = "it was" if len(silent) == 1 else "they were"
         yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."

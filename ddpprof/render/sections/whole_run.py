@@ -37,7 +37,7 @@ _ENDS = {
     "finished": "finished",
     "failed": "failed",
     "interrupted": "interrupted",
-    "unwatched": "ddpprof stopped noting",
+    "unwatched": "ddpprof stopped recording",
 }
 _SPECIAL = {
     "recorded": "ddpprof recorded it",
@@ -74,7 +74,7 @@ def hang_line(report: Report) -> Iterator[Section]:
     if run is None or run.hang is None:
         return
     if report.failure is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
-        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it went on."
+        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it continued."
         short = verdict_in_short(run.hang, is_over=True)
         yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
 

@@ -76,7 +76,7 @@ DESCRIPTIONS = {
     OWN_WORK: "time that the training thread spends in DDP's own work, by the host's clock",
 }
 
-_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator does later"
+_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator executes later"
 
 
 def write_scalars(file: EventFile, rank: RankReport, on_accelerator: bool) -> None:

@@ -129,7 +129,7 @@ def _beside_each_other(
         rows[line, column] = row
         kinds[line, column] = rank.collectives.kind[row]
         sizes[line, column] = rank.collectives.num_bytes[row]
-        steps[line] = step[row]  # the lowest rank comes last, and wins
+        steps[line] = step[row]  # the lowest rank comes last, and takes precedence
     return Candidates(
         group=group,
         by_sequence=by_sequence,
