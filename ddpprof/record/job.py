@@ -79,7 +79,7 @@ def _in_one_line(said: str) -> str:
 
 
 def where_it_ends(error: BaseException | None) -> dict[str, Any]:
-    """Return fields of the `Record` on where the `error` was raised, and which parameters DDP's own errors name."""
+    """Return fields of the `Record`: where `error` was raised, and the parameters named in DDP's own errors."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):

@@ -120,7 +120,7 @@ class Window:
         self.step = 0
         """number of the current step"""
         self.end_place: dict[str, Any] = {}
-        """where an error ended the training"""
+        """where in the user's code an error ended training"""
         self.ended_ns: int | None = None
         """when training ended, as written last"""
         self.unusual_collective: UnusualCollective | None = None

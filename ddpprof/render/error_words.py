@@ -15,7 +15,7 @@ _SHARED_GPU = (
 )
 _ADVICE = {
     r"BdbQuit": """
-        A breakpoint() was reached, and nobody could answer: leave it out, or run one process under a debugger.""",
+        A breakpoint() was reached, but no one can answer it: remove it, or run one process under a debugger.""",
     r"Expected to mark a variable ready only once": """
         A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass
         checkpoint(…, use_reentrant=False), or leave find_unused_parameters=True out. Or pass static_graph=True if

@@ -98,7 +98,7 @@ def is_of_a_lost_peer(error: str) -> bool:
 
 
 def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> RankEnd:
-    """Return what the rank itself says about its end. `modules`: the job's DDP modules, if its own lack parameters."""
+    """Return what the rank recorded about its end. `modules`: the job's DDP modules, if its own lack parameters."""
     error = error_in(record.ended)
     lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
