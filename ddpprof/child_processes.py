@@ -1,11 +1,11 @@
 """Child processes that run no code from the user's working directory, and end when ddpprof ends.
 
 Python puts the working directory first on the module path of ``python -m …`` and of every process that
-`multiprocessing` spawns, and that directory may be somebody else's run. The option ``-P`` and the variable
+`multiprocessing` spawns, and that directory may contain another user's run. The option ``-P`` and the variable
 ``PYTHONSAFEPATH`` prevent this.
 
-``python -m ddpprof.child_processes COMMAND`` is a guard process: it runs the command, and ends all descendants of it on
-SIGTERM, which it also receives when its own parent is killed.
+``python -m ddpprof.child_processes COMMAND`` is a guard process: it runs the command, and ends all of the command's
+descendants on SIGTERM, which it also receives when its own parent is killed.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def how_to_install(*packages: str) -> str:
-    """Return the sentence that tells how to install a missing package; ddpprof's own extras would need its source."""
+    """Return the sentence about how to install a missing package; ddpprof's own extras would need its source."""
     return f"Install it with: pip install {' '.join(packages)}"
 
 

@@ -52,7 +52,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Move a directory. If the old one contains files of others, put the new files beside them."""
+    """Move a directory. If the old one contains other files, put the new files next to them."""
     if target.is_dir() and not target.is_symlink():
         for file in made.iterdir():
             file.rename(target / file.name)

@@ -81,7 +81,7 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the log directory, and the folder of each run with traces for the plugin, by its name there."""
+    """Return the log directory, and a mapping of names in it to the folders of runs with traces for the plugin."""
     with_plugin = not options.no_plugin and _has_plugin()
     names = distinct_names(options.runs)
     logdir: Path = options.logdir or scratch
@@ -113,7 +113,7 @@ def _has_plugin() -> bool:
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Return the last part of each path, or as many last parts as are needed to tell it from the others."""
+    """Return the last part of each path, or as many last parts as are needed to make it unique."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):

@@ -58,7 +58,7 @@ def run_top(options: argparse.Namespace) -> int:
 
 
 def _look(path: Path) -> tuple[Overview, Shown]:
-    """Return the current state of the job, and what its launcher has reported, which is shown beside it."""
+    """Return the current state of the job, and the launcher's reports to show next to it."""
     from ddpprof.monitor.overview import find_pulses, look_at
     from ddpprof.render.top import Shown
 

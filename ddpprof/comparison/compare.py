@@ -75,7 +75,7 @@ class MetricChange:
         return min(len(self.runs_a_ns), len(self.runs_b_ns))
 
     def runs_needed(self, limit_ns: float) -> int | None:
-        """Return how many runs each side needs to tell a difference of `limit_ns` from no difference."""
+        """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference."""
         if self.difference is None:
             return None
         return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)

@@ -27,7 +27,10 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteratio
 
 
 def last_error(output: str) -> str:
-    """Return the line. If the job printed nothing, return how its first rank ended, if torchrun reports it."""
+    """Return the line that says why the job failed.
+
+    If the job printed nothing, return how its first rank ended, if torchrun reports it.
+    """
     lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]
     said = [line for line in lines if line and not _OF_TORCHRUN.match(line)]
     raised = [line for line in said if _RAISED.match(line)]

@@ -16,8 +16,7 @@ _MOST_BYTES = 512 * 10**6
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
     """Return the content up to the file's length when it was opened, because the file may be growing.
 
-    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`, as far as a remote folder tells the
-    size.
+    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`, if a remote folder has the size.
     """
     if isinstance(path, RemotePath):
         _refuse_large(path, path.told_size() or 0, most_bytes)

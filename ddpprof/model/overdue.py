@@ -63,7 +63,7 @@ class KindOfCall(Struct, frozen=True, array_like=True):
 
 
 class OverdueFacts(Struct, frozen=True):
-    """What only the process itself can tell."""
+    """Facts that only the process itself knows."""
 
     stack_crc: int = 0
     """checksum of the thread's stack at that time: see `crc_of`"""

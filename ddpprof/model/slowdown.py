@@ -83,7 +83,7 @@ class PauseKind(StrEnum):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """All steps of a job that were longer for one reason."""
+    """All steps of a job that were longer for the same reason."""
 
     kind: PauseKind
     num_steps: int

@@ -198,7 +198,7 @@ class _Waking:
     def __init__(self) -> None:
         self._since_ns = 0
         self._took_long = False
-        """whether the last check took so long that the machine may have slept meanwhile"""
+        """whether the last check took so long that the machine may have slept during it"""
         self._seen: tuple[int, int] = (-1, 0)
         """the current step, and since when it has been seen"""
 

@@ -92,7 +92,7 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return True if the user wants the job to be ended. What it waits for outside the job may still respond."""
+        """Return True if the user wants the job to be ended, and the job does not wait for something outside."""
         if self._kill_after_s is None or self._verdict is None:
             return False
         if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:

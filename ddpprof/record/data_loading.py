@@ -310,7 +310,7 @@ _MAX_LOADERS = 32
 _MAX_EPOCHS_KEPT = 16
 _MAX_BATCHES_KEPT = 32
 _BATCHES_AHEAD = 4
-"""number of recent batches among which the input of a forward is looked for"""
+"""number of recent batches that the input of a forward may come from"""
 
 
 @dataclass(eq=False)

@@ -71,7 +71,7 @@ class JobEnd:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody ended the job, so that it neither succeeded nor failed by itself."""
+        """Whether a user ended the job, so that it neither succeeded nor failed by itself."""
         return self.interrupted or self.signal is not None
 
 

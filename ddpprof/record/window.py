@@ -55,7 +55,7 @@ class Graphs(Listener):
 
     @property
     def hide_steps(self) -> bool:
-        """Return True if several times as many replays as in any step have run since the last step ended."""
+        """Return True if far more replays have run since the last step ended than any step has had."""
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
 
 

@@ -42,7 +42,7 @@ ORDERS: Mapping[str, Order] = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown beside the overview, and how."""
+    """What is shown in addition to the overview, and how."""
 
     order: Order = ORDERS["o"]
     slowdowns: Sequence[str] = ()

@@ -147,7 +147,7 @@ def _copying_error_ns(report: Report) -> float:
 
 
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """Predict the step as if the straggler's gradients came with the others', over the same network.
+    """Predict the step as if the straggler's gradients were ready with the others', over the same network.
 
     This applies only to a rank that is late in its backward pass, because the others' communication may hide that. Time
     that a rank loses elsewhere delays all ranks equally, as does a forward that synchronises, for example to broadcast

@@ -187,7 +187,7 @@ class AcrossRanks:
     waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
     collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
     stragglers: Stragglers | None
-    """``None`` if there are too few ranks or steps to tell"""
+    """``None`` if there are too few ranks or steps to decide"""
     late_gradients: Annotated[tuple[LateGradients, ...], HOST]
 
 
@@ -303,7 +303,7 @@ class Report(ShownInNotebooks):
 
     @property
     def tables(self) -> Tables:
-        """The report as Arrow tables, made anew on each access. Raises `DdpprofError` if pyarrow is not installed."""
+        """The report as Arrow tables, created on each access. Raises `DdpprofError` if pyarrow is not installed."""
         from ddpprof.report.tables import make_tables
 
         return make_tables(self)

@@ -75,7 +75,7 @@ def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: f
 
 
 def runs_needed(difference: Difference, num_runs: int, limit_ns: float, questions: int = 1) -> int:
-    """Return how many runs each side needs to tell a difference of `limit_ns` from no difference.
+    """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference.
 
     `num_runs`: number of runs on the smaller side. A result above `MOST_RUNS` means that the runs are too noisy.
     """

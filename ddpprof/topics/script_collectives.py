@@ -41,7 +41,7 @@ _NEARLY_ALL = 0.9
 
 
 class Place(StrEnum):
-    """Position in a step by what came before; a step may begin anywhere in this cycle."""
+    """Position in a step, given by the previous phase; a step may begin anywhere in this cycle."""
 
     FORWARD = "forward"
     AFTER_FORWARD = "before the backward"

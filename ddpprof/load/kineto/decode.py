@@ -42,7 +42,7 @@ from ddpprof.load.nanoseconds import NeedsExactTimesError, TimeOutOfRangeError
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 _NO_MORE = 1 << 62
-"""value of the next group when no more groups are to be taken"""
+"""value of the next group when no more groups may be taken"""
 _CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 

@@ -55,7 +55,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The keys beside ``traceEvents``; ``None`` if the file does not have them."""
+    """The keys next to ``traceEvents``; ``None`` if the file does not have them."""
 
     backend: str | None = None
     rank: int | None = None

@@ -81,7 +81,7 @@ def awaited_until(
 
 
 def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:
-    """Return, for each piece of an op in time order, how many ops of that name came before it in its step."""
+    """Return, for each piece of an op in time order, the number of ops of that name before it in its step."""
     order = np.lexsort((step, name)).astype(np.int32)  # stable, and time is the order already
     name, step, op = name[order], step[order], op[order]
     begins = np.ones(len(op), np.bool_)

@@ -403,7 +403,7 @@ _CERTAIN = 0.9
 _STEADY = 1.1
 """slowest start divided by the fastest, up to which a machine counts as steady"""
 _ENOUGH = 10
-"""minimum number of rounds to advise"""
+"""minimum number of rounds to recommend"""
 
 
 def _predicted(tried: TriedSetting) -> str:

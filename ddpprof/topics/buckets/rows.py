@@ -22,7 +22,7 @@ from ddpprof.topics.buckets.steps import BucketStep
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket as the report shows it; what this run cannot tell is ``None``."""
+    """One bucket as shown in the report; unknown values are ``None``."""
 
     module: Annotated[int, Number("index of the DDP module")]
     index: Annotated[int, Number("index of the bucket, in the order of launch", column="bucket")]

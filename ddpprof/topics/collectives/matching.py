@@ -189,7 +189,7 @@ def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessG
 def _common_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[int, ...], list[Int64Column]]:
     """Return the numbers of all ranks' steps, and per rank which of them each row belongs to, or `NO_STEP`.
 
-    If steps were counted anew in each of the profiler's windows, the window distinguishes them.
+    If step numbers restart in each of the profiler's windows, the window distinguishes them.
     """
     counted_anew = any(len({step.number for step in rank.steps}) < len(rank.steps) for rank in ranks)
 

@@ -44,7 +44,7 @@ class CollectiveSummary:
     """name of the process group; ``None`` if the trace does not name it"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
     """size of the group, or of the whole job if the trace does not name the group"""
-    at_least_bytes: Annotated[int | None, Number("least size in the class")]
+    at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
     below_bytes: Annotated[int | None, Number("size at which the next size class begins")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
     num_bytes: Annotated[int | None, Number("bytes of all these calls", column="total_bytes")]

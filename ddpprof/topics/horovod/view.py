@@ -96,7 +96,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
 
 
 def _late_rank(view: View) -> RankWaiting | None:
-    """Return the rank that came last for most of the tensors for which a single rank came last."""
+    """Return the rank that was last most often, among tensors for which a single rank was last."""
     known = [one for one in view[WAITING_AFTER_START] or () if one.num_last]
     latest = max(known, key=lambda one: one.num_last or 0, default=None)
     if latest is None or latest.rank == 0:

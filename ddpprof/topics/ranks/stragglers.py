@@ -3,7 +3,7 @@
     lateness of rank r in step s = own time of r - median own time of the other ranks          (`own_time`)
 
 A rank is a straggler if its lateness is not due to chance (p < 0.01) and it is late by more than 1 % of the step. There
-are two tests, because each has blind spots: how often it came last, with chance 1 / ranks (binomial), and whether its
+are two tests, because each has blind spots: how often it was last, with chance 1 / ranks (binomial), and whether its
 own time is above the mean of the others' (Student's t; against a median, noise with a tail would look late). Both are
 made for all steps and, if it became late, for those since. The p-value is the smallest times their number.
 
@@ -168,7 +168,7 @@ def _p_value(table: _CommonSteps, row: int, since: int) -> float:
 
 
 def _change(lateness: _Floats) -> int | None:
-    """Return where lateness begins: the best split into two means (least squares), if the second is surely larger.
+    """Return the start of lateness: the best split into two means (least squares), if the second is clearly larger.
 
     It must also be at least twice the first, or the rank was already late before.
     """
