@@ -132,7 +132,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
             calls[1] <= calls[0],
             f"{calls[0]} outside the window, as without ddpprof",
             calls[1],
-            "Recording waits for the device in steps that it does not profile, and slows them.",
+            "Recording waits for the device in steps that it does not profile, and slows them down.",
         ),
         judge(
             "foreign-contexts",

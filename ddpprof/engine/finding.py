@@ -41,7 +41,7 @@ class Finding:
     """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
     """time per step that the finding is about; no change can save more, and `find` limits the gain to it"""
-    is_noise: Annotated[bool, Number("whether it may be chance, so that it is no advice")] = False
+    is_noise: Annotated[bool, Number("whether it may be due to chance; it then has no advice")] = False
 
     comes_first: bool = False
     """True if this must be fixed before any gain counts: training is broken, or measurements are distorted"""

@@ -315,7 +315,7 @@ class Session(Listener):
 
     @property
     def run_to_tell_of(self) -> Path | None:
-        """The run directory, if there is one and this rank is the one that tells the user about it."""
+        """The run directory, if there is one and this rank reports it to the user."""
         files = self.job.files
         return files.directory if files is not None and self.job.leads else None
 

@@ -60,7 +60,7 @@ NO_BENCHES = Benches()
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """What is known of a run."""
+    """The known facts about a run."""
 
     report: Report
     modules: tuple[DdpModule, ...]

@@ -200,7 +200,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change whose effect on a bound step is replayed."""
+    """A change whose effect on a step is predicted by a replay."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"

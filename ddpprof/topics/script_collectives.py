@@ -355,7 +355,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
 
 
 def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
-    """Return a sentence about the collectives that transformers' Trainer calls itself."""
+    """Return a sentence about the collectives that come from transformers' Trainer."""
     if view.framework != "transformers" or all("gather" not in one.kind for one in calls):
         return ""
     return (
