@@ -71,7 +71,7 @@ def _prepare_process() -> None:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Repeat a signal whose exception was raised where Python drops it, as in an import's clean-up, after that ends."""
+    """Repeat a signal later if its exception was raised where Python drops it, as in an import's clean-up."""
     error = unraisable.exc_value
     if isinstance(error, KeyboardInterrupt):
         number = int(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What grew between two jobs of one or more runs each, by how much, and is that more than noise?
+"""What took longer in the second of two jobs (of one or more runs each), by how much, and is it more than noise?
 
 The measure of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
 light-recorded steps if one of the runs has no others. Every run is one observation.

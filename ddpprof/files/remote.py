@@ -247,7 +247,10 @@ class RemotePath:
         return "directory" if known.get("type") == "directory" else "file"
 
     def _known(self) -> dict[str, Any]:
-        """Return what is known. Raises ``FileNotFoundError``, or another ``OSError`` if it cannot be determined."""
+        """Return the known facts about the file.
+
+        Raises ``FileNotFoundError``, or another ``OSError`` if they cannot be determined.
+        """
         if self._info is None:
             try:
                 self._info = self._ask()

@@ -56,7 +56,7 @@ def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRando
 
 
 def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:
-    """Return the number of steps with equal generator states on all ranks; 0 unless that is all steps."""
+    """Return the number of steps if all of them have equal generator states on all ranks; otherwise 0."""
     first, *others = states
     steps = sorted(set(first).intersection(*others))
     if len(steps) < _FEWEST_STEPS or len({first[step] for step in steps}) < len(steps):

@@ -87,7 +87,7 @@ def _note(comparison: Comparison) -> str:
 
 
 def interval_of(change: MetricChange) -> tuple[float, float] | None:
-    """Return the interval to show, ns: that of runs, or else of the steps of one run."""
+    """Return the interval to show, ns: between runs or, with one run on each side, between the steps of the runs."""
     if change.difference is not None and change.difference.is_measured:
         return change.difference.low_ns, change.difference.high_ns
     if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:
