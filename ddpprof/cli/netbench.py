@@ -65,7 +65,9 @@ def run_netbench(options: argparse.Namespace) -> int:
     if options.torchrun is None and launch.inside_job():
         return _run_as_a_rank(options)
     if options.torchrun is None:
-        raise DdpprofError("give the number of ranks: ddpprof netbench --nproc-per-node 2 (in a job, it is the job's).")
+        raise DdpprofError(
+            "give the number of ranks: ddpprof netbench --nproc-per-node 2 (inside a job, it is taken from the job)."
+        )
     from ddpprof.record.launch import run_netbench
 
     sys.stdout.flush()

@@ -346,4 +346,4 @@ def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[s
         ]
     if on_device or not (header.has_device or file.num_launches):
         return []
-    return ["the trace names an accelerator but holds none of its work: all times are the host's"]
+    return ["the trace names an accelerator but contains none of its work: all times are host times"]

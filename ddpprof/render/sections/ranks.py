@@ -66,8 +66,8 @@ def _yet_last(report: Report) -> str:
     waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
     return (
         f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and "
-        f"other ranks wait up to {ms(waits_ns)} ms per step: in too few steps, its own work takes longer. To rule "
-        "out chance, record more steps (--steps 20)"
+        f"other ranks wait up to {ms(waits_ns)} ms per step: its own work takes longer in too few "
+        "steps to rule out chance. Record more steps (--steps 20)"
     )
 
 
