@@ -49,7 +49,7 @@ class SweepCurve:
 
 @dataclass(frozen=True, slots=True)
 class SweepCrossover:
-    """The size from which on the second configuration is faster."""
+    """The size above which the second configuration is faster."""
 
     below: str
     """configuration that is faster at smaller sizes"""

@@ -22,7 +22,7 @@ from ddpprof.model.tables import UNKNOWN, Int64Column
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""share of the worst rank's growth from which on another rank is guilty as well"""
+"""minimum share of the worst rank's growth for another rank to be guilty as well"""
 _NOTABLE = 0.4
 """minimum share of a slow-down spent waiting for a CPU core for this to be its cause; the system counts one thread's
 time

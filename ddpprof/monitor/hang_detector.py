@@ -193,7 +193,7 @@ class HangDetector:
 
 
 class _Waking:
-    """The time from which on clocks can be trusted: the machine may have slept, and the clock may have been set."""
+    """The time since which clocks can be trusted: the machine may have slept, and the clock may have been set."""
 
     def __init__(self) -> None:
         self._since_ns = 0

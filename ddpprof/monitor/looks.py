@@ -181,9 +181,9 @@ class LossLook:
 _MOST_SAID = 20
 """maximum number of slow-downs that the launcher reports; all are in the report"""
 _WORTH_SAYING = 0.10
-"""growth of a step from which on the launcher reports it"""
+"""minimum growth of a step for the launcher to report it"""
 _MUCH_WORSE = 0.5
-"""growth beyond the reported one from which on the launcher reports it again"""
+"""minimum growth beyond the reported one for the launcher to report it again"""
 _LASTING_S = 20.0
 """seconds that a slow-down must last before the launcher reports it"""
 

@@ -25,7 +25,7 @@ from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
 
 _LATE_SIGN_NS = 2 * 10**9
-"""age of the last sign of life, one of which comes every second, from which on the process's existence is checked"""
+"""minimum age of the last sign of life for a check whether the process still exists; there is one every second"""
 
 
 class Standing(StrEnum):

@@ -18,7 +18,7 @@ _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
 """maximum average share of a core that each kind of check may take"""
 _LONG_S = 1.0
-"""seconds from which on a check counts as long"""
+"""minimum duration of a check that counts as long, seconds"""
 _MOST_FAILURES = 30
 """number of consecutive failures, such as of a disk, after which the job is no longer watched"""
 _RETRY_S = 1.0

@@ -20,7 +20,7 @@ _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
 """maximum number of buckets whose caps are reasonable to list in a script"""
 _MANY = 4
-"""number of consecutive equal caps from which on they are not written one by one"""
+"""minimum number of consecutive equal caps that are not written one by one"""
 
 
 @dataclass(frozen=True, slots=True)

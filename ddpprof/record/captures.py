@@ -202,7 +202,7 @@ _WRITE_S = 3600.0
 """seconds for all ranks to train and write the steps"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
-"""number of ranks from which on each rank reads the board less often, because one store serves all"""
+"""with more ranks than this, each rank reads the board less often, because one store serves all"""
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
 """errors that a board raises when the job is about to end"""

@@ -225,7 +225,7 @@ _GOLDEN = 0x9E3779B1
 _PATIENCE_NS = 1_000_000_000
 """time after which the training thread makes rows itself, because `PulseKeeper` is waiting for a disk"""
 _MOST_NOTES = 10_000
-"""number of records from which on it does so within a step, as in a long evaluation"""
+"""minimum number of records for doing so within a step, as in a long evaluation"""
 
 
 class PulseWriter(Listener):

@@ -38,7 +38,7 @@ class Tracks:
         self._host = host
         self._origin_ns = origin_ns
         self._free_ns: dict[str, list[int]] = {}
-        """track → time from which on each of its threads is free"""
+        """track → time when each of its threads becomes free"""
         self._threads: dict[tuple[str, int], int] = {}
 
     def slices(

@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
 _VAGUE = 2.0
-"""ratio of an interval's upper to its lower end from which on the interval is too wide to be useful"""
+"""an interval is too wide to be useful if the ratio of its upper to its lower end is at least this"""
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]

@@ -25,10 +25,11 @@ _WRITTEN_BY = {
 }
 _BEGINNING = """# JSON
 
-Each of these documents has a JSON Schema, which `ddpprof schema` prints. All documents except the verdict have
-a version (`format`): fields may be added within a version; the version changes if a field changes its meaning or is removed.
+Each of these documents has a JSON Schema, printed by `ddpprof schema`. All documents except the verdict have a version
+(`format`): fields may be added within a version; the version changes if a field changes its meaning or is removed.
 
-- Times are integers in **ns** and sizes are in **bytes**; field names contain these units. Absolute times are since 1970.
+- Times are integers in **ns**, sizes are in **bytes**, and field names contain these units. Absolute times are since
+  1970.
 - **`null`** means that the value is unknown. It never means zero.
 - Shares and ratios are numbers, not percentages.
 
