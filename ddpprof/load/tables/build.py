@@ -217,7 +217,7 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Foun
 
 
 def _over(file: TraceRows) -> Int64Column:
-    """Return for each row the end of the collective that it asks for, if a layer of the model does, which waits for it.
+    """Return, for each row, the end of the collective that it starts, if a layer of the model starts it and waits.
 
     A gradient's hook does not wait: the reducer does, for all buckets, at the end of the backward pass. A trace without
     hooks does not tell the two apart.

@@ -47,7 +47,7 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops less the ``c10d::`` calls in them, up to `awaited_ns`.
+    """Return compute on host threads: the outermost ops minus the ``c10d::`` calls in them, up to `awaited_ns`.
 
     The result is the starts and ends of the pieces, disjoint within a thread, and the row of each piece's op.
     """
@@ -67,7 +67,7 @@ def compute_pieces(
 def awaited_until(
     end_ns: Int64Column, start_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_], over_ns: Int64Column
 ) -> Int64Column:
-    """Return until when a thread waits for each of its calls: until the collective is over, or its next op begins.
+    """Return how long a thread waits for each of its calls: until the collective ends, or its next op begins.
 
     An op that is no call, or whose collective is over earlier (`over_ns`), is not waited for after its end.
     """

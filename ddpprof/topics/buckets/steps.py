@@ -188,7 +188,7 @@ def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np
 
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of `rows` that a gradient's hook launched; all if the trace has no hooks, or no launches."""
+    """Return those of `rows` that a gradient's hook launched; all rows if the trace has no hooks, or no launches."""
     marks, hooks, launched_ns = trace.host_spans, gradient_hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows
