@@ -51,8 +51,8 @@ TERMS = (
     ),
     Term(
         "compute",
-        "Accelerator kernels that neither communicate nor copy; on CPU, the ops of the training thread, without their waits for "
-        "collectives.",
+        "Accelerator kernels that neither communicate nor copy; on CPU, the ops of the training thread, without their "
+        "waits for collectives.",
         field="ranks[].steps[].compute_ns",
         aliases=("computation",),
     ),

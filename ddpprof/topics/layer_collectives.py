@@ -78,7 +78,7 @@ def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:
-    """Return the name of the function that calls them, given by the graph nodes that launch them in the backward pass."""
+    """Return the name of the function that calls them, given by the graph nodes that launch them in backward."""
     launched_ns = trace.collectives.launched_ns
     if marked_spans(trace, Mark.SYNC_BATCH_NORM).contains(launched_ns[forward]).any():
         return _SYNC_BATCH_NORM
