@@ -237,7 +237,7 @@ class RemotePath:
         return fs, path
 
     def _kind(self) -> str | None:
-        """Return the kind; ``None`` if nothing is there."""
+        """Return the kind of the path (file or directory); ``None`` if it does not exist."""
         try:
             known = self._known()
         except FileNotFoundError:

@@ -49,7 +49,7 @@ class Phase(IntEnum, metaclass=InterruptibleEnum):
 
 
 class Mark(IntEnum, metaclass=InterruptibleEnum):
-    """Meaning of a host span. See ``load/classify.py`` for the names of spans for each."""
+    """Meaning of a host span. ``load/classify.py`` maps names of spans to marks."""
 
     FORWARD = 0
     """``DistributedDataParallel.forward``"""

@@ -26,7 +26,7 @@ from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""share of a step that its first computation may wait on the device without a reason in the trace"""
+"""maximum share of a step that its first computation may wait on the device; beyond it, the device was still busy"""
 
 
 @dataclass(frozen=True, slots=True)
