@@ -1,4 +1,4 @@
-"""A run as a TensorBoard log directory. Writing replaces what was there of the same run."""
+"""A run as a TensorBoard log directory. Writing replaces earlier data of the same run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 def write_log_directory(
     directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Sequence[TracedRank] = ()
 ) -> tuple[str, ...]:
-    """Write the log directory, and return what the profiler plugin cannot show.
+    """Write the log directory. Return what the profiler plugin cannot show, in words.
 
-    `for_plugin`: the ranks whose traces the plugin shows.
-    Raises ``OSError``, and `DdpprofError` if TensorBoard is not installed.
+    `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
+    installed.
     """
     from ddpprof.render.tensorboard.native import write_native
 
@@ -37,12 +37,13 @@ def write_log_directory(
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """Give a folder whose content, once complete, replaces the old content of `directory`.
+    """Yield a folder whose content, once complete, replaces the old content of `directory`.
 
-    Each TensorBoard run in it is moved as a directory, because the profiler plugin reads one when it first sees it.
+    Each TensorBoard run in it is moved as a directory, because the profiler plugin reads a directory when it first sees
+    it.
     """
     make_named_folder(directory)
-    directory = directory.resolve()  # keep a link of the user's, and replace what is behind it
+    directory = directory.resolve()  # keep a user's link, and replace its target
     with temporary_folder(directory, rundir.TENSORBOARD_DIRECTORY) as part:
         yield part
         rundir.remove_tensorboard(directory)
@@ -51,7 +52,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Move a directory. If the old one still holds other people's files, put the new files beside them."""
+    """Move a directory. If the old one contains other files, put the new files next to them."""
     if target.is_dir() and not target.is_symlink():
         for file in made.iterdir():
             file.rename(target / file.name)
@@ -60,7 +61,7 @@ def _move(made: Path, target: Path) -> None:
 
 
 def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[str, ...]:
-    """Write the plugin's copies of the ranks' traces: one for each window that the profiler recorded."""
+    """Write the plugin's copies of the ranks' traces: one for each window recorded by the profiler."""
     from ddpprof.load.plugin_trace import write_plugin_trace
     from ddpprof.render.tensorboard.plugin_view import plugin_views
 

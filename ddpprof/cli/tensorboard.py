@@ -1,4 +1,4 @@
-"""`ddpprof tensorboard`: write the runs for TensorBoard, serve them on this machine only, and clean up at the end."""
+"""`ddpprof tensorboard`: write the runs for TensorBoard, serve them to this machine only, and clean up at the end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_tensorboard(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[list[int]]:
-    """Let SIGTERM and SIGHUP, unless ignored (nohup), end TensorBoard as Ctrl-C does; give the list of signals."""
+    """Let SIGTERM and SIGHUP, unless ignored (nohup), end TensorBoard as Ctrl-C does. Yield the list of signals."""
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -81,7 +81,7 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the log directory, and the folder of each run with traces for the plugin, by its name in there."""
+    """Return the log directory, and a mapping of names in it to the folders of runs with traces for the plugin."""
     with_plugin = not options.no_plugin and _has_plugin()
     names = distinct_names(options.runs)
     logdir: Path = options.logdir or scratch
@@ -113,7 +113,7 @@ def _has_plugin() -> bool:
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Return the last part of each path, or as many of its last parts as tell it from the others."""
+    """Return the last part of each path, or as many last parts as are needed to make it unique."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):
@@ -127,13 +127,13 @@ def distinct_names(paths: Sequence[Location]) -> list[str]:
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Write into the run itself; return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
+    """Write into the run itself. Return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
         make_folder(folder)
-        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to somebody else
+        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to another user
             pass
     except OSError:
         return None

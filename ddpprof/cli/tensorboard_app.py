@@ -1,4 +1,4 @@
-"""TensorBoard as `ddpprof tensorboard` starts it: it answers requests for this machine only."""
+"""TensorBoard as started by `ddpprof tensorboard`: it answers requests for this machine only."""
 
 from __future__ import annotations
 

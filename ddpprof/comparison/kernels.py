@@ -2,7 +2,7 @@
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if they are further apart than both noises together.
+Two medians differ beyond noise if they are further apart than the sum of both noises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KernelChange:
 
     @property
     def lost_ns_per_step(self) -> int:
-        """Time that a step of B loses: what a usual run of the kernel takes longer, in all of its runs."""
+        """Time that a step of B loses, ns: the extra time of a usual run of the kernel, times the number of runs."""
         return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
 
     @property
@@ -54,7 +54,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels whose median changed beyond noise, most time lost first, and what could not be compared."""
+    """Return the kernels whose median changed beyond noise, most time lost first, and why others are not compared."""
     in_b = {summary.kernel: summary for summary in b}
     changes = [KernelChange(summary, in_b[summary.kernel]) for summary in a if summary.kernel in in_b]
     changed = sorted((c for c in changes if c.is_beyond_noise), key=lambda c: -c.lost_ns_per_step)

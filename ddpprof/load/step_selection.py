@@ -1,4 +1,4 @@
-"""Selection of some steps of a rank, as if it had no others."""
+"""Selection of some steps of a rank, as if it had no other steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
 
 def only_steps(rank: Rank, steps: Container[int]) -> Rank:
-    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is dropped, too."""
+    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is also dropped."""
     record = rank.record
     if record is not None:
         record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))

@@ -2,9 +2,9 @@
 
     backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
 
-The backward part therefore includes the loss and exposed communication, which only a trace can separate. Waits for
-further batches, when a step takes several, also lie between these times; they count as data, as far as it is known that
-they do not lie elsewhere.
+The backward part therefore includes the loss and exposed communication, which only a trace can separate. If a step uses
+several batches, waits for further batches also fall between these times; they count as data unless they may have
+happened elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RecordedBreakdown:
 
 
 def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
-    """Split a step into its parts; ``None`` if only its length was recorded, or a part would end before it begins."""
+    """Split a step into its parts; ``None`` if only its length was recorded, or a part would have a negative length."""
     if not step.forwards or step.data_ns is None:
         return None
     forward = sum(f.end_ns - f.start_ns for f in step.forwards)

@@ -1,4 +1,4 @@
-"""Predictions for a run by Python code: the step with other buckets."""
+"""Predictions for a run from Python: the step with other buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
     """Predict the step of a run with each of these bucket caps, or with a series of them if none is given.
 
-    Raises `DdpprofError` if the run cannot tell. ``ddpprof whatif`` can predict more than this function.
+    Raises `DdpprofError` if the run lacks the data. ``ddpprof whatif`` can predict more than this function.
     """
     with analysed(location(path) if isinstance(path, str) else path) as analysis:
         profiled = profile_run(analysis.to_replay(), NO_BENCHES)

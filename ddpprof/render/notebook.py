@@ -1,6 +1,6 @@
 """Reports, comparisons and predictions in a notebook: HTML without scripts and links, and a few lines of text.
 
-Everything from outside is escaped. Notebooks typeset what stands between dollar signs unless a class forbids it.
+All external text is escaped. Notebooks typeset text between dollar signs as formulas unless a class forbids it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _sections(result: ShownInNotebooks) -> tuple[Section, ...]:
 
 
 def _as_lines(section: Section) -> Iterable[str]:
-    """Return the lines of text for a section: a line itself, findings without evidence, and a table's first rows."""
+    """Return a section as lines of text: a line itself, findings without evidence, or a table's first rows."""
     if isinstance(section, Line):
         return [] if section.is_aside else [section.text]
     if isinstance(section, FindingList):
@@ -106,7 +106,7 @@ def _blocks(sections: Iterable[Section]) -> str:
 
 
 def _block(section: Section) -> str:
-    """Return a section as HTML. Of drawings only a title is left: the table after them has their numbers."""
+    """Return a section as HTML. Drawings are reduced to a title: the table after them has their numbers."""
     if isinstance(section, Line):
         kind = "warning" if section.is_warning else "aside" if section.is_aside else "line"
         return f'<p class="{kind}">{escape(section.text)}</p>'
@@ -130,7 +130,7 @@ def _cell(cell: str, column: Column) -> str:
 
 
 def _side(column: Column) -> str:
-    """Return the alignment, also for viewers that remove style sheets, such as those of code forges."""
+    """Return the alignment in a form that works in viewers that remove style sheets, such as GitHub's."""
     return f' style="text-align: {"right" if column.is_number else "left"}"'
 
 

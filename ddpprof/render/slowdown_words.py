@@ -58,6 +58,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
     who = _EVERY_RANK if len(ranks) == world_size and world_size > 1 else ranks_in_words(ranks)
     verb = "needs" if len(ranks) == 1 or who == _EVERY_RANK else "need"
+    waits = "waits" if verb == "needs" else "wait"
     where = f" {_DOES[part]}" if part is not None else ""
     late = ""
     if slowdown.first_gradient_later_ns is not None:
@@ -65,10 +66,10 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         late = f", and {gradient} {' '.join(_length(slowdown.first_gradient_later_ns))} later"
     return {
         SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
-        SlowdownCause.DATA: f"{who} {'waits' if verb == 'needs' else 'wait'} longer for batches",
+        SlowdownCause.DATA: f"{who} {waits} longer for batches",
         SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and none needs longer by itself",
         SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
-        SlowdownCause.PROCESSOR: f"{who} {verb} a processor and none is free",
+        SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
         SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",
         SlowdownCause.CLOCK: f"the cores of {who} run at a lower clock rate",
         SlowdownCause.PAGING: f"memory of {who} is read back from a disk",
@@ -81,5 +82,6 @@ def pause_sentence(pause: Pause) -> str:
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:
-        return f"the {pause.num_steps:,} {steps} that ddpprof recorded took {took_s:.1f} s longer than as many others"
+        recorded = f"the {pause.num_steps:,} {steps} that ddpprof recorded"
+        return f"{recorded} took {took_s:.1f} s longer than the same number of others"
     return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"

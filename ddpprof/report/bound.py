@@ -1,10 +1,10 @@
 """What bounds a step whose communication is not hidden, and what would help?
 
     waiting    more than half of the communication is waiting for late ranks
-    latency    a backward pass is known to send little, so the number of messages counts, not their size
+    latency    a backward pass is known to send few bytes, so the number of messages matters, not their size
     bandwidth  otherwise
 
-The rules of topics say what to change in DDP. This says what bounds the step if no such change helps much.
+The rules of topics say what to change in DDP. This module says what bounds the step if no such change helps much.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
 
 
 def find_bound(report: Report, view: View) -> Bound | None:
-    """Return the bound; ``None`` if little of the step is exposed communication, or no profiled step tells."""
+    """Return the bound; ``None`` if little of the step is exposed communication, or without profiled steps."""
     steps = [step for rank in report.ranks for step in report.averaged(rank)]
     if not steps or not any(step.num_comm_kernels for step in steps):
         return None
@@ -68,7 +68,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 def _gradient_bytes(report: Report, num_collectives: int) -> int | None:
     """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not.
 
-    It is not known either if a step has fewer collectives than there are buckets: then steps train different modules.
+    It is also unknown if a step has fewer collectives than there are buckets: steps then train different modules.
     """
     if num_collectives < len(report.buckets):
         return None
@@ -85,7 +85,7 @@ def _waiting_ns(report: Report) -> int | None:
 
 
 def _would_help(view: View, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
-    """Return what the replay says about each change, which removes no more than the exposed communication.
+    """Return the replay's result for each change; a change removes at most the exposed communication.
 
     A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
     closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.

@@ -1,7 +1,8 @@
-"""The contribution of ranks to a report: kilobytes each, derived from traces and records that are then not needed.
+"""The contribution of each rank to a report: a few kilobytes, derived from traces and records, which are then not
+needed.
 
-A summary is first of a single rank, independent of all others, so that processes and machines can share the work.
-Summaries merge in any order and grouping, with bit-identical results.
+A summary is first made for a single rank, independently of all others, so that processes and machines can share the
+work. Summaries merge in any order and grouping, with bit-identical results.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class RankSummary:
     buckets: tuple[BucketStep, ...]
     progress: tuple[StepProgress, ...]
     measured: Mapping[str, bytes]
-    """name of a topic → what it measured; see `measure_topics`"""
+    """topic name → its measures; see `measure_topics`"""
     record: RecordSummary | None
     trace: TraceSummary | None
 
@@ -187,7 +188,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare with DDP's times, which DDP publishes in the next iteration, and so are in the next step's record."""
+    """Compare with DDP's own times. DDP publishes them in the next iteration, so they are in the next step's record."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -257,7 +258,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
 
 
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
-    """Return the rank's collectives without baseline steps, which tell nothing about the training."""
+    """Return the rank's collectives without baseline steps, which do not represent the training."""
     one = rank_collectives(rank)
     if one is None or not (left_out := rank.baseline_step_indices):
         return one
@@ -265,7 +266,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Return row → bytes of gradient all-reduces, as far as they are known; gloo's spans tell only recorded shapes."""
+    """Return row → bytes of gradient all-reduces, if known; gloo's spans only have a size if shapes are recorded."""
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)

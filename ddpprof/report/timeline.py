@@ -65,7 +65,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class DrawnRank:
-    """Data of a rank's steps that are known before any is drawn."""
+    """Data about a rank's steps that is known before any step is drawn."""
 
     rank: int
     device: str
@@ -158,10 +158,10 @@ def _is_on(clock: CommonClock | None, rank: int) -> bool:
 
 
 def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
-    """Return by rank a further shift of its times; 0 on the common clock.
+    """Return, by rank, a further shift of its times; 0 on the common clock.
 
-    Ranks of a job run together. If a host's clock contradicts this, it is ignored: the first step that the rank shares
-    with the first rank of the clock then begins at the same time.
+    Ranks of a job run at the same time. If a host's clock contradicts this, it is ignored: the first step that the rank
+    shares with the first rank of the clock is then made to begin at the same time.
     """
     moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
     for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):

@@ -52,7 +52,7 @@ _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose duration is affected only by the light recorder"""
 
 REPORT_FORMAT = 1
-"""version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON report; it increases when a field changes its meaning or is removed, not when one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class AcrossRanks:
     waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
     collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
     stragglers: Stragglers | None
-    """``None`` if there are too few ranks or steps to tell"""
+    """``None`` if there are too few ranks or steps to decide"""
     late_gradients: Annotated[tuple[LateGradients, ...], HOST]
 
 
@@ -200,7 +200,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change whose effect on a bound step is replayed."""
+    """A change whose effect on a step is predicted by a replay."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"
@@ -217,7 +217,7 @@ class WouldHelp:
     what: WhatHelps
     predicted: Predicted
     is_noise: bool = False
-    """True if chance may explain the gain, or the change may cost time"""
+    """True if the gain may be due to chance, or the change may cost time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,22 +303,22 @@ class Report(ShownInNotebooks):
 
     @property
     def tables(self) -> Tables:
-        """The report as Arrow tables, made anew on each access. Raises `DdpprofError` if pyarrow is not installed."""
+        """The report as Arrow tables, created on each access. Raises `DdpprofError` if pyarrow is not installed."""
         from ddpprof.report.tables import make_tables
 
         return make_tables(self)
 
     @property
     def ranks_together(self) -> tuple[RankReport, ...]:
-        """Ranks that average their gradients with the lowest rank; others may train another model, at another pace."""
+        """Ranks that average their gradients with the lowest rank; others may train another model at another pace."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
 
     @property
     def step_ns(self) -> int | None:
-        """How long a step takes, wherever that is told: the median of those that ran without the profiler.
+        """Length of a step from the best source: the median of the steps that ran without the profiler.
 
-        If none did, or on an accelerator, where the host's times do not tell, it is the mean of the profiled ones; if
-        there are none either, the median of the whole run.
+        If there are none, or on an accelerator, where the host's times do not show it: the mean of the profiled steps.
+        Without profiled steps: the median of the whole run.
         """
         timed_ns = self.timed_steps_ns
         if timed_ns:
@@ -330,7 +330,7 @@ class Report(ShownInNotebooks):
 
     @property
     def timed_steps_ns(self) -> list[float]:
-        """Lengths of the steps that ran without the profiler, each the mean over the ranks, which keep pace; on CPU."""
+        """Lengths of the steps that ran without the profiler, as the mean over the ranks, which run in step; on CPU."""
         by_number: dict[int, list[int]] = {}
         for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
             by_number.setdefault(step.step, []).append(step.duration_ns)
@@ -338,7 +338,7 @@ class Report(ShownInNotebooks):
 
     @property
     def profiled_step_ns(self) -> int | None:
-        """Mean of the profiled steps that the tables are of."""
+        """Mean length of the profiled steps that the tables cover, ns."""
         return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:

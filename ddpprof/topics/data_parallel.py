@@ -33,7 +33,7 @@ class DataParallelStep:
 
     num_forwards: int
     num_scattered_again: int
-    """forwards whose input was just gathered by the previous forward"""
+    """number of forwards whose input was just gathered by the previous forward"""
     replicate_ns: int
     scatter_ns: int
     gather_ns: int

@@ -1,12 +1,12 @@
-"""What do calls through ``torch.distributed.rpc`` cost? Per calling rank: whom, what, how often, how long.
+"""What do calls through ``torch.distributed.rpc`` cost? Per calling rank: callee, function, how often, how long.
 
-    latency   from the call to the answer, as the caller sees it
-    waited    |synchronous calls|: the caller stands still
+    latency   from the call to the answer, on the caller's side
+    waited    |synchronous calls|: the caller is blocked
     in flight |all calls|
 
 RPCs are not DDP's communication, and the trace does not count them as such. Steps of light recording are used where
-there are any, because the profiler slows both ends of a call. Rules are about the rank that loses most time by calls;
-others wait for it.
+there are any, because the profiler slows both ends of a call. Rules are about the rank that loses the most time to
+calls; other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class RpcCalls:
     latency_ns: int | None
     """latency of one call; ``None`` if none was answered within its step"""
     request_bytes: int
-    """sum over all calls"""
+    """total over all calls"""
     reply_bytes: int | None
-    """sum over all calls, in steps in which all were answered; ``None`` if there are none"""
+    """total over all calls, in steps in which all were answered; ``None`` if there are none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def measure_rpc(record: Record) -> RankRpc | None:
 
 
 def _length(calls: Sequence[RpcCall]) -> int:
-    """Return the length of the union of the answered calls."""
+    """Return the length of the union of the answered calls, ns."""
     times = [(call.start_ns, call.end_ns) for call in calls if call.end_ns is not None]
     spans = np.array(times, np.int64).reshape(-1, 2)
     return union(spans[:, 0], spans[:, 1]).total_ns
@@ -123,7 +123,7 @@ _SMALL_BYTES = 64 * 1024
 
 
 def many_small_calls(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report a function that is called again and again with little data each time."""
+    """Report a function that is called many times with little data each time."""
     found = [(rank, calls) for rank in ranks for calls in rank.calls if _is_chatty(calls)]
     if not found:
         return
@@ -177,7 +177,7 @@ def _gain_ns(rank: RankRpc) -> int:
 
 
 def one_long_call(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report a synchronous call during which the rank stands still for much of the step."""
+    """Report a synchronous call that blocks the rank for much of the step."""
     rank = max(ranks, key=lambda one: one.longest_wait_ns)
     waits = [calls for calls in rank.calls if calls.kind == "sync"]
     if not waits or not view.step_ns or rank.longest_wait_ns < _LONG_SHARE * view.step_ns:

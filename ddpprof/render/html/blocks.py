@@ -1,4 +1,4 @@
-"""Sections as HTML. Everything that comes from a trace is escaped here, so that it never becomes markup."""
+"""Sections as HTML. All text that comes from a trace is escaped here, so that it never becomes markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks_html(blocks: Iterable[Block], names: str, level: int = 3) -> str:
 
 
 def _block(block: Block, name: str, level: int) -> str:
-    """Return one block as HTML. `Lanes` yield nothing: they are for terminals, and a page has its timeline."""
+    """Return one block as HTML. `Lanes` yield nothing: they are for terminals, and a page has a timeline instead."""
     if isinstance(block, Line):
         return _line(block)
     if isinstance(block, Bars):

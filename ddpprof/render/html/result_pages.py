@@ -26,7 +26,7 @@ from ddpprof.report.whatif import WhatIf
 
 
 def result_page(title: str, result: Written, sections: Iterable[Section]) -> str:
-    """Return a whole HTML file, with its lines, which are the conclusion, first.
+    """Return a whole HTML file that begins with the result's lines, which are the conclusion.
 
     Raises `DdpprofError` if plotly is not installed.
     """

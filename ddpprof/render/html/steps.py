@@ -1,4 +1,4 @@
-"""The numbers of every step and rank for the reader to choose from."""
+"""The numbers of every step and rank, for the reader to select from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpprof.render.sections.steps import bar_parts_ns, typical_step, worth_seei
 from ddpprof.report import Report, StepReport
 
 _MAX_TIMELINES = 4
-"""most timelines drawn at first, if there are more ranks than a screen has room for"""
+"""maximum number of timelines drawn at first, if there are more ranks than fit on a screen"""
 
 COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "compute": lambda step: step.compute_ns,
@@ -20,7 +20,7 @@ COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "exposed": lambda step: step.exposed_ns,
     "trailing": lambda step: step.trailing_ns,
 }
-"""measures of a step that the page shows beside its parts"""
+"""measures of a step that the page shows in addition to its parts"""
 
 
 def steps_data(report: Report) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ TOPICS = tuple(name for name, _, _ in _TOPICS)
 
 
 def sections(report: Report, timeline: Timeline | None = None, only: str | None = None) -> tuple[Section, ...]:
-    """Return the sections of all topics or one, with a drawing of the step that the bars show."""
+    """Return the sections of all topics, or of one topic, with a drawing of the step that the bars show."""
     found: list[Section] = []
     for topic in topics(report):
         if only not in (None, topic.name):

@@ -65,7 +65,7 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: Report) -> tuple[float, int]:
-    """Return how much longer profiled steps were than most, and how long these were; 0 if too few tell."""
+    """Return by what factor profiled steps were longer than most, and the length of most (ns); 0 with too few steps."""
     shown = report.whole_run.shown if report.whole_run is not None else None
     steps = shown.whole if shown is not None else None
     profiled = [step for one in report.ranks if shown and one.rank == shown.rank for step in report.averaged(one)]
@@ -111,7 +111,7 @@ _WORTH_A_TABLE = 0.01
 """minimum share of the step for a table"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
 _TELLS_NOTHING = 0.02
-"""minimum share of the computation under communication; the ratio of a smaller share is accidental"""
+"""minimum share of the computation under communication; with a smaller share, the ratio is not meaningful"""
 
 
 def slowdown_section(report: Report) -> Iterable[Section]:

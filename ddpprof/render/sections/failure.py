@@ -32,12 +32,12 @@ def failure_sentence(failure: Failure) -> str:
 
 
 def _named(failure: Failure) -> RankEnd | None:
-    """Return the rank to report first: the cause, or else a rank that said how it failed."""
+    """Return the rank to report first: the cause, or else a rank that recorded how it failed."""
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
 def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
-    """`found`: the rules that have found something, which may know better why ranks waited for each other."""
+    """Yield the sentences. `found`: rules with findings, which may know better why ranks waited for each other."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
@@ -64,7 +64,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     ended = [end for end in silent if end.exit_code == -signal.SIGTERM]
     silent = [end for end in silent if end not in ended]
     if ended:
-        yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
+        yield f"{_ranks(ended)} {'was' if len(ended) == 1 else 'were'} still running{_progress(ended)}, and {_ENDED}."
     if silent:
         they_were = "it was" if len(silent) == 1 else "they were"
         yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."

@@ -23,7 +23,7 @@ def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
         return
     start = min(_begin(step) for _, step in shown)
     end = max(_end(step) for _, step in shown)
-    if end == start:  # nothing in it lasts
+    if end == start:  # nothing in it has a duration
         return
     lanes = tuple(lane for rank, step in shown for lane in _lanes(rank, step, start))
     letters = {span.what for lane in lanes for span in lane.spans}

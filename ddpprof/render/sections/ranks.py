@@ -1,4 +1,4 @@
-"""Ranks compared: who is late, who waits for whom, and what their clocks show."""
+"""Ranks compared: which ranks are late, which ranks wait for which, and what their clocks show."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def straggler_table(report: Report) -> Iterable[Section]:
 
 
 def _yet_last(report: Report) -> str:
-    """Say, if a rank arrives last in most collectives, how that goes together with ranks that are equally fast."""
+    """If a rank arrives last in most collectives although all ranks are equally fast, return the explanation."""
     waiting = report.across.waiting if report.across is not None else ()
     last = max((one for one in waiting if one.num_last is not None), key=lambda one: one.num_last or 0, default=None)
     if last is None or not last.num_last or last.num_last <= _MOSTLY * last.num_collectives:
@@ -66,8 +66,8 @@ def _yet_last(report: Report) -> str:
     waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
     return (
         f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and "
-        f"other ranks wait up to {ms(waits_ns)} ms per step: in too few steps, its own work takes longer. To rule "
-        "out chance, record more steps (--steps 20)"
+        f"other ranks wait up to {ms(waits_ns)} ms per step: its own work takes longer in too few "
+        "steps to rule out chance. Record more steps (--steps 20)"
     )
 
 
@@ -103,7 +103,7 @@ def waiting_table(report: Report) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """Return all ranks; of many, those that the others wait for."""
+    """Return all ranks or, if there are many, those that the others wait for."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

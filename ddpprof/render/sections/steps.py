@@ -54,13 +54,13 @@ def of_device(report: Report) -> str:
 
 
 def mean_of_steps(report: Report) -> str:
-    """Return words that say over which profiled steps a table's numbers are means."""
+    """Return words that say over which profiled steps a table's numbers are averaged."""
     number = max((len(report.averaged(rank)) for rank in report.ranks), default=0)
     return f"mean of {count(number, 'profiled step')}"
 
 
 def left_out(report: Report) -> dict[int, float]:
-    """Return the profiled steps left out of all means since they took far longer, and how many times as long."""
+    """Return the profiled steps left out of all means because they took far longer, with the factor of each."""
     lengths: dict[int, int] = {}
     measured = [step for rank in report.ranks for step in rank.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
@@ -174,7 +174,7 @@ def overlap_table(report: Report) -> Iterable[Section]:
 
 
 def typical_step(report: Report) -> int | None:
-    """Return the profiled step of median length, by its slowest rank: one step for all ranks."""
+    """Return the profiled step of median length, judged by its slowest rank: one step for all ranks."""
     longest: dict[int, int] = {}
     for rank in report.ranks:
         for step in rank.measured_steps:
@@ -184,7 +184,7 @@ def typical_step(report: Report) -> int | None:
 
 
 def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
-    """Return all ranks if they are few; of many, the stragglers, slowest, fastest, first, last and some in between."""
+    """Return all ranks if they are few; otherwise stragglers, slowest, fastest, first, last and some in between."""
     numbers = [rank.rank for rank in report.ranks]
     if len(numbers) <= most:
         return tuple(numbers)
@@ -197,7 +197,7 @@ def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
 
 
 def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
-    """Return ranks by computing time, longest last. Waiting is left out, as it makes all steps of a job alike."""
+    """Return ranks by computing time, longest last. Waiting is left out, because it makes all steps of a job alike."""
     busy = {
         rank.rank: one.parts.step_ns - one.parts.exposed_comm_ns - one.parts.idle_ns
         for rank in report.ranks
@@ -210,13 +210,13 @@ def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
 def rank_table(
     report: Report, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
 ) -> Table:
-    """Return a table with a row per rank, or with those worth showing. The first cell of each row is the rank."""
+    """Return a table with one row per rank, or per rank worth showing. The first cell of each row is the rank."""
     shown, left_out = _rows_worth_seeing(report, rows)
     return Table(title, columns(*names), shown, notes(note, left_out))
 
 
 def _rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """Return the rows worth showing, whose first cell is the rank, and a note about the others."""
+    """Return the rows worth showing, and a note about the others. The first cell of each row is the rank."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
     worth = set(map(str, worth_seeing(report)))

@@ -1,4 +1,4 @@
-"""How long does a step take until all its gradients are reduced, and what is that time spent on?
+"""How long does a step take until all its gradients are reduced, and how is that time spent?
 
     reduction = first gradient announced → last one reduced
               = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
@@ -37,7 +37,7 @@ class ReductionParts:
     waiting_ns: int
     """waiting for ranks and for the next cycle"""
     nothing_ns: int
-    """time in which no tensor is announced: rank 0 computes"""
+    """time during which no tensor is announced: rank 0 computes"""
 
     @property
     def total_ns(self) -> int:
@@ -52,7 +52,7 @@ class HorovodStep:
     num_tensors: int
     num_collectives: int
     num_alone: int
-    """tensors that are reduced by a collective of their own"""
+    """number of tensors that are reduced by a separate collective"""
     alone_ns: int
     """sum of the times of these collectives"""
     longest_alone_ns: int
@@ -73,7 +73,8 @@ class HorovodTensor:
     announced_ns: int | None
     """time since the step's first tensor was announced"""
     negotiation_ns: int | None
-    """time from its announcement until all ranks had it; meanwhile Horovod may have been busy with other tensors"""
+    """time from its announcement until all ranks had it; Horovod may have been busy with other tensors during that time
+    """
     waiting_ns: int | None
     """part of the negotiation in which Horovod worked on no tensor"""
     queue_ns: int
@@ -145,7 +146,7 @@ def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
 
 
 def _own_announcement_ns(op: TensorOp) -> int:
-    """Return when rank 0 had the tensor."""
+    """Return when rank 0 had the tensor, ns."""
     return op.ready_ns.get(0, announced_ns(op))
 
 
@@ -170,7 +171,7 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
 
 
 def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
-    """Divide the span from `start` to `end` into parts, each without the instants of the parts before it."""
+    """Divide the span from `start` to `end` into parts; each part excludes the time of the parts before it."""
     taken = NO_SPANS
     lengths: list[int] = []
     for kind in (
@@ -306,7 +307,7 @@ def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
 
 
 def _is_cut_short(steps: Sequence[Sequence[TensorOp]]) -> bool:
-    """Return whether the timeline ends in the last step, which then lacks a tensor that all others have."""
+    """Return whether the timeline ends in the last step, so that a tensor is missing that all other steps have."""
     tensors = [{op.tensor for op in ops} for ops in steps]
     return bool(set.intersection(*tensors[:-1]) - tensors[-1])
 

@@ -1,4 +1,7 @@
-"""A Horovod timeline: what rank 0 wrote of every collective of every tensor. Times are ns since the timeline began."""
+"""A Horovod timeline: what rank 0 wrote about every collective of every tensor.
+
+Times are ns since the timeline began.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class TensorOp:
     tensor: str
     kind: CollectiveKind
     group: int
-    """the same for tensors that were fused into one collective"""
+    """number shared by tensors that were fused into one collective"""
     negotiated_from_ns: int | None
     """time at which rank 0 (by ``ready_ns``, the first rank) had the tensor; ``None`` if that was before the timeline
     began"""

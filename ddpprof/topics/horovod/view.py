@@ -39,10 +39,10 @@ from ddpprof.topics.horovod.waiting import summarise_tick_waiting
 from ddpprof.topics.ranks.arrivals import WAITING, WAITING_AFTER_START, RankWaiting
 
 _MANY_CYCLES = 3
-"""limit in cycles: a longer wait is caused by a rank, not by the cycle time"""
+"""limit in cycles; a longer wait is caused by a rank, not by the cycle time"""
 _DEFAULT_CYCLE_NS = 1_000_000
 _SHORT_CYCLE_NS = 600_000
-"""cycle time below which a shorter one gains nothing"""
+"""cycle time below which a shorter one saves nothing, ns"""
 _SMALL_BYTES = 1_000_000
 _MANY_ALONE = 4
 """number of small tensors per step that are reduced one by one"""
@@ -96,7 +96,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
 
 
 def _late_rank(view: View) -> RankWaiting | None:
-    """Return the rank that came last for most of the tensors for which a single rank came last."""
+    """Return the rank that was last most often, among tensors for which a single rank was last."""
     known = [one for one in view[WAITING_AFTER_START] or () if one.num_last]
     latest = max(known, key=lambda one: one.num_last or 0, default=None)
     if latest is None or latest.rank == 0:

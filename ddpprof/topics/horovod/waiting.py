@@ -1,10 +1,10 @@
-"""Which rank do the others wait for, by the ticks of a Horovod timeline?
+"""Which rank do the others wait for, according to the ticks of a Horovod timeline?
 
     waiting of rank r for a tensor = when the last rank had it - when r had it
 
-Rank 0 learns of the others once per cycle, so ranks whose ticks share a cycle came at the same time, and none of them
-was last. Where cycles are not marked, ticks closer than `_ONE_CYCLE_NS` share one. Ticks exist only for tensors that
-Horovod did not answer from its cache.
+Rank 0 learns about the other ranks once per cycle, so ranks with ticks in the same cycle count as arriving together,
+and none of them is last. If cycles are not marked, ticks closer than `_ONE_CYCLE_NS` count as one cycle. Ticks exist
+only for tensors that were not in Horovod's cache.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def summarise_tick_waiting(
 
 
 def last_rank(op: TensorOp, cycles_ns: Sequence[int]) -> int | None:
-    """Return the rank that came in a later cycle than all others, if one did."""
+    """Return the rank that arrived in a later cycle than all others; ``None`` if there is none."""
     *_, before, last = sorted(op.ready_ns.items(), key=lambda one: one[1])
     if cycles_ns:
         return last[0] if bisect(cycles_ns, last[1]) > bisect(cycles_ns, before[1]) else None

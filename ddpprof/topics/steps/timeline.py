@@ -1,7 +1,7 @@
 """What happened when, in one step of one rank?
 
-All times are shifted by one number of nanoseconds per step, so that lengths agree with the other measures: parts of the
-step bar, overlap, exposed and trailing communication.
+All times of a step are shifted by the same amount, so that lengths agree with the other measures: parts of the step
+bar, overlap, exposed and trailing communication.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """the step as its bar shows it: on an accelerator it starts with its first kernel, see `breakdown.py`"""
+    """end of the step as its bar shows it; on an accelerator it starts with its first kernel, see `breakdown.py`"""
     parts: tuple[Spans, ...] | None
     """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no work of the device"""
     compute: Work
@@ -51,7 +51,7 @@ class StepTimeline:
     buckets: tuple[BucketSpan, ...]
 
     def named_parts(self) -> Mapping[str, Spans]:
-        """Return `parts` by the fields of `Breakdown`, without their ``_ns``; empty if there are none."""
+        """Return `parts` by field name of `Breakdown`, without the suffix ``_ns``; empty if there are none."""
         names = [field.name.removesuffix("_ns") for field in fields(Breakdown)]
         return {} if self.parts is None else dict(zip(names, self.parts, strict=True))
 

@@ -1,8 +1,8 @@
-"""Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`?
+"""Do ddpprof's times of a step agree with DDP's own times, from `_get_ddp_logging_data()`?
 
-DDP's definitions differ from ours, so the columns are the same quantities by DDP's definitions, from our events:
+DDP's definitions differ from ddpprof's, so the columns are computed from ddpprof's events by DDP's definitions:
 
-    forward    start of the DDP forward to its end, including buffer sync   (ours counts forward ops only)
+    forward    start of the DDP forward to its end, including buffer sync   (ddpprof's counts forward ops only)
     backward   end of the DDP forward to the end of the graph's last node   (ours counts backward ops only)
     comm       first bucket's launch until all are finished and copied into the gradients, including gaps
                (ours is the union of the collectives)
@@ -21,7 +21,7 @@ from ddpprof.topics.buckets.steps import BucketStep
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """One step of one DDP module, ns: our times by DDP's definitions, and DDP's own."""
+    """One step of one DDP module, ns: ddpprof's times by DDP's definitions, and DDP's own times."""
 
     forward_ns: int
     backward_ns: int

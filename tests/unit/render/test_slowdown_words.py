@@ -58,4 +58,7 @@ def test_pauses_are_told_apart() -> None:
     pause = Pause(PauseKind.SAVE, 12, 3_400 * MS)
     assert pause_sentence(pause) == "checkpoints took 3.4 s in 12 steps"
     recorded = Pause(PauseKind.RECORDING, 15, 3_100 * MS)
-    assert pause_sentence(recorded) == "the 15 steps that ddpprof recorded took 3.1 s longer than as many others"
+    assert (
+        pause_sentence(recorded)
+        == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of others"
+    )
