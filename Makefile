@@ -38,7 +38,7 @@ demo: $(DEMO)/installed ## make an environment, install, trace a small training,
 docs: $(DOCS)/built ## build the documentation into site/, strictly and without a network
 	@echo 'Look at it: open site/index.html'
 
-test: lint docs $(TEST)/wheel ## lint, docs, unit tests, and the end-to-end tests that protect something of their own, against the built wheel
+test: lint docs $(TEST)/wheel ## lint, docs, unit tests, and the end-to-end tests that are not marked `long`, against the built wheel
 	$(RUN_TESTS) -m "not long" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
 	$(RUN_TESTS) -m "not long" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 	$(RUN_TESTS) -m "not long" --as-on-accelerator $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e/test_steps.py $(PYTEST) $(OR_NONE_CHOSEN)

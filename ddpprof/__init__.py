@@ -3,16 +3,16 @@
     with ddpprof.profile("runs/a"):
         train()
 
-``with ddpprof.watch("runs/a")`` only notes how the steps of a whole run go, at a cost of microseconds.
+``with ddpprof.watch("runs/a")`` only keeps a short record of every step of a run, at a cost of microseconds per step.
 
-To leave the script unedited, run ``ddpprof trace train.py`` on the command line. To get the numbers of a run:
+To record a script without editing it, run ``ddpprof trace train.py`` on the command line. To get the numbers of a run:
 
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
 
-``report.tables`` are its numbers as Arrow tables. In a notebook, a report shows itself, and so do the results of
+``report.tables`` holds its numbers as Arrow tables. Notebooks display reports as HTML, and also the results of
 `ddpprof.compare_reports` and `ddpprof.whatif`.
 
-To get less than a report, or to do what the command line does:
+To use single parts of ddpprof, or the command line from Python:
 
     trace: ddpprof.Trace = ddpprof.load_trace("rank0.pt.trace.json.gz")       one trace of torch.profiler as tables
     overlap = ddpprof.measure_overlap(trace, step=0)                          or of the whole trace with ``step=None``
@@ -20,10 +20,11 @@ To get less than a report, or to do what the command line does:
     ddpprof.between_runs.difference_between(steps_of_a_ns, steps_of_b_ns, noise_ns)      two jobs, a value for each run
     exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
 
-`hooks` has communication hooks for DDP. A process that reads many traces and nothing else may call
-`give_back_large_arrays` first: memory that it frees then goes back to the system.
+`ddpprof.hooks` has communication hooks for DDP. A process that does nothing but read many traces can call
+`give_back_large_arrays` first, so that memory it frees is returned to the system.
 
-Unreadable input raises `ddpprof.DdpprofError`, which says why and what to do. Times are in ns, sizes in bytes.
+Unreadable input raises `ddpprof.DdpprofError`, which says what is wrong and what to do. Times are in ns, sizes in
+bytes.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """List the public names, which are imported on first use, for completion in notebooks and shells."""
+    """List the public names for completion in notebooks and shells. The names are imported on first use."""
     return sorted(__all__)
 
 

@@ -1,4 +1,4 @@
-"""Entry point of ``python -m ddpprof``, which is the command line."""
+"""Entry point of ``python -m ddpprof``: the command line."""
 
 import sys
 

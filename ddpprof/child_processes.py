@@ -1,10 +1,11 @@
-"""Child processes that run no code from the user's working directory, and end with ddpprof.
+"""Child processes that run no code from the user's working directory, and end when ddpprof ends.
 
-Python puts the working directory, which may be somebody else's run, first on the module path of ``python -m …`` and of
-every process that `multiprocessing` spawns. The option ``-P`` and the variable ``PYTHONSAFEPATH`` forbid that.
+Python puts the working directory first on the module path of ``python -m …`` and of every process that
+`multiprocessing` spawns, and that directory may contain another user's run. The option ``-P`` and the variable
+``PYTHONSAFEPATH`` prevent this.
 
-``python -m ddpprof.child_processes COMMAND`` is a guard: it runs the command, and ends all its descendants when it
-gets SIGTERM, which it also gets when its own parent is killed.
+``python -m ddpprof.child_processes COMMAND`` is a guard process: it runs the command, and ends all of the command's
+descendants on SIGTERM, which it also receives when its own parent is killed.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from ddpprof.redaction import is_secret
 Process = subprocess.Popen[Any]
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""environment for processes that start Python processes in turn"""
+"""environment for processes that start further Python processes"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def python_command(words: Sequence[str]) -> list[str]:
-    """Return the command that starts this Python with `words`."""
+    """Return the command that starts this Python interpreter with the arguments `words`."""
     return [sys.executable, "-P", *words]
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Give a safe path to the processes that `multiprocessing` starts meanwhile, including its resource tracker."""
+    """Make the module path safe for processes that `multiprocessing` starts in the block, even its resource tracker."""
     before = {name: os.environ.get(name) for name in SAFE_PATH}
     os.environ.update(SAFE_PATH)
     try:
@@ -54,10 +55,10 @@ def safe_path() -> Iterator[None]:
 
 
 def start_resource_tracker() -> None:
-    """Start the process that removes what processes of `multiprocessing` leave, so that SIGHUP does not end it.
+    """Start `multiprocessing`'s resource tracker in such a way that SIGHUP does not end it.
 
-    A terminal that closes sends SIGHUP to all. `multiprocessing` would then start a second tracker, which complains
-    about everything that it did not see begin.
+    A terminal that closes sends SIGHUP to all its processes. `multiprocessing` would then start a second tracker, which
+    prints an error for every resource that was registered with the first one.
     """
     from multiprocessing import resource_tracker
 
@@ -72,7 +73,7 @@ def start_resource_tracker() -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the system to end this process when its parent dies. Use it as ``preexec_fn``; it runs in the child."""
+    """Ask the system to end this process when its parent dies. Use this as ``preexec_fn``; it runs in the child."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
@@ -83,16 +84,17 @@ def start(
     begin: Callable[[], None] | None = end_with_parent,
     **options: Any,
 ) -> Process:
-    """Start a process that ends with this one. `begin` runs in it first; `options` are those of ``subprocess.Popen``.
+    """Start a process that ends when this one does.
 
-    In a process with threads, `begin` must be ``None``, and the process ends by itself.
-    Raises ``OSError``.
+    `begin` runs in it first; `options` are those of ``subprocess.Popen``.
+
+    In a process with threads, `begin` must be ``None``, and the child has to end by itself. Raises ``OSError``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
 
 
 def helper_environment() -> dict[str, str]:
-    """Return the environment for a process that is not the user's training: safe, and without the user's secrets."""
+    """Return the environment for a helper process that does not run user code: safe, and without the user's secrets."""
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 
 
@@ -103,7 +105,7 @@ def adopt_orphans() -> None:
 
 
 def children(process: int) -> list[int]:
-    """Return the process numbers of its children, including adopted ones, that were not waited for."""
+    """Return the PIDs of the children of `process`, including adopted ones, that have not been waited for."""
     found = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
@@ -127,7 +129,7 @@ def kill_descendants() -> None:
 
 
 def end_descendants(grace_s: float) -> None:
-    """Send SIGTERM to this process's children, adopted ones included, and SIGKILL to those left after `grace_s`."""
+    """Send SIGTERM to this process's children, including adopted ones, and SIGKILL to any left after `grace_s`."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     while left := children(os.getpid()):
@@ -143,7 +145,7 @@ def end_descendants(grace_s: float) -> None:
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` under a guard."""
+    """Return the command that runs `command` under a guard process."""
     return python_command(["-m", "ddpprof.child_processes", *command])
 
 

@@ -3,7 +3,7 @@
 DdpprofError            the user can fix it; the command line prints it in one line and exits with 2
 ├── NotARun             a path that holds neither a ddpprof run nor traces
 ├── BadTrace            a trace file that cannot be read
-├── RemoteError         a file that is not on this machine cannot be reached; also an ``OSError``
+├── RemoteError         a remote file cannot be reached; also an ``OSError``
 │   └── RemoteFileNotFound   the file does not exist; also a ``FileNotFoundError``
 ├── RunExists           recording would overwrite an earlier run
 └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
@@ -35,11 +35,11 @@ class NotARun(DdpprofError):
 
 
 class BadTrace(DdpprofError):
-    """The trace file is not a trace, is cut off, or holds something that no real trace holds."""
+    """The trace file is not a trace, is truncated, or holds something that no real trace holds."""
 
 
 def refuse_newer(where: object, found: object, known: int, error: type[DdpprofError] = NotARun) -> None:
-    """Raise `error` if a newer ddpprof has written what is there: in the format `found`, if it tells one."""
+    """Raise `error` if a newer ddpprof has written what is at `where`. `found`: the format it declares, if any."""
     if isinstance(found, int) and found > known:
         raise error(
             f"{where} was written by a newer ddpprof: its format is {found}, but this version reads formats up to "
@@ -48,7 +48,10 @@ def refuse_newer(where: object, found: object, known: int, error: type[DdpprofEr
 
 
 class RemoteError(DdpprofError, OSError):
-    """A remote file cannot be reached; ``strerror`` says why in one line, ``filename`` is the address, no passwords."""
+    """A remote file cannot be reached.
+
+    ``strerror`` is the reason in one line, ``filename`` the address without passwords.
+    """
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -67,26 +70,26 @@ class CannotRecord(DdpprofError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the sentence that names the known word nearest to `word`, after a space, or nothing if none is near."""
+    """Return a space and the sentence that suggests the known word nearest to `word`; empty if none is near."""
     nearest = nearest_words(word, known, 1)
     return f" Did you mean {nearest[0]}?" if nearest else ""
 
 
 def how_to_install(*packages: str) -> str:
-    """Return the sentence for a missing package. ddpprof's own extras would need ddpprof's source."""
+    """Return the sentence about how to install a missing package; ddpprof's own extras would need its source."""
     return f"Install it with: pip install {' '.join(packages)}"
 
 
 _NEAR = 0.7
-"""minimum similarity of two words, according to `difflib`, for one to be a likely misspelling of the other"""
+"""minimum similarity of two words, by `difflib`, for one to be a likely misspelling of the other"""
 _LEAST_LETTERS = 3
 """minimum length of a prefix that identifies a word"""
 
 
 def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:
-    """Return known words that are `word` completed or shortened, the shortest first; else those spelled similarly.
+    """Return known words that complete or shorten `word`, shortest first; or else words with a similar spelling.
 
-    The dashes before an option do not count, as they make all options alike.
+    Leading dashes of options are ignored, because they make all options look alike.
     """
     from difflib import get_close_matches
 
@@ -103,7 +106,7 @@ def _is_beginning(one: str, other: str) -> bool:
 
 @contextmanager
 def writing(place: object, kind: type[DdpprofError] = DdpprofError) -> Iterator[None]:
-    """Turn an ``OSError`` of the block, which writes to `place`, into one line of that kind."""
+    """Turn an ``OSError`` raised in the block, which writes to `place`, into a one-line error of type `kind`."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Union, intersection and difference of time spans, vectorised.
 
-Every set of spans is a `Spans`: half-open, sorted, disjoint, none empty, neighbours that touch merged. The length of a
-union is therefore the sum of the lengths, and equal sets have equal arrays.
+Every set of spans is a `Spans`: half-open, sorted and disjoint, without empty spans, and with touching spans merged.
+The length of a union is therefore the sum of the lengths, and equal sets have equal arrays.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Spans:
         return int((self.end_ns - self.start_ns).sum())
 
     def contains(self, times_ns: Int64Column) -> NDArray[np.bool_]:
-        """Return, for each time, whether a span contains it."""
+        """Return a boolean array, one value per time: True if a span contains that time."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.bool_)
         before = np.searchsorted(self.start_ns, times_ns, side="right") - 1
         return (before >= 0) & (times_ns < self.end_ns[before])
 
     def within(self, start_ns: Int64Column, end_ns: Int64Column) -> Int64Column:
-        """Return, for each given span, the length of its overlap with the set; the given spans may overlap."""
+        """Return the length (ns) of each given span's overlap with the set. The given spans may overlap each other."""
         return self._before(np.maximum(start_ns, end_ns)) - self._before(start_ns)
 
     def _before(self, times_ns: Int64Column) -> Int64Column:
-        """Return, for each time, how much of the set lies before it."""
+        """Return, for each time, the length (ns) of the part of the set before it."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.int64)
         begun = np.searchsorted(self.start_ns, times_ns, side="left")
@@ -64,7 +64,7 @@ NO_SPANS = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
-    """Return the instants in at least one of the given spans, which may overlap; empty spans are dropped."""
+    """Return the union of the given spans, which may overlap. Empty spans are dropped."""
     filled = end_ns > start_ns
     start, end = (start_ns, end_ns) if filled.all() else (start_ns[filled], end_ns[filled])
     if not len(start):
@@ -90,22 +90,22 @@ class Timed(Protocol):
 
 
 def union_of(table: Timed, rows: NDArray[Any] | slice = slice(None)) -> Spans:
-    """Return the instants in at least one of these rows, given by their indices or by a mask; by default in any row."""
+    """Return the union of the given rows, selected by indices or by a mask; of all rows by default."""
     return union(table.start_ns[rows], table.end_ns[rows])
 
 
 def merge(a: Spans, b: Spans) -> Spans:
-    """Return the instants in ``a`` or ``b``."""
+    """Return the union of ``a`` and ``b``."""
     return union(np.concatenate((a.start_ns, b.start_ns)), np.concatenate((a.end_ns, b.end_ns)))
 
 
 def intersect(a: Spans, b: Spans) -> Spans:
-    """Return the instants in both."""
+    """Return the intersection of ``a`` and ``b``."""
     return _covered_by(_near(a, b), _near(b, a), depth_of_b=1, depth=2)
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
-    """Return the instants in ``a`` that are not in ``b``."""
+    """Return the difference of ``a`` and ``b``: what is in ``a`` but not in ``b``."""
     return _covered_by(a, _near(b, a), depth_of_b=2, depth=1)
 
 
@@ -120,7 +120,10 @@ def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
 
 
 def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:
-    """Return the spans that no other span of their thread holds, by thread and start. Empty spans are left out."""
+    """Return the indices of spans that no other span of the same thread contains, sorted by thread and start.
+
+    Empty spans are left out.
+    """
     order = np.lexsort((-end_ns, start_ns, thread))
     order = order[end_ns[order] > start_ns[order]]
     kept = []
@@ -131,7 +134,10 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
 
 
 def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
-    """Return whether each span lies in an earlier row of its thread: all held spans, if holders always come first."""
+    """Return True for each span that lies within an earlier row of its thread.
+
+    Finds all if containing spans come first.
+    """
     held = np.zeros(len(start_ns), np.bool_)
     for number in np.unique(thread).tolist():
         rows = np.flatnonzero(thread == number)
@@ -144,14 +150,14 @@ def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Col
 
 
 def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.int64]]:
-    """Split rows that are sorted by thread where the thread changes."""
+    """Split rows that are sorted by thread into one array per thread."""
     if not len(rows):
         return []
     return np.split(rows, np.flatnonzero(np.diff(thread[rows])) + 1)
 
 
 def _near(spans: Spans, other: Spans) -> Spans:
-    """Return at least the spans that overlap the other set; sorting all of a long trace takes time and memory."""
+    """Return the spans near the other set, at least all that overlap it; sorting a whole long trace is expensive."""
     if len(spans) <= _MANY_TIMES * len(other):
         return spans
     first = np.searchsorted(spans.end_ns, other.start_ns, side="right")
@@ -162,7 +168,7 @@ def _near(spans: Spans, other: Spans) -> Spans:
 
 
 def _covered_by(a: Spans, b: Spans, *, depth_of_b: int, depth: int) -> Spans:
-    """Return the instants at which the depths of the open spans, of which ``a`` has 1, add up to exactly ``depth``."""
+    """Return the spans where the depths of open spans add up to exactly ``depth``; those of ``a`` have depth 1."""
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
     changes = np.repeat(np.array([1, -1, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b])

@@ -1,4 +1,4 @@
-"""The shapes that sections of a report can have, and the words for units.
+"""The elements that sections of a report are made of, and the formatting of units.
 
 Times are given in ns and shown in ms; sizes are given in bytes and shown in MB (10⁶ bytes).
 """
@@ -25,9 +25,9 @@ class Line:
     text: str
     is_warning: bool = False
     is_aside: bool = False
-    """whether the text is less important and set apart"""
+    """whether the text is less important and is set apart"""
     is_headline: bool = False
-    """whether the text is what a reader must not miss"""
+    """whether the text is something that a reader must not miss"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LaneSpan:
     start_ns: int
     end_ns: int
     what: str
-    """name of a part of the drawing, or one character to draw"""
+    """name of a part of the drawing, or one character to draw with"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Table:
 
 
 def columns(*names: str, words: Collection[str] = ()) -> tuple[Column, ...]:
-    """Return columns of numbers, except for those named in `words`."""
+    """Return columns of numbers; the columns named in `words` hold text."""
     return tuple(Column(name, is_number=name not in words) for name in names)
 
 
@@ -100,7 +100,7 @@ def table_of(
     words: Collection[str] = (),
     note: str = "",
 ) -> Table:
-    """Return a table with a row for each thing. `cells`: what to write of it, by the name of the column."""
+    """Return a table with one row per thing. `cells`: function for each cell, by column name."""
     rows = tuple(tuple(cell(thing) for cell in cells.values()) for thing in things)
     return Table(title, columns(*cells, words=words), rows, note)
 
@@ -128,9 +128,9 @@ class Remark:
     text: str
     """cut off if the line is too short for it, unless it is advice"""
     number: str
-    """what must stay in the line; may be empty"""
+    """the part that must stay in the line; may be empty"""
     is_advice: bool = False
-    """whether both are shown in full, on two lines if necessary"""
+    """whether text and number are shown in full, on two lines if necessary"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Commands:
 
     title: str
     commands: tuple[tuple[str, str], ...]
-    """what it shows → the command"""
+    """description → command"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Definition:
     term: str
     text: str
     more: tuple[tuple[str, str], ...]
-    """label and text of each further entry"""
+    """label and text of each further item"""
 
 
 Section = Line | Bars | Lanes | Table | FindingList | Remarks | Commands | Definition
@@ -174,7 +174,7 @@ def gigabytes_per_s(bytes_per_s: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits or, from 1000 on, with all digits before the point."""
+    """Return a number with three digits, or with all digits before the decimal point from 1000 on."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -187,7 +187,7 @@ def percent(fraction: float | None) -> str:
 
 
 def duration(ns: int) -> str:
-    """Return a duration for people, such as ``0.4 s``, ``12 s``, ``4 min 12 s`` or ``3 h 05 min``."""
+    """Return a duration in readable form, such as ``0.4 s``, ``12 s``, ``4 min 12 s`` or ``3 h 05 min``."""
     if ns < 10 * 10**9:
         return f"{max(ns, 0) / 1e9:.1f} s"
     minutes, seconds = divmod(round(ns / 1e9), 60)
@@ -204,7 +204,7 @@ def clean(text: str, most: int = 200) -> str:
 
 
 def cut_off(number: int, most: int = MAX_RANKS, what: str = "ranks") -> str:
-    """Return the note below a table that has only the first `most` rows."""
+    """Return the note below a table that shows only the first `most` rows."""
     return f"{number - most} more {what} are in the JSON report" if number > most else ""
 
 

@@ -1,4 +1,4 @@
-"""Reads files of Linux: counters by name, as in ``/proc/vmstat``; the state of a process; this one's control groups."""
+"""Reads Linux files: counters by name, as in ``/proc/vmstat``; the state of a process; control groups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 OF_MACHINE = Path("/proc/vmstat")
 GROUPS = "sys/fs/cgroup"
-"""folder of all control groups, below the root of the file system"""
+"""folder of all control groups, relative to the root of the file system"""
 _ROOT = Path("/")
 
 
 def number_in(path: Path, name: str) -> int | None:
-    """Return the number called `name`; ``None`` if the file, or a number of that name, is not there."""
+    """Return the number with the given name; ``None`` if the file or the name does not exist."""
     with suppress(OSError, ValueError, IndexError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith((f"{name} ", f"{name}\t")):
@@ -24,14 +24,14 @@ def number_in(path: Path, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """A process or thread, by its file ``stat``."""
+    """A process or thread, as described in its ``stat`` file."""
 
     name: str
     state: str
-    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z or X dead"""
+    """process state letter: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z or X dead"""
     parent: int
     num_paged_in: int
-    """number of pages that it has had to read from a disk: from swap, or from a file in memory"""
+    """number of major page faults: pages that had to be read from a disk (swap, or a mapped file)"""
     cpu_ticks: int
 
     @property
@@ -40,7 +40,7 @@ class ProcessStat:
 
 
 def stat_of(folder: Path) -> ProcessStat | None:
-    """Return what the folder of a process or thread in ``/proc`` tells; ``None`` if there is none."""
+    """Return what a folder of a process or thread in ``/proc`` says about it; ``None`` if it does not exist."""
     try:
         before, _, after = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         words = after.split()  # the name may contain anything, so the rest is behind its end
@@ -51,13 +51,13 @@ def stat_of(folder: Path) -> ProcessStat | None:
 
 
 def groups_around(controller: str, root: Path = _ROOT) -> Iterator[Path]:
-    """Yield the control groups of this process, and all that contain them."""
+    """Yield the control groups of this process and all their ancestors."""
     for own in own_groups(controller, root):
         yield from (group for group in (own, *own.parents) if group.is_relative_to(root / GROUPS))
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the number of cores whose time this process may use together with its control group; ``None``: all."""
+    """Return the number of cores that control groups let this process use; ``None`` if there is no CPU quota."""
     limits = []
     for group in groups_around("cpu", root):
         with suppress(OSError, ValueError):
@@ -68,7 +68,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def _quota_of(group: Path) -> tuple[int, int]:
-    """Return quota and period of a group, in version 2 or 1; a quota that is not positive limits nothing."""
+    """Return quota and period of a group, in cgroup version 2 or 1. A quota that is not positive means no limit."""
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         return (-1 if quota == "max" else int(quota)), int(period)
@@ -77,7 +77,7 @@ def _quota_of(group: Path) -> tuple[int, int]:
 
 
 def is_frozen(pid: int, root: Path = _ROOT) -> bool:
-    """Return whether the control group of a process is frozen, as by ``docker pause`` or a scheduler."""
+    """Return True if the control group of a process is frozen, for example by ``docker pause`` or a scheduler."""
     for group in own_groups("freezer", root, str(pid)):
         with suppress(OSError):
             if (group / "freezer.state").read_text(encoding="utf-8").strip() in ("FROZEN", "FREEZING"):

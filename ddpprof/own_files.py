@@ -1,8 +1,9 @@
 """Files that ddpprof creates and removes, in folders where other users may have planted links.
 
-No link is followed, whether it has the name of a file to be written or of a folder. A file is written under a name
-that nobody can guess, and then renamed, so that it appears whole. The writer holds a lock on it, which the system
-releases if the process is killed; the next process that writes the same file removes unlocked leftovers.
+Links are never followed, neither for files to be written nor for folders. A file is written under a temporary name that
+nobody can guess, and then renamed, so that readers never see a partial file. The writer holds a lock on the temporary
+file, which the system releases if the process is killed. The next process that writes the same file removes unlocked
+leftovers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pathlib import Path
 from ddpprof.signals import deferred_signals
 
 WORLD_READABLE = "DDPPROF_WORLD_READABLE"
-"""environment variable that lets everybody on the machine read new files; ``--world-readable`` sets it"""
+"""environment variable that makes new files readable by all users of the machine; ``--world-readable`` sets it"""
 _PART = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}\.part(?:\.tmp)?")
-"""pattern of names from `part_name`, and of the names that Kineto writes first when told to write such a file"""
+"""pattern of the names returned by `part_name`, and of the temporary names that Kineto makes from them"""
 _SURELY_DEAD_S = 24 * 3600
-"""seconds; on a file system without locks, an older part was left by a dead process"""
+"""seconds; on a file system without locks, a part older than this is taken to be left by a dead process"""
 
 
 def part_name(name: str) -> str:
@@ -37,21 +38,21 @@ def part_name(name: str) -> str:
 
 
 def name_of_part(name: str) -> str | None:
-    """Return the name of the file that a part named `name` belongs to; ``None`` if it is not a part."""
+    """Return the name of the file that the part `name` belongs to; ``None`` if it is not a part."""
     match = _PART.fullmatch(name)
     return match.group(1) if match else None
 
 
 def _mode(full: int) -> int:
-    """Return the mode of a new file or folder, which the user's umask restricts further.
+    """Return the mode of a new file or folder, before the user's umask is applied.
 
-    Traces and commands are not readable by everybody on the machine unless the user asks for it.
+    Traces and commands are not readable by other users unless the user asks for it.
     """
     return full & (0o755 if os.environ.get(WORLD_READABLE) else 0o750)
 
 
 _SPARE = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(4)]
-"""kept so that a process that has as many files open as it may can still say so"""
+"""spare descriptor, kept so that a process that has reached its limit of open files can still report it"""
 
 
 def _open(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -66,17 +67,17 @@ def _open(path: Path, flags: int, mode: int = 0o777) -> int:
 
 
 def create(path: Path) -> int:
-    """Return the descriptor of a new file. Raises ``OSError``, also if the name is taken."""
+    """Return the descriptor of a new file. Raises ``OSError``, also if the name exists."""
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _mode(0o644))
 
 
 def append_to(path: Path) -> int:
-    """Return a descriptor that appends to the file, which is created if need be. Raises ``OSError`` for a link."""
+    """Return a descriptor that appends to the file, created if necessary. Raises ``OSError`` for a link."""
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _mode(0o644))
 
 
 def overwrite(path: Path) -> int:
-    """Return the descriptor of a new file that replaces anything of that name. Raises ``OSError``."""
+    """Return the descriptor of a new file that replaces any file of that name. Raises ``OSError``."""
     path.unlink(missing_ok=True)
     return create(path)
 
@@ -93,8 +94,8 @@ def open_regular(path: Path) -> int:
 def create_locked(path: Path, num_bytes: int, begin: bytes) -> int:
     """Return the descriptor of a new file that only this user can read, locked until the descriptor is closed.
 
-    The file appears locked, with all of its `num_bytes` in place, of which `begin` are the first.
-    Raises ``OSError``, also if there is no space for it.
+    The file appears already locked and `num_bytes` long, with `begin` as its first bytes. Raises ``OSError``, also if
+    there is not enough space for it.
     """
     part = path.with_name(f".{path.name}")
     file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -112,7 +113,7 @@ def create_locked(path: Path, num_bytes: int, begin: bytes) -> int:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a new, empty file that replaces `path` at the end, or is removed if the block raises.
+    """Yield a new, empty file. It replaces `path` at the end, or is removed if the block raises.
 
     Raises ``OSError``.
     """
@@ -128,10 +129,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Give a new folder that only this user can read, and remove it at the end. Raises ``OSError``.
+    """Yield a new folder that only this user can read, and remove it at the end. Raises ``OSError``.
 
-    Folders of that `name` left behind by killed processes are removed first. Signals wait until the folder is there, or
-    gone.
+    Folders of that `name` left behind by killed processes are removed first. Signals are deferred while the folder is
+    created or removed.
     """
     remove_left_parts(parent, name)
     folder, descriptor = None, -1
@@ -152,7 +153,7 @@ def _create_folder(path: Path) -> int:
 
 
 def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Create a part of `path` and lock it; return it with the descriptor that holds the lock."""
+    """Create a part file for `path` and lock it. Return its path and the descriptor that holds the lock."""
     while True:
         part = path.with_name(part_name(path.name))
         descriptor = -1
@@ -176,12 +177,12 @@ class LockedError(Exception):
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
         self.holder = holder
-        """host and process number of the holder"""
+        """host and PID of the holder"""
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; the system takes the lock of a process that is killed.
+    """Hold the lock file `path`. The system releases the lock if the process is killed.
 
     Raises `LockedError` while another process holds it, and ``OSError``.
     """
@@ -203,10 +204,12 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reserved(directory: Path) -> Iterator[None]:
-    """Keep `directory` for this process among all of this host's; nothing is written, so that nothing can be left.
+    """Reserve `directory` for this process among all processes of this host.
 
-    The name of a socket, which the system frees when the process ends however it does. Raises `LockedError` while
-    another process has it.
+    Nothing is written, so nothing can be left over.
+
+    The reservation is the name of a socket, which the system frees when the process ends. Raises `LockedError` while
+    another process holds it.
     """
     name = _reserved_name(directory)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
@@ -220,7 +223,7 @@ def reserved(directory: Path) -> Iterator[None]:
 
 
 def is_reserved(directory: Path) -> bool:
-    """Return whether a process of this host has reserved `directory`."""
+    """Return True if a process on this host has reserved `directory`."""
     return _holder_of(_reserved_name(directory)) is not None
 
 
@@ -230,12 +233,12 @@ def _reserved_name(directory: Path) -> str:
 
 
 def _holder_of(name: str) -> str | None:
-    """Return the number of the process that listens under `name`; ``None`` if none does."""
+    """Return the PID of the process that listens under `name`; ``None`` if none does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
             asking.connect(name)
-        except BlockingIOError:  # others are asking, too
+        except BlockingIOError:  # other processes are checking it as well
             return "unknown"
         except OSError:
             return None
@@ -243,13 +246,13 @@ def _holder_of(name: str) -> str | None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` so that a reader sees the old file or the whole new one. Raises ``OSError``."""
+    """Write `content` so that readers see either the old or the new file. Raises ``OSError``."""
     with whole_file(path) as part, os.fdopen(_open(part, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
         file.write(content)
 
 
 def write_named(path: Path, content: bytes) -> None:
-    """Write a file that the user named. Replace a regular file as a whole; write through a link, pipe or device.
+    """Write a file that the user named. Replace a regular file atomically; write through a link, pipe or device.
 
     Raises ``OSError``.
     """
@@ -260,7 +263,7 @@ def write_named(path: Path, content: bytes) -> None:
 
 
 def remove_left_parts(folder: Path, name: str | None = None) -> None:
-    """Remove the parts that dead processes left in `folder`: those of `name`, or all."""
+    """Remove the parts that dead processes left in `folder`: those of `name`, or all if no name is given."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             of = name_of_part(entry)
@@ -286,7 +289,7 @@ def _remove_if_left(part: Path) -> None:
 
 
 def _is_locked_by_nobody(descriptor: int) -> bool:
-    """Return whether nobody holds the lock: this process could take it or, without locks, the file is old."""
+    """Return True if no other process holds the lock: this process could take it or, without locks, the file is old."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -298,7 +301,7 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Give another path of the file, short enough for a socket, while the block runs. Raises ``OSError``."""
+    """Yield another path of the file that is short enough for a socket. Raises ``OSError``."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -307,22 +310,22 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether the path is a folder itself, not a link to one."""
+    """Return True if the path is itself a folder, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def make_named_folder(path: Path) -> None:
-    """Create a folder that the user named, if need be; a link to a folder will do. Raises ``OSError``."""
+    """Create a folder that the user named, if necessary. A link to a folder is accepted. Raises ``OSError``."""
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder that only this user may enter, if need be. Raises ``OSError``."""
+    """Create a folder that only this user may enter, if necessary. Raises ``OSError``."""
     path.mkdir(0o700, exist_ok=True)
 
 
 def narrow(path: Path) -> None:
-    """Remove the permissions that new files do not have from a file made by other code. Raises ``OSError``."""
+    """Remove permissions from a file made by other code, down to those of ddpprof's own files. Raises ``OSError``."""
     path.chmod(path.stat().st_mode & _mode(0o644))
 
 
@@ -332,14 +335,14 @@ def remove_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder if need be. Raises ``OSError``, also if a link has that name."""
+    """Create the folder if necessary. Raises ``OSError``, also if a link has that name."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, and ddpprof does not write through links in a run", str(path))
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder and its content as far as possible; for a link, only the link."""
+    """Remove the folder and as much of its content as possible; for a link, only the link."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()

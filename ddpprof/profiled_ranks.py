@@ -1,6 +1,6 @@
-"""Which ranks of a job are profiled? All or, in a large job with too many traces, some that stand for the rest.
+"""Which ranks of a job are profiled? All of them or, in a large job, a sample.
 
-The distance between them is odd, so that on hosts with an even number of ranks each place on a host has its turn.
+The distance between sampled ranks is odd, so that on hosts with an even number of ranks every local rank is sampled.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST = 128
-"""largest number of ranks that are all profiled"""
+"""largest world size at which all ranks are profiled"""
 _ABOUT = 64
 """approximate number of profiled ranks in a larger job"""
 
@@ -23,7 +23,7 @@ def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
 
 
 def rule(world_size: int, chosen: Spans) -> str | None:
-    """Return in words which ranks are profiled; ``None`` if all are."""
+    """Return a description of which ranks are profiled; ``None`` if all are."""
     if chosen:
         named = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in chosen)
         return f"of {world_size} ranks, only those named by --profile-ranks were profiled: {named}"
@@ -31,7 +31,7 @@ def rule(world_size: int, chosen: Spans) -> str | None:
         return None
     each = _distance(world_size)
     return (
-        f"of {world_size} ranks every {each}th was profiled (0, {each}, {2 * each}, …), and stands for the others; "
+        f"only every {each}th of {world_size} ranks was profiled (0, {each}, {2 * each}, …), as a sample; "
         f"to profile others, or all: ddpprof trace --profile-ranks 0-{world_size - 1}"
     )
 

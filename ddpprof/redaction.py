@@ -1,7 +1,8 @@
-"""Removal of secrets from what is kept and shown: passwords, keys and tokens in commands, URLs, headers and variables.
+"""Removal of secrets from stored and displayed text: passwords, keys and tokens in commands, URLs, headers and
+variables.
 
-A name that contains one of `_SECRET_WORDS` hides its value, however it is written. Every expression here takes time
-that is proportional to the length of the text, since texts come from errors and variables of the job.
+If a name contains one of `_SECRET_WORDS`, in any spelling, its value is hidden. Every regular expression here takes
+linear time, because the texts come from errors and variables of the job.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ HIDDEN = "***"
 
 _SECRET_WORDS = re.compile("token|secret|passw|passphrase|pwd|key|credential|auth")
 _ORDINARY_WORDS = re.compile("tokeni[sz]|key(?:point|word|board|frame)|monkey|author(?!i[sz])")
-"""words of training scripts that contain those"""
+"""words of training scripts that contain a secret word but are harmless"""
 _COUNT_OF_TOKENS = re.compile(r"tokens")
 _NUMBER = re.compile(r"[\d_.,]+(?:e\d+)?")
 
@@ -45,12 +46,12 @@ def without_secrets(text: str) -> str:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether an environment variable has the name of a key, token or password, or holds a secret."""
+    """Return True if an environment variable has the name of a key, token or password, or holds a secret."""
     return _names_secret(name, value) or without_secrets(value) != value
 
 
 def words_without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the command line without the values of options and variables named like keys, tokens or passwords."""
+    """Return the command line without values whose option or variable is named like a key, token or password."""
     shown: list[str] = []
     option = ""
     for word in words:
@@ -96,7 +97,10 @@ def _hides_value(name: str, joint: str, value: str) -> bool:
 
 
 def _url_without_secrets(word: str) -> str:
-    """Return a word without what is secret of a URL in it. A password may contain @, / and ?; a port is no password."""
+    """Return a word without the secret parts of a URL in it.
+
+    A password may contain @, / and ?; a port is not a password.
+    """
     scheme, mark, rest = word.partition("://")
     if not mark:
         return word

@@ -1,26 +1,26 @@
 """A run directory: every file name in it, its format version, and how files are written.
 
-    run.json               what was run, by which ddpprof, with which settings
+    run.json               the command, the ddpprof version and the settings
     rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how the rank ended
     rank-0.steps.jsonl     rank 0: one line per recorded step, appended during training
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
-    rank-0.last_step       rank 0: number of finished steps, and when the last one ended; a few bytes
-    rank-0.pulse           rank 0: what it is doing, and how all its steps went; a fixed size, see ``model/pulse.py``
+    rank-0.last_step       rank 0: number of finished steps, and the time when the last one ended; a few bytes
+    rank-0.pulse           rank 0: current activity and a summary of all steps; fixed size, see ``model/pulse.py``
     rank-0.losses.json     rank 0: the loss of each step, if the run is a trial of ``ddpprof tune``
-    exits.jsonl            how ranks, and the job, ended, as seen by the processes that started them
+    exits.jsonl            how the ranks and the job ended, as seen by the processes that started them
     tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
-    slowdowns.json         slow-downs of the whole run so far, as found by whoever watched it
-    hang.json              the last verdict of ``ddpprof diagnose`` on a job that hung, or of whoever watched it
-    hang-stacks.txt        where all threads of the ranks stood while it hung, if that was asked for
-    control.sock           socket on which the running job takes requests of ``ddpprof capture``
-    board/                 notes by which the ranks agree on a capture
-    capture-1/             a run of the steps that ``ddpprof capture`` asked for
+    slowdowns.json         slow-downs of the whole run so far, written by the process that watches it
+    hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
+    hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
+    control.sock           socket on which the running job accepts requests of ``ddpprof capture``
+    board/                 small files through which the ranks agree on a capture
+    capture-1/             a run with the steps that ``ddpprof capture`` requested
     attempt-1/             the same for the job's next attempt, if torchrun restarted all ranks
 
 Folders ``run-1``, ``run-2``, … in one folder are runs of one job, as recorded by ``ddpprof trace --repeat``.
 
-Files appear whole: they are written under another name and renamed. Only ``steps.jsonl`` grows, line by line, so a rank
-that is killed leaves every line that it wrote.
+Files are written under a temporary name and then renamed, so readers never see a partial file. Only ``steps.jsonl``
+grows, line by line, so a rank that is killed leaves every line that it wrote.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ _T = TypeVar("_T")
 
 
 def attempt_directory(number: int) -> str:
-    """Return the attempt's name in the run directory, which itself belongs to the first attempt, number 0."""
+    """Return the name of an attempt's folder in the run directory. Attempt 0 uses the run directory itself."""
     return f"attempt-{number}" if number else ""
 
 
 def attempt_of(directory_name: str) -> int | None:
-    """Return the number of the attempt with that directory; ``None`` for any other name."""
+    """Return the number of the attempt stored in a directory of that name; ``None`` for any other name."""
     match = _ATTEMPT.match(directory_name)
     return int(match.group(1)) if match else None
 
@@ -98,7 +98,7 @@ def last_attempt(directory: Path) -> Path:
 
 
 def capture_directory(number: int) -> str:
-    """Return the name, in the run directory, of the run that ``ddpprof capture`` asked for; numbers begin at 1."""
+    """Return the name, in the run directory, of the run with a capture's steps; numbers begin at 1."""
     return f"capture-{number}"
 
 
@@ -108,7 +108,7 @@ def captures_in(directory: Location) -> dict[int, Location]:
 
 
 def _numbered_runs(directory: Location, names: re.Pattern[str]) -> dict[int, Location]:
-    """Return the runs in folders with such names, by number, in order. A link is left out: it may lead elsewhere."""
+    """Return the runs in folders with such names, by number, in order. Links are left out: they may lead elsewhere."""
     found = {int(match.group(1)): path for path in directory.iterdir() if (match := names.match(path.name))}
     kept = {number: path for number, path in found.items() if not (isinstance(path, Path) and path.is_symlink())}
     return {number: kept[number] for number in sorted(kept) if is_run(kept[number])}
@@ -131,7 +131,7 @@ def losses_file(rank: int) -> str:
 
 
 def write_last_step(file: int, num_steps: int, ended_ns: int) -> None:
-    """Write how many steps are over, and when the last one ended, into an open file. Raises ``OSError``."""
+    """Write to an open file how many steps have finished and when the last one ended. Raises ``OSError``."""
     os.pwrite(file, struct.pack(LAST_STEP, num_steps, ended_ns), 0)
 
 
@@ -144,7 +144,7 @@ def pulse_file(rank: int) -> str:
 
 
 def pulses_in(directory: Location) -> list[int]:
-    """Return every rank that left a pulse, in order."""
+    """Return the ranks that left a pulse, in order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match and match.group(2) == "pulse"})
 
@@ -154,18 +154,18 @@ def trace_file(rank: int) -> str:
 
 
 def plain_trace_file(rank: int) -> str:
-    """Return the trace's name before compression; it is all there is if a rank dies after its profiled steps."""
+    """Return the trace's name before compression. Only this file exists if a rank dies after its profiled steps."""
     return f"rank-{rank}.trace.json"
 
 
 def ranks_in(directory: Location) -> list[int]:
-    """Return every rank that left a file, in order."""
+    """Return the ranks that left any file, in order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match})
 
 
 def trace_path(directory: Location, rank: int) -> Location | None:
-    """Return the rank's trace, compressed as written, plain or recompressed; ``None`` if there is none."""
+    """Return the rank's trace file: compressed as written, plain, or recompressed; ``None`` if there is none."""
     plain = plain_trace_file(rank)
     for name in (trace_file(rank), plain, f"{plain}.zst"):
         if (directory / name).is_file():
@@ -183,18 +183,18 @@ def is_run(directory: Location) -> bool:
 
 
 def runs_in(directory: Location) -> list[str]:
-    """Return the names of folders in it that are runs; among very many, only the first are checked."""
+    """Return the names of subfolders that are runs. If there are very many, only the first ones are checked."""
     folders = sorted(path for path in directory.iterdir() if path.is_dir())
     return [path.name for path in folders[:_MOST_LOOKED_AT] if is_run(path)]
 
 
 def repeated_directory(number: int) -> str:
-    """Return the folder's name in a folder written by ``ddpprof trace --repeat``; numbers begin at 1."""
+    """Return the name of a run's folder inside a folder written by ``ddpprof trace --repeat``; numbers begin at 1."""
     return f"run-{number}"
 
 
 def repeated_runs_in(directory: Location) -> dict[int, Location]:
-    """Return the runs of one job by number, in order; none if the folder is a run itself or does not exist."""
+    """Return the runs of one job by number, in order. Empty if the folder is a run itself or does not exist."""
     if not directory.is_dir() or is_run(directory):
         return {}
     found = {int(match.group(1)): path for path in directory.iterdir() if (match := _REPEATED.match(path.name))}
@@ -219,7 +219,7 @@ def read_json(path: Location, content: type[_T]) -> _T | None:
 
 
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
-    """Write a JSON file, so that a reader sees the old or the whole new one. Raises ``OSError``."""
+    """Write a JSON file so that readers see either the old or the new content. Raises ``OSError``."""
     own_files.write_whole(path, json.dumps(content).encode())
 
 
@@ -238,7 +238,7 @@ def remove_run(directory: Path) -> None:
 
 
 def _remove_files(directory: Path, is_own: Callable[[str], object]) -> None:
-    """Delete the files of a folder whose names `is_own` accepts, and the folder if it is empty then."""
+    """Delete the files in a folder whose names `is_own` accepts, and then the folder if it is empty."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)

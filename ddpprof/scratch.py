@@ -13,14 +13,14 @@ from ddpprof.signals import deferred_signals
 
 _NAME = "ddpprof"
 _LONGEST_WITH_SOCKETS = 40
-"""bytes of a directory such that a socket in a folder of a temporary folder in it has no more than the system's 107"""
+"""maximum length of a directory, in bytes, such that sockets two folders below it have paths of at most 107 bytes"""
 _SHORT = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 (the folder in it is created exclusively)
 
 
 def choose_temporary_directory() -> Path:
     """Return the directory for temporary files. Raises ``OSError``.
 
-    Python tries it once with a file of its own, which would be left if a signal came just then.
+    Python tests the directory once by creating a file, which would be left behind if a signal arrived at that moment.
     """
     with deferred_signals():
         return Path(tempfile.gettempdir())
@@ -28,9 +28,9 @@ def choose_temporary_directory() -> Path:
 
 @contextmanager
 def scratch_folder(*, for_sockets: bool = False) -> Iterator[Path]:
-    """Give an empty folder that only this user can read, and remove it at the end. Raises ``OSError``.
+    """Yield an empty folder that only this user can read, and remove it at the end. Raises ``OSError``.
 
-    `for_sockets`: Python's `multiprocessing` is to put sockets into it, whose paths must be short.
+    `for_sockets`: Python's `multiprocessing` will put sockets into it, so its path must be short.
     """
     parent = choose_temporary_directory()
     if for_sockets and len(os.fsencode(parent)) > _LONGEST_WITH_SOCKETS:

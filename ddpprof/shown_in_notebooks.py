@@ -1,4 +1,4 @@
-"""A base class of results that show themselves: as HTML in a notebook, and as a few lines of text."""
+"""A base class of results that display themselves: as HTML in a notebook, and as a few lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 
 class ShownInNotebooks:
-    """A result that Jupyter shows as HTML, and ``print`` as a short summary. `ddpprof.render.notebook` draws it."""
+    """A result that Jupyter shows as HTML and ``print`` shows as a short summary.
+
+    `ddpprof.render.notebook` renders it.
+    """
 
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        """Put the method beside the subclass's own ``__repr__``, which IPython would otherwise prefer."""
+        """Define `_repr_pretty_` in the subclass itself; otherwise IPython would prefer the subclass's ``__repr__``."""
         cls._repr_pretty_ = ShownInNotebooks._repr_pretty_  # type: ignore[method-assign]
 
     def _repr_html_(self) -> str:
@@ -20,7 +23,7 @@ class ShownInNotebooks:
         return as_html(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the summary in IPython's terminal; `cycle` is for containers that contain themselves."""
+        """Show the summary in IPython's terminal. `cycle` is for containers that contain themselves."""
         printer.text("…" if cycle else str(self))
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Signals of this process: deferred while something must not be interrupted, or handled for a while.
+"""Signals of this process: deferred while something must not be interrupted, or handled temporarily.
 
-Those that reach ``ddpprof trace`` are passed on to the job by `record.launch`.
+`record.launch` passes on the signals that reach ``ddpprof trace`` to the job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 @contextmanager
 def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[list[int]]:
-    """Defer signals until the block ends, and give the list of those that arrived.
+    """Defer signals until the block ends, and yield the list of those that have arrived.
 
     Does nothing outside the main thread.
     """
@@ -38,7 +38,7 @@ def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -
 
 @contextmanager
 def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object] | int) -> Iterator[None]:
-    """Let `handler` handle these signals until the block ends."""
+    """Handle these signals with `handler` until the block ends."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -49,7 +49,7 @@ def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | 
 
 @contextmanager
 def children_without_ctrl_c() -> Iterator[None]:
-    """Shield processes that start meanwhile from Ctrl-C, which a terminal sends to all; this process ends them."""
+    """Shield processes started in the block from Ctrl-C, which a terminal sends to all. This process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

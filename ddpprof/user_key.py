@@ -1,4 +1,4 @@
-"""The cache folder of this user, and a key in it that nobody else has: what it seals comes from this user."""
+"""The user's cache folder, and a key in it that only this user has, to recognise what this user has sealed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY_FILE = "key"
 
 
 def user_folder() -> Path | None:
-    """Return this user's cache folder, created if need be; ``None`` if there is no place for it."""
+    """Return this user's cache folder, created if necessary; ``None`` if it cannot be created."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
         own_files.make_named_folder(folder)
@@ -27,7 +27,7 @@ def user_folder() -> Path | None:
 
 
 def user_key() -> bytes | None:
-    """Return this user's key, created if need be; ``None`` if it cannot be stored."""
+    """Return this user's key, created if necessary; ``None`` if it cannot be stored."""
     folder = user_folder()
     if folder is None:
         return None
@@ -36,7 +36,7 @@ def user_key() -> bytes | None:
         with suppress(OSError), own_files.whole_file(path) as part:
             part.write_bytes(os.urandom(_KEY_BYTES))
             part.chmod(0o600)
-    return _read_key(path)  # another process may have created one meanwhile
+    return _read_key(path)  # another process may have created one in the meantime
 
 
 def _read_key(path: Path) -> bytes | None:
@@ -52,15 +52,15 @@ def _read_key(path: Path) -> bytes | None:
 
 
 def is_of_this_user(found: os.stat_result) -> bool:
-    """Return whether this user owns the file, and nobody else may change it."""
+    """Return True if this user owns the file and nobody else may change it."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def seal_of(content: bytes, key: bytes) -> str:
-    """Return the seal as hexadecimal text."""
+    """Return the seal of `content` as hexadecimal text."""
     return hashlib.blake2b(content, key=key, digest_size=SEAL_BYTES).hexdigest()
 
 
 def is_seal_of(seal: str, content: bytes, key: bytes) -> bool:
-    """Return whether `seal` was made from `content` with `key`."""
+    """Return True if `seal` was made from `content` with `key`."""
     return hmac.compare_digest(seal.encode(), seal_of(content, key).encode())

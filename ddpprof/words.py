@@ -1,4 +1,4 @@
-"""Text: names that anything can show, and lists in words, which name the first of many things."""
+"""Text helpers: names that any output can show, and lists in words that name only the first items."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ _MOST_PARAMETERS = 4
 
 
 def listed(words: Sequence[object], most: int) -> str:
-    """Return the first of many words, and the number of the others, such as ``a, b and 3 more``."""
+    """Return the first words and the number of the remaining ones, such as ``a, b and 3 more``."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{', '.join(map(str, words[:most]))}{more}"
 
 
 def clauses(words: Sequence[str], most: int) -> str:
-    """Return the first of many clauses, and the number of the others, such as ``a; b; and 3 more``."""
+    """Return the first clauses and the number of the remaining ones, such as ``a; b; and 3 more``."""
     return "; ".join([*words[:most], *([f"and {len(words) - most} more"] if len(words) > most else [])])
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
-    """Return ranks by their numbers, such as ``rank 3`` or ``ranks 0, 1``; of many, the first ones."""
+    """Return ranks in words, such as ``rank 3`` or ``ranks 0, 1``. If there are many, only the first ones are named."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"
 
 
 def utf8_text(name: str) -> str:
-    """Return a name as valid UTF-8, which JSON requires and file names need not be."""
+    """Return a name as valid UTF-8, as JSON requires; file names may be invalid."""
     return name.encode("utf-8", "replace").decode()
 
 
 def not_averaged(parameters: Sequence[str]) -> str:
-    """Return the sentence on parameters that were frozen when DDP was constructed, and have been trained since."""
+    """Return the sentence about parameters that were frozen when DDP was constructed and have been trained since."""
     those = "1 parameter that was" if len(parameters) == 1 else f"{len(parameters)} parameters that were"
     named = listed(parameters, _MOST_PARAMETERS)
     return f"DDP does not average the gradients of {those} frozen when DDP was constructed: {named}"
 
 
 def trained_apart(parameters: Sequence[str]) -> str:
-    """Return the clause on what follows from that."""
+    """Return the clause that says what follows from that."""
     they_were, them = ("it has been", "it") if len(parameters) == 1 else ("they have been", "them")
     return f"{they_were} trained since, each rank its own copy of {them}"
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _CLEAN_UP_S = 0.01
 _BEFORE_SIGNALS = 128
-"""exit code of a process that a signal ends, minus the number of the signal"""
+"""exit code of a process that a signal ended, minus the number of the signal"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 2 for a mistake that the user can fix."""
+    """Run one command and return its exit code; the code is 2 for a mistake that the user can fix."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_process()
     try:
@@ -71,7 +71,7 @@ def _prepare_process() -> None:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Repeat a signal whose exception came where Python drops it, as in an import's clean-up, once that is over."""
+    """Repeat a signal later if its exception was raised where Python drops it, as in an import's clean-up."""
     error = unraisable.exc_value
     if isinstance(error, KeyboardInterrupt):
         number = int(signal.SIGINT)

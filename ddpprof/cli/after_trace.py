@@ -1,4 +1,4 @@
-"""What `ddpprof trace` prints and writes when the job has ended."""
+"""What `ddpprof trace` prints and writes after the job has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
-    """Print the report, or why there is none. `inside`: this process is a rank itself."""
+    """Print the report, or why there is none. `inside`: whether this process is itself a rank."""
     from ddpprof import rundir
 
     if has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
@@ -27,9 +27,9 @@ def after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
 def has_run_to_tell_of(
     job: JobCommand, out: Path, inside: bool, end: JobEnd, ranks_in: Callable[[Location], list[int]]
 ) -> bool:
-    """Return whether this process is to tell of the run; if not, say where it is, or why there is none.
+    """Return True if this process should report on the run. If not, print where it is, or why there is none.
 
-    `ranks_in`: returns the ranks that left what the command records.
+    `ranks_in`: returns the ranks that left the data recorded by the command.
     """
     from ddpprof import rundir
     from ddpprof.record.launch import is_first_rank
@@ -50,7 +50,7 @@ def has_run_to_tell_of(
 
 
 def _say_how_it_failed(out: Path) -> None:
-    """Say which rank failed before there was a run, if one did."""
+    """Print which rank failed before there was a run, if one did."""
     from ddpprof.monitor.examination import examine
     from ddpprof.topics.hang_words import verdict_lines
 
@@ -60,7 +60,10 @@ def _say_how_it_failed(out: Path) -> None:
 
 
 def report_stream() -> TextIO:
-    """Return where the report goes that follows the job: a file or a program that reads stdout gets the job's alone."""
+    """Return the stream for the report after the job.
+
+    If stdout goes to a file or program, it is left to the job's output.
+    """
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 
 
@@ -106,7 +109,7 @@ _NOT_REACHED = (
 
 
 def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
-    """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
+    """Return why the run directories are empty; the first forward of a DDP module creates a run."""
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):

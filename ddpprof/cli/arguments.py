@@ -1,4 +1,4 @@
-"""Parsers for option values. argparse prints the error of each in one line."""
+"""Parsers for option values. argparse prints their errors in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
-"""option names for the number of processes, in all commands"""
+"""option names for the number of processes, the same in all commands"""
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")
@@ -26,16 +26,16 @@ _LONGEST_S = 1e6
 
 
 def add_profiler_options(parser: ArgumentParser) -> None:
-    """Add the options that say how steps are recorded."""
+    """Add the options that control how steps are recorded."""
     parser.add_argument("--no-profiler", action="store_true", help="record lightly only")
     for name in ("--record-shapes", "--with-stack", "--profile-memory"):
         parser.add_argument(name, action="store_true", help="as in torch.profiler")
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
-    """Name what a user may have meant, if argparse's error is about an unknown option or value.
+    """Return a suggestion, if argparse's error is about an unknown option or value.
 
-    `others`: the options of all commands. If no option of this command is near, the commands that have it are named.
+    `others`: the options of all commands. If no option of this command is similar, the commands that have it are named.
     """
     if unknown := _UNKNOWN.search(message):
         words, known = [word.partition("=")[0] for word in unknown[1].split()], list(options)
@@ -73,7 +73,7 @@ def numbers(text: str) -> Numbers:
     for part in text.split(","):
         match = _SPAN.fullmatch(part.strip())
         if match is None:
-            raise ArgumentTypeError(f"{text!r} is not a list of numbers; write, say, 0-7,64")
+            raise ArgumentTypeError(f"{text!r} is not a list of numbers; write, for example, 0-7,64")
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first:
@@ -87,12 +87,12 @@ def duration_ns(text: str) -> int:
 
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is not a duration; write, say, 10us or 0.1ms")
+        raise ArgumentTypeError(f"{text!r} is not a duration; write, for example, 10us or 0.1ms")
     return round(float(match.group(1)) * NANOSECONDS[match.group(2)])
 
 
 def sizes_bytes(text: str) -> list[int]:
-    """Parse ``1K-256M`` (each size double the one before) or a list such as ``4K,1M``."""
+    """Parse ``1K-256M`` (each size is double the previous one) or a list such as ``4K,1M``."""
     sizes: list[int] = []
     for part in text.split(","):
         first, is_span, last = part.partition("-")
@@ -108,7 +108,7 @@ def sizes_bytes(text: str) -> list[int]:
 def _size_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or not int(match.group(1)):
-        raise ArgumentTypeError(f"{text!r} is not a size; write, say, 1K-256M or 64K,1M")
+        raise ArgumentTypeError(f"{text!r} is not a size; write, for example, 1K-256M or 64K,1M")
     return int(match.group(1)) * _BYTES[match.group(2).upper()]
 
 
@@ -127,11 +127,11 @@ def factor(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second; prefixes are multiples of 1000, as for networks."""
+    """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second. Prefixes are powers of 1000, as usual for networks."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or value < 1:
-        raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, say, 10Gbit or 1.2GB")
+        raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, for example, 10Gbit or 1.2GB")
     return value if match.group(3) == "B" else value / 8
 
 

@@ -1,4 +1,4 @@
-"""Every command with its purpose and options: the source of the help, the shell completion and the parsers."""
+"""Every command with its purpose and options, from which help, shell completion and parsers are made."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Parser = argparse.ArgumentParser
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command. Its module has ``add_NAME_options``, which also sets a default for what runs the command.
+    """A command. Its module has ``add_NAME_options``, which also sets a default for the function that runs the command.
 
-    The default is either ``run``, which takes the parsed options, or ``run_words``, which takes the parser and the
-    command's words, for a command that splits them itself, such as at ``--``.
+    The default is either ``run``, which receives the parsed options, or ``run_words``, which receives the parser and
+    the command's words, for a command that splits them itself, for example at ``--``.
     """
 
     name: str
@@ -184,13 +184,13 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
     ),
 }
-"""commands by the title of their group"""
+"""commands by group title"""
 
 COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}
 
 
 class _Parser(Parser):
-    """Parser that reports mistakes in one line, as all of ddpprof does, and begins its help with an example."""
+    """Parser that reports mistakes in one line, like the rest of ddpprof, and begins its help with an example."""
 
     beginning = ""
 
@@ -205,7 +205,7 @@ class _Parser(Parser):
 
 
 class _WorldReadable(argparse.Action):
-    """Option that sets the variable which this process, its helpers and the ranks of its job all read."""
+    """Option that sets the environment variable read by this process, its helpers and the ranks of its job."""
 
     def __call__(self, *_: object) -> None:
         from ddpprof.own_files import WORLD_READABLE
@@ -214,7 +214,7 @@ class _WorldReadable(argparse.Action):
 
 
 class _Root(_Parser):
-    """Parser whose help shows the commands by group, each with an example."""
+    """Parser whose help lists the commands by group, each with an example."""
 
     def format_help(self) -> str:
         question = "What does DistributedDataParallel cost, and which setting should you change?"
@@ -228,7 +228,10 @@ class _Root(_Parser):
 
 
 def refuse_unknown(words: Sequence[str]) -> NoReturn:
-    """Raise `DdpprofError`: the first word is no command. It says which one was meant."""
+    """Raise `DdpprofError`, because the first word is not a command.
+
+    The message suggests the command that was meant.
+    """
     word = words[0]
     if word.endswith(".py"):
         raise DdpprofError(f"{word} is not a command. To trace it: ddpprof trace {shlex.join(words)}")
@@ -238,9 +241,9 @@ def refuse_unknown(words: Sequence[str]) -> NoReturn:
 
 
 def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str, Parser]]:
-    """Return ddpprof's parser, and the parser of each command by its name.
+    """Return ddpprof's parser, and the parser of each command by name.
 
-    `wanted`: names of the commands whose options are added; the modules of the others are not imported.
+    `wanted`: names of the commands whose options are added; modules of other commands are not imported.
     """
     parser = _Root(prog="ddpprof")
     parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")

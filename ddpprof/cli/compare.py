@@ -78,7 +78,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     commands = _how_to_record(comparison, verdicts, a, b)
     shown = comparison_sections(comparison, verdicts, commands)
     deliver(options, f"{comparison.a} and {comparison.b}", ComparisonFile(comparison, verdicts), shown)
-    if options.out is not None or chosen_form(options) == "json":  # otherwise they have just been shown
+    if options.out is not None or chosen_form(options) == "json":  # otherwise they were shown just before
         _print_verdicts(verdicts, commands)
     return _exit_code(overall(verdicts), options.on_unknown)
 

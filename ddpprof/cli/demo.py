@@ -1,4 +1,4 @@
-"""`ddpprof demo`: trace the example trainings that come with ddpprof."""
+"""`ddpprof demo`: trace the example trainings included in ddpprof."""
 
 from __future__ import annotations
 

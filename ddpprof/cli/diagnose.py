@@ -1,4 +1,4 @@
-"""`ddpprof diagnose`: say which rank holds a job up, or has ended it, and where."""
+"""`ddpprof diagnose`: report which rank holds up a job, or has ended it, and where."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def _starts_again(run: Path, directory: Path) -> bool:
-    """Return whether an earlier attempt of the job was watched, and its last one, in `directory`, may still begin."""
+    """Return True if an earlier attempt of the job was watched and its last one, in `directory`, may still start."""
     from ddpprof import rundir
     from ddpprof.load.attempts import load_exits
     from ddpprof.model.process_exit import last_exit_of_job
@@ -106,7 +106,7 @@ def _why_unknown(run: Path, directory: Path) -> str:
 
 
 def _why_well(seen: Examination, run: Path) -> str:
-    """Return a sentence on a job that neither hangs nor has failed."""
+    """Return a sentence about a job that neither hangs nor has failed."""
     from ddpprof.model.hang import Standstill
     from ddpprof.model.pulse import OVERDUE_S, Ended
     from ddpprof.topics.hang_words import standstill_line
@@ -140,7 +140,7 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
     if loss is not None:
         return f"the training has ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
-    return "the training has ended well"
+    return "the training has ended successfully"
 
 
 def _judge_dumps(folder: Path, form: str) -> int:

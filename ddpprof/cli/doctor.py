@@ -49,7 +49,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Run the checks; return 1 if one fails."""
+    """Run the checks. Return 1 if one fails."""
     from ddpprof.doctor.check import CheckStatus
     from ddpprof.doctor.examination import document, examine
     from ddpprof.record import launch
@@ -91,7 +91,7 @@ def _show(outcome: CheckResult) -> None:
 
 
 def _show_progress(text: str) -> None:
-    """Show on a terminal which check runs; the next line overwrites it."""
+    """Show on a terminal which check is running; the next line overwrites it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

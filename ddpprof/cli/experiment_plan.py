@@ -1,4 +1,4 @@
-"""From the words of `ddpprof overhead`, `scale` and `sweep` to the plan of an experiment."""
+"""From the command line of `ddpprof overhead`, `scale` and `sweep` to the plan of an experiment."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ddpprof.experiments.plan import Experiment, Variant
 
 _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
-"""options that may also follow the script, whose own options go to the script"""
+"""options that may also follow the script; other options after the script belong to the script"""
 
 _PROFILED_STEPS = 5
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Split into ddpprof's own options, the command, and whether it follows ``--`` and so may be any command."""
+    """Split into ddpprof's own options, the command, and whether it follows ``--`` and so may be any program."""
     arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     own: list[str] = []
     command: list[str] = []

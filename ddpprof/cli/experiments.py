@@ -97,7 +97,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
 
 
 def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> None:
-    """Add the options for where the trials are, and whether to continue with those that are there."""
+    """Add the options for the trials' directory, and for continuing with the trials in it."""
     add = parser.add_argument
     add("--out", type=local, metavar="DIR", help=f"folder for the trials (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
@@ -115,8 +115,8 @@ def resumed(
 ) -> Experiment:
     """Read the plan of the experiment to continue, and print the command that it runs.
 
-    `given`: all words that were given. `kind`: the kind that it must be; by default any of this module's. Raises
-    `DdpprofError` if the experiment is another user's or another command's.
+    `given`: all words of the command line. `kind`: the required kind of experiment; by default any kind in this module.
+    Raises `DdpprofError` if the experiment belongs to another user or another command.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
@@ -185,7 +185,10 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
 
 
 def show_at_the_end(show: Callable[[], None], kind: str, directory: Path, interrupted: bool) -> int:
-    """Show what was measured, if anything, and say how an interrupted experiment goes on; return the exit code."""
+    """Show what was measured, if anything, and print how to continue an interrupted experiment.
+
+    Return the exit code.
+    """
     try:
         show()
     except DdpprofError as nothing_yet:
@@ -216,7 +219,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
-    """Return the number of steps as text, before it is known on which device the job trains."""
+    """Return the number of steps as text, while the device of the job is not yet known."""
     return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
 
 
@@ -226,13 +229,13 @@ def in_minutes(seconds: float) -> str:
 
 
 def say_how_long(seconds: float) -> None:
-    """Say, after the first trial, how long the others will take."""
+    """Print, after the first trial, how long the remaining ones will take."""
     if seconds >= _LONG_S:
         say(f"About {in_minutes(seconds)} to go. Ctrl-C stops; what was measured is kept.", flush=True)
 
 
 def run_trials(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials; return whether the user interrupted them."""
+    """Run the trials. Return True if the user interrupted them."""
     from datetime import timedelta
     from statistics import median
 
@@ -275,7 +278,7 @@ def run_trials(directory: Path, experiment: Experiment) -> bool:
 
 
 def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:
-    """Stop after the first trial if all would be too short. Raises `DdpprofError`."""
+    """Stop after the first trial if all trials would be too short. Raises `DdpprofError`."""
     from ddpprof.experiments.trials import read_trial, refuse_short_job
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in
@@ -304,7 +307,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Trial
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """Show what runs now, on a line that the next one overwrites, if stdout is a terminal."""
+    """Show what is running, on a line that the next one overwrites, if stdout is a terminal."""
     from ddpprof.layout import clean
 
     if trial is not None and sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""A job that a command starts with recording switched on: its words, how it is started, and what is said of its end."""
+"""A job that a command starts with recording switched on: its command line, its start, and messages about its end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _NPROC = "--nproc-per-node"
 _NUMBER_OF_RANKS = re.compile(r"[1-9]\d{0,8}|auto|gpu|cpu|xpu")
-"""what torchrun takes for it"""
+"""values that torchrun accepts as a number of ranks"""
 _NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after")
 """options with a value that do not affect what is recorded"""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """The job that the user wants to run, and the place of its run."""
+    """The job that the user wants to run, and where its run is written."""
 
     options: argparse.Namespace
     out: Path
@@ -47,25 +47,25 @@ class JobCommand:
     is_wrapped: bool
     """True for a command after ``--``, which may start any process"""
     recorded_with: tuple[str, ...]
-    """ddpprof's arguments to record such a run again, without those for the output path"""
+    """ddpprof's arguments that record such a run again, without those for the output path"""
 
     @property
     def name(self) -> str:
-        """The name by which messages call the job: its script, or "the job" if another program starts it."""
+        """Name of the job in messages: its script, or "the job" if another program starts it."""
         return "the job" if self.is_wrapped else Path(self.words[0]).name
 
     @property
     def is_one_node(self) -> bool:
-        """Whether ddpprof's torchrun starts all ranks, as far as its options say."""
+        """Whether ddpprof's torchrun starts all ranks, as far as its options show."""
         return all(number in ("1", "1:1") for number in self._given_to_torchrun("--nnodes"))
 
     @property
     def is_first_node(self) -> bool:
-        """Whether this is the first of several nodes, which creates the shared run directory, or the only one."""
+        """Whether this is the only node, or the first of several nodes, which creates the shared run directory."""
         return all(number == "0" for number in self._given_to_torchrun("--node-rank", "--node_rank"))
 
     def _given_to_torchrun(self, *names: str) -> list[str]:
-        """Return the values of torchrun's option with these names."""
+        """Return the values of the torchrun option with these names."""
         words = self.options.torchrun or []
         return [value for name, value in pairwise(words) if name in names]
 
@@ -104,7 +104,7 @@ def add_out_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``torchrun``: the list of words to pass on, or ``None`` if none is given."""
+    """Add ``torchrun``: the list of words to pass on, or ``None`` if there are none."""
     from ddpprof.record.torchrun import OPTIONS
 
     torchrun = parser.add_argument_group("torchrun's options", "passed to torchrun, which then starts the ranks")
@@ -121,7 +121,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Passed(argparse.Action):
-    """Action that collects torchrun's options as they were given."""
+    """Action that collects torchrun's options as given."""
 
     def __call__(
         self,
@@ -183,16 +183,17 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 def run_recorded(
     job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
-    """Run the job with these settings. If it does not run for lack of a launcher, say so.
+    """Run the job with these settings. If it fails because it needs a launcher, say so.
 
-    `settings`: what to record; the command and the place are added here.
-    `afterwards`: called after the job ends, unless ``--quiet``, with whether this is inside a launcher's job, and how
-    the job ended.
+    `settings`: what to record; the command and the output path are added here. `afterwards`: called after the job ends,
+    unless ``--quiet`` is given, with whether this is inside a launcher's job, and how the job ended.
     """
     from ddpprof.record import launch
 
     inside = job.options.torchrun is None and launch.inside_job()
-    if not inside and job.is_one_node and not job.is_wrapped:  # others may start ranks elsewhere, with other folders
+    if (
+        not inside and job.is_one_node and not job.is_wrapped
+    ):  # other launchers may start ranks on other machines, with other folders
         refuse_unwritable_folder(out)
     if inside or not job.is_one_node:  # the nodes of a job share one folder
         return _run_recorded(job, out, settings, verb, afterwards, inside)
@@ -233,7 +234,7 @@ def _run_recorded(
         if options.metrics is not None:
             try:
                 ends.append(publish(options.metrics, out))
-            except Exception as error:  # noqa: BLE001 (the job runs already, and must go on)
+            except Exception as error:  # noqa: BLE001 (the job is already running, and must continue)
                 say(f"ddpprof: no metrics: {error}", file=sys.stderr)
 
     oom_kills = OomKills()
@@ -260,7 +261,7 @@ def _run_recorded(
 
 
 def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -> Settings:
-    """Add the command and the place to the settings, and make room for the run, if this process speaks for the job.
+    """Add the command and the output path to the settings, and make room for the run if this process acts for the job.
 
     Raises ``RunExists`` if an earlier run must be kept.
     """
@@ -288,7 +289,7 @@ def _with_launcher(job: JobCommand, verb: str) -> str:
 
 
 def _check_packages(options: argparse.Namespace) -> None:
-    """Look for what these options need, before the job runs. Raises `DdpprofError`."""
+    """Check, before the job runs, that the packages needed by these options are installed. Raises `DdpprofError`."""
     from ddpprof.monitor.evidence import find_py_spy
 
     if options.metrics is not None:
@@ -298,7 +299,7 @@ def _check_packages(options: argparse.Namespace) -> None:
 
 
 def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills: int | None) -> None:
-    """Write how the job, or inside a job this rank, ended; a rank that is killed cannot do that itself."""
+    """Write how the job (or, inside a job, this rank) ended; a rank that is killed cannot write this itself."""
     from ddpprof.record.launch import rank_given
     from ddpprof.record.torchrun import append_exit
 
@@ -310,13 +311,13 @@ def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills:
 
 
 def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str:
-    """Return a folder named after the job, and the `kind` of experiment that it is part of."""
+    """Return the name of a folder made from the job's name and the `kind` of experiment."""
     name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
     return f"runs/{kind and f'{kind}-'}{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _die_of(number: int) -> NoReturn:
-    """End by the same signal as the job, so that the caller of ddpprof sees that signal."""
+    """End with the same signal as the job, so that the caller of ddpprof sees that signal."""
     sys.stdout.flush()
     import resource
 
@@ -328,6 +329,6 @@ def _die_of(number: int) -> NoReturn:
 
 
 def _tell(text: str) -> None:
-    """Say something of the job while it runs."""
+    """Print a message about the job while it runs."""
     with suppress(Exception):  # stderr may be closed
         say(f"ddpprof: {text}", file=sys.stderr, flush=True)

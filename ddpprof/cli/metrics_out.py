@@ -1,6 +1,6 @@
-"""``--metrics``: where the metrics of a running job go.
+"""``--metrics``: where the metrics of a running job are published.
 
-``--metrics 9464`` serves Prometheus' text format on this machine alone, ``--metrics 0.0.0.0:9464`` to everybody, and
+``--metrics 9464`` serves Prometheus' text format to this machine only, ``--metrics 0.0.0.0:9464`` to everyone, and
 ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
 """
 
@@ -30,7 +30,7 @@ _EVERY_MS = 5000
 
 @dataclass(frozen=True, slots=True)
 class MetricsTarget:
-    """Where metrics go: to whoever asks at an address, or to a collector."""
+    """Where metrics go: served at an address, or sent to a collector."""
 
     host: str = ""
     port: int = 0
@@ -51,7 +51,7 @@ def metrics_target(text: str) -> MetricsTarget:
 
 
 def check(target: MetricsTarget) -> None:
-    """Raise `DdpprofError` if a package is missing, or nothing can listen at the address. Call this before the job."""
+    """Raise `DdpprofError` if a package is missing or the address cannot be used. Call this before the job starts."""
     needed = "opentelemetry.exporter.otlp.proto.http" if target.collector else "prometheus_client"
     try:
         found = find_spec(needed)
@@ -71,7 +71,10 @@ def check(target: MetricsTarget) -> None:
 
 
 def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
-    """Begin to publish the metrics of the job that writes into `out`; return what ends that. Raises ``OSError``."""
+    """Begin to publish the metrics of the job that writes into `out`. Return a function that stops this.
+
+    Raises ``OSError``.
+    """
     from ddpprof.monitor.metrics import read_metrics
 
     def read() -> list[Metric]:
@@ -116,7 +119,7 @@ def prometheus_families(metrics: Iterable[Metric]) -> Iterator[Any]:
 
 
 def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None]:
-    """Send to an OpenTelemetry collector, by OTLP over HTTP."""
+    """Send metrics to an OpenTelemetry collector by OTLP over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.metrics import MeterProvider
@@ -154,5 +157,5 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
 
 
 def opentelemetry_name(kind: MetricKind) -> str:
-    """Return the name by OpenTelemetry's conventions: with dots, and without the unit."""
+    """Return the name according to OpenTelemetry's conventions: with dots, and without the unit."""
     return f"ddpprof.{kind.name.removesuffix('_seconds').replace('_', '.')}"

@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start the ranks, or be one of them, and print their measurements."""
+"""`ddpprof netbench`: start the ranks, or run as one of them, and print their measurements."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def run_netbench(options: argparse.Namespace) -> int:
     if options.torchrun is None and launch.inside_job():
         return _run_as_a_rank(options)
     if options.torchrun is None:
-        raise DdpprofError("give the number of ranks: ddpprof netbench --nproc-per-node 2 (in a job, it is the job's).")
+        raise DdpprofError(
+            "give the number of ranks: ddpprof netbench --nproc-per-node 2 (inside a job, it is taken from the job)."
+        )
     from ddpprof.record.launch import run_netbench
 
     sys.stdout.flush()
@@ -75,7 +77,7 @@ def run_netbench(options: argparse.Namespace) -> int:
 
 
 def _own_words(options: argparse.Namespace) -> list[str]:
-    """Return all options but torchrun's as words."""
+    """Return all options except torchrun's as command-line words."""
     sizes = ",".join(map(str, options.sizes))
     words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
     words += [f"--backend={options.backend}"] if options.backend is not None else []

@@ -67,14 +67,14 @@ def chosen_form(options: argparse.Namespace) -> str:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Raise `DdpprofError`, before any work, if the result could not be written to ``--out``."""
+    """Raise `DdpprofError`, before any work, if the result cannot be written to ``--out``."""
     form = chosen_form(options)
     if form != "tables":
         refuse_unwritable(options.out)
 
 
 def refuse_unwritable(path: Location | None) -> None:
-    """Raise `DdpprofError` if a file cannot be written there, as far as its folder shows."""
+    """Raise `DdpprofError` if a file cannot be written there, judging by its folder."""
     if not isinstance(path, Path) or (path.exists() and not path.is_file()):
         return
     folder = path.absolute().parent
@@ -85,7 +85,7 @@ def refuse_unwritable(path: Location | None) -> None:
 
 
 def refuse_unwritable_folder(folder: Path) -> None:
-    """Raise `DdpprofError` if a folder cannot be created, as far as those above it show."""
+    """Raise `DdpprofError` if a folder cannot be created, judging by its parent folders."""
     above = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not above.is_dir():
         raise DdpprofError(f"cannot write {folder}: {above} is not a folder.")
@@ -94,7 +94,7 @@ def refuse_unwritable_folder(folder: Path) -> None:
 
 
 def deliver(options: argparse.Namespace, title: str, result: Written, sections: Iterable[Section]) -> None:
-    """Write a result in the chosen format; `sections` are what it says."""
+    """Write a result in the chosen format. `sections`: the result as text."""
     from ddpprof.render.json import render_json
 
     form = chosen_form(options)

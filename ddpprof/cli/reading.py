@@ -1,4 +1,4 @@
-"""Reading a run: which parts, by how many processes, and with what progress bar."""
+"""Reading a run: which parts of it, with how many processes, and with a progress bar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _DRAW_EVERY_S = 0.1
 
 
 def last_attempt_of(run: Path) -> Path:
-    """Return the directory of the last attempt of a job that may still run. Raises `DdpprofError` if it is no run."""
+    """Return the directory of the last attempt of a job that may still run.
+
+    Raises `DdpprofError` if there is no run.
+    """
     from ddpprof import rundir
     from ddpprof.monitor.overview import refuse_starting
 
@@ -109,7 +112,7 @@ def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbe
 
 @contextmanager
 def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
-    """Give the report and, unless it was read from JSON, its analysis. Raises `DdpprofError`."""
+    """Yield the report and, unless it was read from JSON, its analysis. Raises `DdpprofError`."""
     written = _written_report(path)
     if written is not None:
         yield written, None
@@ -123,7 +126,7 @@ def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[
 
 
 def finding_of(report: Report, path: Location, number: int) -> Finding:
-    """Return the finding with this number, which counts from 1. Raises `DdpprofError` if there is none."""
+    """Return the finding with this number, counted from 1. Raises `DdpprofError` if there is none."""
     if not 1 <= number <= len(report.findings):
         raise DdpprofError(f"{path} has {len(report.findings)} findings, but no finding {number}.")
     return report.findings[number - 1]
@@ -162,7 +165,7 @@ def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder:
 
 @contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """Exit at SIGTERM and SIGHUP through all ``finally`` blocks, unless they are ignored, as under nohup."""
+    """On SIGTERM and SIGHUP, exit through all ``finally`` blocks, unless they are ignored, as under nohup."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)

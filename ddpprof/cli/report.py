@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
-"""names of the sections of a report, from `render.sections`, which is imported only when needed"""
+"""names of the sections of a report, defined in `render.sections`, which is imported only when needed"""
 _OF_SECTIONS = ("terminal", "markdown")
-"""formats that show sections alone"""
+"""formats that can show single sections"""
 _WHOLE = {"json": "JSON has", "html": "an HTML page has", "tables": "tables have"}
 """formats that show the whole report, by name"""
 
@@ -118,7 +118,7 @@ def _report_as_tables(options: argparse.Namespace) -> int:
 
 
 def _refuse_parts(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option asks for tables, or for one part of a report, which only one run has."""
+    """Raise `DdpprofError` if an option asks for tables, or for one part of a report, for anything but a single run."""
     if options.section is not None:
         raise DdpprofError(f"--section prints a part of the report on one run, but {options.path} is {what}.")
     if chosen_form(options) == "tables":
@@ -135,7 +135,7 @@ def _refuse_files(paths: Sequence[Location]) -> None:
 
 
 def _refuse_choice(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option chooses ranks or steps."""
+    """Raise `DdpprofError` if an option selects ranks or steps."""
     given = {"--only-ranks": options.only_ranks, "--sample": options.sample, "--only-steps": options.only_steps}
     for name, value in given.items():
         if value is not None:
@@ -154,7 +154,7 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
 
 
 def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Analysis | None) -> Iterable[Section]:
-    """Return the first screen for a terminal, and everything for a file, unless the user chooses."""
+    """Return the first screen for a terminal, or everything for a file, unless the user selects sections."""
     from ddpprof.render.sections import sections
     from ddpprof.topics.steps.timeline import MAX_RANKS, typical_lanes
 
@@ -166,7 +166,10 @@ def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Anal
 
 
 def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> tuple[Section, ...]:
-    """Return the first screen; an analysis adds a drawing of one typical step. `paths`: the parts of the run."""
+    """Return the first screen. With an analysis, it includes a drawing of a typical step.
+
+    `paths`: the parts of the run.
+    """
     from ddpprof.render.sections.overview import MAX_RANKS, first_screen
 
     timeline = _typical_step(report, analysis, MAX_RANKS)

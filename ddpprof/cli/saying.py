@@ -1,4 +1,4 @@
-"""The one place that prints sentences, whose names and texts may come from foreign files."""
+"""The only place that prints sentences; names and texts in them may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from typing import TextIO
 
 _LONGEST_LINE = 2000
-"""characters; long enough to show a long command line whole"""
+"""characters; long enough to show most command lines in full"""
 
 
 def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
@@ -18,6 +18,6 @@ def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool
 
 
 def _shortened(line: str) -> str:
-    """Return the line's beginning and its end, which says what went wrong."""
+    """Return the beginning of the line and its end, which says what went wrong."""
     half = _LONGEST_LINE // 2 - 1
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"

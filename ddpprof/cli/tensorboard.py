@@ -1,4 +1,4 @@
-"""`ddpprof tensorboard`: write the runs for TensorBoard, serve them on this machine only, and clean up at the end."""
+"""`ddpprof tensorboard`: write the runs for TensorBoard, serve them to this machine only, and clean up at the end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_tensorboard(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[list[int]]:
-    """Let SIGTERM and SIGHUP, unless ignored (nohup), end TensorBoard as Ctrl-C does; give the list of signals."""
+    """Let SIGTERM and SIGHUP, unless ignored (nohup), end TensorBoard as Ctrl-C does. Yield the list of signals."""
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -89,7 +89,7 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the log directory, and the folder of each run with traces for the plugin, by its name in there."""
+    """Return the log directory, and a mapping of names in it to the folders of runs with traces for the plugin."""
     with_plugin = not options.no_plugin and _has_plugin()
     names = distinct_names(options.runs)
     logdir: Path = options.logdir or scratch
@@ -121,7 +121,7 @@ def _has_plugin() -> bool:
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Return the last part of each path, or as many of its last parts as tell it from the others."""
+    """Return the last part of each path, or as many last parts as are needed to make it unique."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):
@@ -135,13 +135,13 @@ def distinct_names(paths: Sequence[Location]) -> list[str]:
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Write into the run itself; return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
+    """Write into the run itself. Return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
         make_folder(folder)
-        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to somebody else
+        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to another user
             pass
     except OSError:
         return None
@@ -166,10 +166,10 @@ def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse
 def write_log_directory(
     directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Sequence[TracedRank] = ()
 ) -> tuple[str, ...]:
-    """Write the log directory, and return what the profiler plugin cannot show.
+    """Write the log directory. Return what the profiler plugin cannot show, in words.
 
-    `for_plugin`: the ranks whose traces the plugin shows.
-    Raises ``OSError``, and `DdpprofError` if TensorBoard is not installed.
+    `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
+    installed.
     """
     from ddpprof.render.tensorboard.native import write_native
 
@@ -180,12 +180,13 @@ def write_log_directory(
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """Give a folder whose content, once complete, replaces the old content of `directory`.
+    """Yield a folder whose content, once complete, replaces the old content of `directory`.
 
-    Each TensorBoard run in it is moved as a directory, because the profiler plugin reads one when it first sees it.
+    Each TensorBoard run in it is moved as a directory, because the profiler plugin reads a directory when it first sees
+    it.
     """
     make_named_folder(directory)
-    directory = directory.resolve()  # keep a link of the user's, and replace what is behind it
+    directory = directory.resolve()  # keep a user's link, and replace its target
     with temporary_folder(directory, rundir.TENSORBOARD_DIRECTORY) as part:
         yield part
         rundir.remove_tensorboard(directory)
@@ -194,7 +195,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Move a directory. If the old one still holds other people's files, put the new files beside them."""
+    """Move a directory. If the old one contains other files, put the new files next to them."""
     if target.is_dir() and not target.is_symlink():
         for file in made.iterdir():
             file.rename(target / file.name)
@@ -203,7 +204,7 @@ def _move(made: Path, target: Path) -> None:
 
 
 def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[str, ...]:
-    """Write the plugin's copies of the ranks' traces: one for each window that the profiler recorded."""
+    """Write the plugin's copies of the ranks' traces: one for each window recorded by the profiler."""
     from ddpprof.load.plugin_trace import write_plugin_trace
     from ddpprof.render.tensorboard.plugin_view import plugin_views
 

@@ -1,4 +1,4 @@
-"""TensorBoard as a child process, on loopback only, that ends with this process and answers only this machine."""
+"""TensorBoard as a child process on loopback that answers this machine only, and ends with this process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _OFTEN_S = 0.2
 _GRACE_S = 5.0
 """seconds to wait for TensorBoard's last output"""
 _PATIENCE_S = 60.0
-"""seconds without an answer or progress after which the plugin is given up; it checks for new directories every 10
-s"""
+"""seconds without an answer or progress after which ddpprof stops waiting for the plugin; the plugin checks for new
+directories every 10 s
+"""
 
 
 class Server:
     """A running TensorBoard, as a context manager. All its processes have ended when the block ends."""
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
-        """Start TensorBoard. `temporary` is the folder for files that it would leave behind in ``/tmp``."""
+        """Start TensorBoard. `temporary`: folder for files that it would otherwise leave behind in ``/tmp``."""
         command = python_command(["-m", __name__, f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = start(
             guarded(command if port is None else [*command, "--port", str(port)]),
@@ -77,13 +78,13 @@ class Server:
                 self._address = match[0]
 
     def address(self) -> str:
-        """Wait until it answers, and return its address. Raises `DdpprofError` if it ends instead."""
+        """Wait until it responds, and return its address. Raises `DdpprofError` if it ends instead."""
         while self._address is None or self._get("data/environment") is None:
             self._pause()
         return self._address
 
     def wait_for_plugin(self, runs: Iterable[str]) -> bool:
-        """Wait until the profiler plugin has read these runs; return ``False`` if it does not read one."""
+        """Wait until the profiler plugin has read these runs. Return ``False`` if it does not read one of them."""
         wanted, idle_since = set(runs), time.monotonic()
         while True:
             answer = self._get("data/plugin/pytorch_profiler/runs")
@@ -97,11 +98,11 @@ class Server:
             self._pause()
 
     def failures(self) -> list[str]:
-        """Return the lines in which TensorBoard or the plugin has told of a failure."""
+        """Return the lines in which TensorBoard or the plugin has reported a failure."""
         return [line for line in self._said if "Failed to " in line]
 
     def wait(self) -> None:
-        """Wait for ever. Raises `DdpprofError` if TensorBoard ends by itself."""
+        """Wait until TensorBoard ends. Raises `DdpprofError` if it ends by itself."""
         while True:
             self._pause()
 
@@ -113,7 +114,7 @@ class Server:
             raise DdpprofError(f"TensorBoard ended by itself, with exit code {code}: {said or 'it printed nothing'}")
 
     def _get(self, route: str) -> Any:
-        """Return the JSON answer, or ``None`` if there is none."""
+        """Return the JSON response, or ``None`` if there is none."""
         try:
             with self._opener.open(f"{self._address}{route}", timeout=60) as response:
                 return json.load(response)

@@ -1,7 +1,7 @@
 """Servers that listen on loopback answer only requests that were made for this machine.
 
-A page of the web can let its own name resolve to 127.0.0.1, and its scripts then read what such a server answers. The
-browser's requests still carry that name as their ``Host``.
+A web page can make its own host name resolve to 127.0.0.1, and its scripts could then read what such a server answers.
+The browser's requests still carry that host name in their ``Host`` header.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    """Return a WSGI application that answers requests for other hosts with 403."""
+    """Return a WSGI application that answers requests for other hosts with status 403."""
 
     def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if names_this_machine(environ.get("HTTP_HOST", "")):
@@ -26,7 +26,7 @@ def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterab
 
 
 def names_this_machine(host: str) -> bool:
-    """Return whether a ``Host`` header is ``localhost`` or an address; programs that are no browser may send none."""
+    """Return True if a ``Host`` header is ``localhost`` or an address. Programs other than browsers may send none."""
     if not host:
         return True
     try:

@@ -66,7 +66,7 @@ def _why_nothing(report: Report) -> str:
 
 
 def _write(path: Location, pieces: Iterable[bytes]) -> int:
-    """Write beside and rename, or upload; return the size in bytes. Raises `DdpprofError`."""
+    """Write to a temporary file and rename it, or upload. Return the size in bytes. Raises `DdpprofError`."""
     with writing(path):
         if isinstance(path, RemotePath):
             with scratch_folder() as folder:
@@ -79,7 +79,7 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
 
 
 def _fill(path: Path, pieces: Iterable[bytes], is_compressed: bool) -> int:
-    """Write the pieces and return the file's size in bytes."""
+    """Write the pieces. Return the file's size in bytes."""
     import gzip
 
     with gzip.open(path, "wb", compresslevel=5) if is_compressed else path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""`ddpprof top`: look at a running job, rank by rank."""
+"""`ddpprof top`: show a running job, rank by rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
-"""line with the keys; together with the order and the word for a pause it fits into 80 columns"""
+"""line with the keys; together with the sort order and the word for a pause, it fits into 80 columns"""
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run_top(options: argparse.Namespace) -> int:
 
     from ddpprof.monitor.overview import find_pulses
 
-    find_pulses(options.path)  # raises if there is nothing to look at
+    find_pulses(options.path)  # raises if there is nothing to show
     console = Console(highlight=False, no_color=bool(os.environ.get("NO_COLOR")))
     if options.once:
         _print_once(options.path, console)
@@ -58,7 +58,7 @@ def run_top(options: argparse.Namespace) -> int:
 
 
 def _look(path: Path) -> tuple[Overview, Shown]:
-    """Return the job at this moment, and what its launcher has said of it, which is shown beside it."""
+    """Return the current state of the job, and the launcher's reports to show next to it."""
     from ddpprof.monitor.overview import find_pulses, look_at
     from ddpprof.render.top import Shown
 
@@ -96,7 +96,7 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 
 def _about_end(path: Path, overview: Overview) -> str:
-    """Say why there is no more to see, and name the command to run next: diagnose if a rank failed, else report."""
+    """Return why there is no more to see, and the command to run next: diagnose if a rank failed, otherwise report."""
     from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):
@@ -110,7 +110,7 @@ def _about_end(path: Path, overview: Overview) -> str:
 
 
 def _show_live(path: Path, every_s: float, console: Console) -> None:
-    """Show the view until the user presses q. The terminal is as before at the end, whatever ends the program."""
+    """Show the view until the user presses q. The terminal is restored at the end, however the program ends."""
     from rich.live import Live
 
     from ddpprof.render.top import ORDERS, rows_that_fit, top_view
@@ -143,7 +143,7 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that waits for a key, up to so many seconds, and returns it; empty if there was none."""
+    """Yield a function that waits up to some seconds for a key, and returns it, or an empty text if there was none."""
     if not sys.stdin.isatty():
         yield _no_key
         return
@@ -172,7 +172,7 @@ def _no_key(at_most_s: float) -> str:
 
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
-    """Return the verdict on a hang that has not ended yet."""
+    """Return the verdict on a hang that is still going on."""
     from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.topics.hang_words import verdict_lines
 
@@ -183,7 +183,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
-    """Return a sentence for each of the last slow-downs that the job's launcher has found."""
+    """Return a sentence for each of the last slow-downs found by the job's launcher."""
     from ddpprof.monitor.pulse_files import read_slowdowns
     from ddpprof.topics.whole_run import slowdown_sentence
 

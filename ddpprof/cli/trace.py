@@ -1,4 +1,4 @@
-"""`ddpprof trace`: run the job with recording switched on, then report on it."""
+"""`ddpprof trace`: run the job with recording switched on, then print its report."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
-    """Run the job repeatedly; stop at the first run that fails, and return its exit code."""
+    """Run the job repeatedly. Stop at the first run that fails, and return its exit code."""
     from ddpprof import rundir
     from ddpprof.layout import count as number_of
     from ddpprof.record import launch
@@ -147,7 +147,8 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
         profiler=not options.no_profiler,
         baseline_steps=options.baseline_steps,
         alone_steps=options.baseline_steps,
-        record_shapes=options.record_shapes or options.baseline_steps > 0,  # shapes tell kernels of one name apart
+        record_shapes=options.record_shapes
+        or options.baseline_steps > 0,  # shapes distinguish kernels of the same name
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         stop_after=options.stop_after or options.baseline_steps > 0,

@@ -1,4 +1,4 @@
-"""`ddpprof try`: run a recorded job with the changes that its findings advise, and without, and say what they gave."""
+"""`ddpprof try`: run a recorded job with and without the changes that its findings recommend, and report the gains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _START_S = 5.0
-"""typical time from the start of a job until it trains"""
+"""typical time from the start of a job until training begins, seconds"""
 
 
 def add_try_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=5,
         metavar="N",
-        help="runs with each change, and without it (%(default)s); twice as many if these cannot tell",
+        help="runs with each change, and without it (%(default)s); twice as many if these are not enough",
     )
     add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
     add("--timed-steps", type=positive, default=10, metavar="N", help="steps of a run to time (%(default)s)")
@@ -83,7 +83,10 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 
 def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials, the later rounds only if the first ones cannot tell; return whether the user interrupted them."""
+    """Run the trials, and later rounds only if the first ones cannot decide.
+
+    Return True if the user interrupted them.
+    """
     from dataclasses import replace
 
     from ddpprof.experiments.trying import read_trying
@@ -94,12 +97,12 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
             return True
         if read_trying(directory).is_decided:
             return False
-        say(f"{first} rounds cannot tell, so the job is run in {experiment.rounds - first} more.", flush=True)
+        say(f"{first} rounds are not enough to decide: running {experiment.rounds - first} more.", flush=True)
     return run_trials(directory, experiment)
 
 
 def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
-    """Return what is run, and what is promised of each variant after the first. Raises `DdpprofError`."""
+    """Return the experiment, and the promise of each variant after the first. Raises `DdpprofError`."""
     from ddpprof.experiments.trying import promise_of, variant_with
 
     report, path = _report(options.path), options.path
@@ -188,7 +191,9 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
         lossless = [(number, one) for number, one in known if options.allow_lossy or not _is_lossy(one)]
-        first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[:1]  # one that promises time, if any does
+        first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[
+            :1
+        ]  # a finding that promises a gain, if there is one
         chosen = lossless if options.all else first
         if not chosen:
             raise DdpprofError(_nothing_to_try(options.path, numbered, bool(known)))
@@ -246,7 +251,7 @@ def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[lis
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
-    """Say what is run and about how long it takes, before anything is run."""
+    """Print what will be run and about how long it takes, before anything is run."""
     import shlex
 
     from ddpprof.experiments.conduct import steps_of
@@ -260,7 +265,7 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     say(
         f"Trying {number_of(len(promises), 'change')} of {path}: {number_of(starts, 'start')} of "
         f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
-        "and twice as many if these cannot tell.",
+        "and twice as many if these are not enough.",
         flush=True,
     )
 

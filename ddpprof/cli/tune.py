@@ -77,7 +77,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     else:
         experiment = _plan(options, command, is_wrapped)
         job_of(experiment, experiment.variants[0])  # reports a missing script before anything is created
-        measured_network(options.network)  # so is a network file that cannot be read
+        measured_network(options.network)  # likewise a network file that cannot be read
         directory = options.out or Path(default_out(command, is_module=options.module, kind="tune"))
         was_begun = is_experiment(directory) and not options.force
         open_experiment(directory, experiment, options.force)
@@ -114,7 +114,7 @@ def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool)
 
 
 def _refuse_other_network(directory: Path, network: Location | None) -> None:
-    """Raise `DdpprofError` if the tuning was started with another network."""
+    """Raise `DdpprofError` if the tuning was started with a different network."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     kept = directory / NETWORK_FILE
@@ -125,7 +125,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
-    """Keep the network until the profile is there, perhaps after an interruption. Raises `CannotRecord`."""
+    """Keep the network until the profile exists, possibly after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     with writing(directory, CannotRecord):
@@ -150,7 +150,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
         raise DdpprofError(f"the unchanged job cannot be profiled: {ended.problem}")
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
-        raise DdpprofError("there is nothing to try: DDP makes the same buckets of these gradients for all caps.")
+        raise DdpprofError("there is nothing to try: DDP makes the same buckets from these gradients for all caps.")
     record = load_record(directory / PROFILE_DIRECTORY, 0)
     on_accelerator = record is not None and record.device != "cpu"
     choice = TuningPlan(
@@ -169,7 +169,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 
 def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
-    """Say how often the job is started, and for how many steps, before anything is run."""
+    """Return, in words, how often the job is started and for how many steps, to print before anything is run."""
     from ddpprof.experiments.conduct import steps_of
 
     now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants
@@ -195,9 +195,9 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
 
 
 def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, bool]:
-    """Run all trials; return what was measured, and whether the user interrupted them.
+    """Run all trials. Return what was measured, and whether the user interrupted them.
 
-    `command` has its secrets, which the plan does not keep.
+    `command` contains its secrets, which the plan does not store.
     """
     from ddpprof.experiments.conduct import conduct
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, read_end
@@ -205,7 +205,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     from ddpprof.layout import count as number_of
 
     kept = read_tuning(directory)
-    again = [result for result in kept.results if result.problem is None]  # what failed is tried again
+    again = [result for result in kept.results if result.problem is None]  # failed trials are tried again
     tuning = replace(kept, experiment=replace(kept.experiment, command=command), results=again)
     experiment = tuning.experiment
 

@@ -1,4 +1,4 @@
-"""`ddpprof watch`: run the job and note in every step what its ranks do, without recording any step in detail."""
+"""`ddpprof watch`: run the job and record in every step what its ranks do, without recording any step in detail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
-    """Say how the job failed, if it did, and what to do with the run. `inside`: this process is a rank itself."""
+    """Print how the job failed, if it did, and what to do with the run.
+
+    `inside`: whether this process is itself a rank.
+    """
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
     from ddpprof.monitor.examination import examine, hung_at_last

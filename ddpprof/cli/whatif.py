@@ -111,7 +111,7 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
 
 
 def _take_change(options: argparse.Namespace, report: Report) -> None:
-    """Set the options that make the change of the finding. Raises `DdpprofError` if none of them can."""
+    """Set the options that make the finding's change. Raises `DdpprofError` if no option can."""
     from ddpprof.engine.change import ChangeKind
 
     change = finding_of(report, options.path, options.finding).change
@@ -188,8 +188,7 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
-"""options for training and network; the label names them all, so a prediction without a label is for the run
-itself"""
+"""options for training and network; the label names them all, so a prediction without a label is for the run itself"""
 
 
 def _world_label(options: argparse.Namespace) -> str:

@@ -1,1 +1,1 @@
-"""Comparison of two jobs, each with one run or several, and limits for the second."""
+"""Comparison of two jobs, each with one or more runs, and limits for the second job."""

@@ -1,11 +1,11 @@
-"""What grew between two jobs of one or more runs each, by how much, and is that more than noise?
+"""What took longer in the second of two jobs (of one or more runs each), by how much, and is it more than noise?
 
 The measure of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
 light-recorded steps if one of the runs has no others. Every run is one observation. Of kernels:
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if they are further apart than both noises together.
+Two medians differ beyond noise if they are further apart than the sum of both noises.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ddpprof.version import __version__
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 
 COMPARISON_FORMAT = 1
-"""version of the JSON form; it grows when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON form; it increases when a field changes its meaning or is removed, not when one is added"""
 
 NOTICEABLE = 0.05
-"""change, as a fraction of the step, that a comparison without a limit should tell from noise"""
+"""change, as a fraction of the step, that a comparison without a limit should distinguish from noise"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,18 @@ class MetricChange:
     metric: str
     a_ns: int | None
     b_ns: int | None
-    """medians over the runs"""
+    """median over the runs"""
     num_steps_a: int
     num_steps_b: int
-    """numbers of steps of all runs together"""
+    """total number of steps of all runs"""
     runs_a_ns: tuple[int, ...] = ()
     runs_b_ns: tuple[int, ...] = ()
-    """value of each run that has it: the median over its steps; for the fastest step, their minimum"""
+    """value of each run that has it: the median over its steps or, for the fastest step, their minimum"""
     difference: Difference | None = None
     of_steps: Shift | None = None
-    """shift between the steps of one run on each side, which is the least that counts as noise"""
+    """shift between the steps of one run on each side; the minimum that counts as noise"""
     num_questions: int = 1
-    """number of differences whose intervals hold together, this one included"""
+    """number of differences whose intervals hold together, including this one"""
 
     @property
     def fraction(self) -> float | None:
@@ -67,7 +67,7 @@ class MetricChange:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the change is beyond noise; ``None`` if there are too few runs to tell."""
+        """Whether the change is beyond noise; ``None`` if there are too few runs to decide."""
         if self.difference is None:
             return None
         beyond = self.difference.is_beyond_noise
@@ -77,11 +77,11 @@ class MetricChange:
 
     @property
     def num_runs(self) -> int:
-        """Number of runs on the side with fewer."""
+        """Number of runs on the side with fewer runs."""
         return min(len(self.runs_a_ns), len(self.runs_b_ns))
 
     def runs_needed(self, limit_ns: float) -> int | None:
-        """Return how many runs each side needs to distinguish no difference from one of `limit_ns`."""
+        """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference."""
         if self.difference is None:
             return None
         return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)
@@ -89,7 +89,7 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class BucketChange:
-    """A bucket of the same parameters in both runs, or of one run only."""
+    """A bucket with the same parameters in both runs, or a bucket of only one run."""
 
     a: BucketRow | None
     b: BucketRow | None
@@ -117,11 +117,11 @@ class Comparison(ShownInNotebooks):
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels whose time per step changed beyond noise: slowed ones first, by the time that they cost"""
+    """kernels whose time per step changed beyond noise: slower ones first, by the time that they cost"""
     missing: tuple[str, ...]
     """what cannot be compared, and why"""
     runs_needed: int | None = None
-    """runs on each side to distinguish no difference of the step from one of 5 %; ``None`` if there are enough"""
+    """number of runs on each side needed to detect a 5 % difference of the step; ``None`` if there are enough"""
 
 
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
@@ -148,7 +148,10 @@ def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Compariso
 
 
 def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) -> Comparison:
-    """Compare two jobs, each given by the report of one run, or by those of several. Raises `DdpprofError` for none."""
+    """Compare two jobs, each given by the report of one run, or by reports of several.
+
+    Raises `DdpprofError` for none.
+    """
     first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
     if not first.reports or not second.reports:
         raise DdpprofError("a job without a report cannot be compared: give one or more of each.")
@@ -156,13 +159,16 @@ def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) 
 
 
 def medians_ns(report: Report) -> dict[str, int]:
-    """Return each measure of one run: the mean over the ranks, and then the median over the steps."""
+    """Return each measure of one run in ns: the mean over the ranks, then the median over the steps."""
     changes = _metrics((report,), (report,), ())
     return {one.metric: one.a_ns for one in changes if one.a_ns is not None and one.metric != FASTEST_STEP}
 
 
 def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Compare the typical runs; with several runs, keep kernels that differ between every run of A and of B."""
+    """Compare the typical runs.
+
+    With several runs, keep kernels that differ between every run of A and every run of B.
+    """
     changes, why_not = compare_kernels(a.typical.kernels, b.typical.kernels)
     of_runs = [[{k.kernel: k.median_ns for k in report.kernels} for report in side.reports] for side in (a, b)]
     kept = []
@@ -184,7 +190,9 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 
 
 FASTEST_STEP = "fastest step"
-"""a robust measure: other work on the machine disturbs some steps but not all, so runs differ least in their fastest"""
+"""a robust measure: other work on the machine disturbs some steps but not all, so runs differ least in their fastest
+step
+"""
 
 _OF_PROFILED, _OF_LIGHT = (
     {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)
@@ -203,7 +211,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]
     are_timed = all(report.timed_steps_ns for report in (*a, *b))
-    if are_timed:  # which the reports tell, and no profiler has lengthened
+    if are_timed:  # as in the reports, not lengthened by the profiler
         for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
             run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
@@ -219,7 +227,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
-    """Return DDP's own work as far as all runs know it; a trace not recorded by ddpprof lacks some of its parts."""
+    """Return DDP's own work as far as all runs know it. A trace that ddpprof did not record lacks some parts of it."""
     parts = [field.name for field in fields(WrapperCost)]
     known = [
         part
@@ -256,7 +264,7 @@ def _change(
     num_questions: int,
     usual: Callable[[Sequence[float]], float],
 ) -> MetricChange:
-    """Compare one measure; `a` and `b` have the steps of each run, of which `usual` makes one value."""
+    """Compare one measure. `a` and `b` have the steps of each run, from which `usual` makes one value."""
     runs_a, runs_b = ([usual(steps) for steps in side] for side in (a, b))
     return MetricChange(
         metric=name,
@@ -285,7 +293,7 @@ def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChan
 
 
 def _bucket_key(bucket: BucketRow) -> tuple[object, ...]:
-    """Return the bucket's parameters as its identity, or its place and size if only a trace knows of it."""
+    """Return the bucket's parameters as its key, or its position and size if they are only known from a trace."""
     if bucket.first_parameter is None:
         return (bucket.module, bucket.index, bucket.num_bytes)
     return (bucket.module, bucket.num_bytes, bucket.num_parameters, bucket.first_parameter, bucket.last_parameter)
@@ -312,7 +320,7 @@ class KernelChange:
 
     @property
     def lost_ns_per_step(self) -> int:
-        """Time that a step of B loses: what a usual run of the kernel takes longer, in all of its runs."""
+        """Time that a step of B loses, ns: the extra time of a usual run of the kernel, times the number of runs."""
         return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
 
     @property
@@ -331,7 +339,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels whose median changed beyond noise, most time lost first, and what could not be compared."""
+    """Return the kernels whose median changed beyond noise, most time lost first, and why others are not compared."""
     in_b = {summary.kernel: summary for summary in b}
     changes = [KernelChange(summary, in_b[summary.kernel]) for summary in a if summary.kernel in in_b]
     changed = sorted((c for c in changes if c.is_beyond_noise), key=lambda c: -c.lost_ns_per_step)

@@ -1,4 +1,4 @@
-"""The limits of ``ddpprof compare --fail-on``: parsed before anything is read."""
+"""The limits of ``ddpprof compare --fail-on``, parsed before any run is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A limit on the growth of a measure, as a fraction of its old value (``%``) or as time per step."""
+    """A limit for the growth of a measure, as a fraction of its old value (``%``) or as time per step."""
 
     text: str
     metric: str
@@ -63,11 +63,14 @@ class ConditionVerdict:
     outcome: GateResult
     because: str
     runs_needed: int | None = None
-    """runs needed on each side, if the outcome is unknown"""
+    """number of runs needed on each side, if the outcome is unknown"""
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:
-    """Judge each condition; a missing measure fails its condition, as a gate with nothing to check must not open."""
+    """Judge each condition.
+
+    A missing measure fails its condition: a gate must not pass when there is nothing to check.
+    """
     return tuple(_judge(comparison, condition) for condition in conditions)
 
 

@@ -1,4 +1,4 @@
-"""How much do the runs of one job, recorded by ``ddpprof trace --repeat``, differ, and what do they agree on?"""
+"""How much do the runs of one job, recorded by ``ddpprof trace --repeat``, differ, and what do they have in common?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpprof.report import Report
 from ddpprof.version import __version__
 
 REPEATED_FORMAT = 1
-"""version of the JSON form; it grows when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON form; it increases when a field changes its meaning or is removed, not when one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RepeatedRun:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFinding:
-    """A finding of one or more runs; stragglers of different ranks are different findings."""
+    """A finding of one or more runs. Stragglers on different ranks are different findings."""
 
     rule: str
     title: str
@@ -47,13 +47,13 @@ class RepeatedReport:
 
     @property
     def spread(self) -> float | None:
-        """How much longer the step of the slowest run is than that of the fastest, as a fraction of the fastest."""
+        """By how much longer the slowest run's step is than the fastest run's, as a fraction of the fastest."""
         steps_ns = [run.step_ns for run in self.runs if run.step_ns]
         return max(steps_ns) / min(steps_ns) - 1 if len(steps_ns) > 1 else None
 
 
 def report_on_runs(runs: RunSet, names: Sequence[str]) -> RepeatedReport:
-    """Report on the runs, whose names are given in `names`."""
+    """Return a report on several runs; `names` are the names of the runs."""
     return RepeatedReport(
         format=REPEATED_FORMAT,
         ddpprof=__version__,
@@ -84,7 +84,7 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
 
 
 _OF_A_RANK = ("straggler", "slow-rank")
-"""rules whose finding is another one if it blames another rank"""
+"""rules whose findings differ if they are about different ranks"""
 
 
 def _what(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""One side of a comparison: runs of one job, recorded one after the other."""
+"""One side of a comparison: runs of one job, recorded one after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunSet:
     reports: tuple[Report, ...]
     """one or more reports"""
     folder: str | None = None
-    """folder in which ``ddpprof trace --repeat`` keeps the runs, and to which more can be added"""
+    """folder in which ``ddpprof trace --repeat`` keeps the runs, and to which more runs can be added"""
 
     @property
     def name(self) -> str:
@@ -30,13 +30,13 @@ class RunSet:
 
     @property
     def typical(self) -> Report:
-        """Run with the median step, or next to it; its buckets and kernels stand for those of all runs."""
+        """Run with the median step, or the one next to it. Its buckets and kernels represent those of all runs."""
         ordered = sorted(self.reports, key=_usual_step_ns)
         return ordered[(len(ordered) - 1) // 2]
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What reports lack, each listed once, with the number of runs that lack it unless all do."""
+        """What reports lack, each item once, with the number of runs that lack it unless all do."""
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
@@ -53,7 +53,7 @@ def _usual_step_ns(report: Report) -> float:
 def differing_facts(reports: Sequence[Report]) -> list[str]:
     """Return the names of the facts in which runs differ, in order.
 
-    If a run does not tell of its DDP modules, what only some runs tell is no difference.
+    If a run has no information about its DDP modules, facts that only some runs have are not a difference.
     """
     facts = [facts_of(report) for report in reports]
     names = dict.fromkeys(name for of_run in facts for name in of_run)
@@ -63,7 +63,7 @@ def differing_facts(reports: Sequence[Report]) -> list[str]:
 
 
 def facts_of(report: Report) -> Mapping[str, str]:
-    """Return what the run itself says about its job: world size, versions, settings of DDP."""
+    """Return what the run says about its job: world size, versions, settings of DDP."""
     job = report.job
     facts = {
         "command": " ".join(job.command),

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class SyntheticImages(Dataset):
-    """Noise that is brighter in the stripe for its label."""
+    """Noise images that are brighter in the stripe of their label."""
 
     def __init__(self, num_images, num_classes=10, size=32, seed=0):
         self.num_images, self.num_classes, self.size, self.seed = num_images, num_classes, size, seed

@@ -20,7 +20,7 @@ MASK = 0
 
 
 class SyntheticSentences(Dataset):
-    """Arithmetic sequences of tokens, some of them hidden, as pairs (with holes, whole)."""
+    """Arithmetic sequences of tokens, some of them hidden, as pairs (with holes, complete)."""
 
     def __init__(self, num_sentences, vocabulary, length, read_ms, seed=0):
         self.num_sentences, self.vocabulary, self.length, self.seed = num_sentences, vocabulary, length, seed

@@ -1,1 +1,1 @@
-"""`ddpprof doctor`: is this machine, with its installation, fit for recording? Does recording leave training alone?"""
+"""`ddpprof doctor`: are this machine and its installation fit for recording? Does recording change training?"""

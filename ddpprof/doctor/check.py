@@ -1,4 +1,4 @@
-"""The definition of a check: its questions, where it runs, and the form of its answers."""
+"""The definition of a check: its questions, where it runs, and the format of its answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CheckResult:
     reason: str | None = None
     """why it was skipped, or what a failure means and what to do"""
     setup: str | None = None
-    """where the ranks trained; ``None`` if none did"""
+    """where the ranks trained; ``None`` if no ranks trained"""
 
 
 def judge(name: str, holds: bool, expected: object, found: object, reason: str) -> CheckResult:
@@ -39,7 +39,7 @@ def skip(name: str, reason: str) -> CheckResult:
 
 
 class CannotCheck(Exception):
-    """A check could not find its answer; the message says why, and the check fails with it."""
+    """A check could not find its answer. The message says why, and the check fails with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Setup:
 
     @property
     def options(self) -> list[str]:
-        """Options of the training scripts."""
+        """Options for the training scripts."""
         return [f"--ranks={self.num_ranks}", f"--backend={self.backend}", f"--device={self.device}"]
 
 
@@ -75,11 +75,11 @@ class Context:
     """Input of a running check."""
 
     folder: Path
-    """empty folder of the check's own"""
+    """an empty folder for this check"""
     out: Path
-    """user's folder, in which runs would be written"""
+    """the user's folder for runs"""
     gpus: int | None = None
-    """number of GPUs according to the user"""
+    """number of GPUs given by the user"""
     setup: Setup = Setup()
 
 

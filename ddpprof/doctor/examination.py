@@ -1,4 +1,4 @@
-"""All checks, and their results as one document that does not reveal who ran it."""
+"""All checks, and their results as one document that does not reveal who ran them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ _MACHINE = (
 _TRAINING = Check(
     ("parameters", "collectives", "synchronising-calls", "foreign-contexts", "export-pause"), check_unchanged
 )
-"""runs once for each setup"""
+"""checks that run once per setup"""
 NAMES = tuple(name for check in (*_MACHINE, _TRAINING) for name in check.names)
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _OF_EVERYBODY = ("root", "localhost", "user")
-"""names that reveal nothing"""
+"""names that are public and reveal nothing"""
 
 
 def examine(
     out: Path, gpus: int | None, only: Collection[str], watch: Callable[[str], None]
 ) -> Iterator[list[CheckResult]]:
-    """Yield the outcomes of each check.
+    """Yield the results of each check.
 
-    `gpus`: number of GPUs; ``None`` for as many as torch sees.
-    `only`: names of outcomes; all if empty.
-    `watch`: called with what is running.
+    `gpus`: number of GPUs; ``None`` for as many as torch sees. `only`: names of results to return; all if empty.
+    `watch`: called with a description of the check that is running.
     """
     adopt_orphans()
     trains = _is_wanted(_TRAINING, only)
@@ -72,7 +71,7 @@ def examine(
 
 
 def _outcomes(check: Check, out: Path, gpus: int | None, setup: Setup | None = None) -> list[CheckResult]:
-    """Return the answers of a check; one that cannot find them fails for all its names."""
+    """Return the results of a check. If the check cannot find them, all of its names fail."""
     with scratch_folder() as folder:
         try:
             return list(check.run(Context(folder, out, gpus, setup or Setup())))
@@ -92,7 +91,7 @@ def _num_gpus(outcomes: Collection[CheckResult]) -> int:
 
 
 def document(outcomes: Sequence[CheckResult]) -> dict[str, Any]:
-    """Return the content of ``doctor.json``: no names of users and hosts, no addresses, and only the ends of paths."""
+    """Return the content of ``doctor.json``: no user or host names, no addresses, and only the ends of paths."""
     counts = Counter(one.verdict for one in outcomes)
     return {
         "format": DOCTOR_FORMAT,

@@ -1,4 +1,4 @@
-"""Execution of training scripts, with and without ddpprof, and reading of what they print."""
+"""Runs training scripts with and without ddpprof, and reads what they print."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_POR
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training that ran to its end."""
+    """A training that was completed."""
 
     told: Mapping[str, Any]
-    """script's own line of JSON"""
+    """the script's own line of JSON"""
     run: Path
     """folder of its run, if it was recorded"""
 
@@ -31,7 +31,10 @@ class Trained:
 def run_script(
     context: Context, script: str, *arguments: str, trace: Sequence[str] | None = None, limit_s: float = 90
 ) -> Trained:
-    """Run a script to its end; with `trace`, under ``ddpprof trace`` with these options. Raises `CannotCheck`."""
+    """Run a script to its end. With `trace`, run it under ``ddpprof trace`` with these options.
+
+    Raises `CannotCheck`.
+    """
     run = context.folder / f"run-of-{script.removesuffix('.py')}-{len(list(context.folder.iterdir()))}"
     words = [str(SCRIPTS / script), *arguments]
     command = [sys.executable, *words] if trace is None else trace_command(run, *trace, *words)
@@ -44,7 +47,7 @@ def run_script(
 
 
 def trace_command(run: Path, *words: str) -> list[str]:
-    """Return the command that records into `run`; `words` are further options, and the script with its arguments."""
+    """Return the command that records into `run`. `words`: further options, and the script with its arguments."""
     return ddpprof_command("trace", "--quiet", "--out", str(run), *words)
 
 
@@ -90,9 +93,9 @@ def _shown(command: Sequence[str]) -> str:
 
 _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps", "3"]
 _AFTER_WINDOW = 12
-"""first step that is free of recording"""
+"""first step after recording has ended"""
 _PAUSE_SHARE = 10
-"""least ratio of the process group's timeout to a pause; other ranks wait for a paused one until that timeout"""
+"""minimum ratio of the process group's timeout to a pause; other ranks wait for a paused one until that timeout"""
 
 
 def check_unchanged(context: Context) -> Iterator[CheckResult]:
@@ -129,7 +132,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
             calls[1] <= calls[0],
             f"{calls[0]} outside the window, as without ddpprof",
             calls[1],
-            "Recording waits for the device in steps that it does not profile, and slows them.",
+            "Recording waits for the device in steps that it does not profile, and slows them down.",
         ),
         judge(
             "foreign-contexts",

@@ -14,7 +14,7 @@ from ddpprof.model.backends import KNOWN
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
-"""extras whose packages are optional; packages in no extra are required"""
+"""extras whose packages are checked although they are optional; packages in no extra are required"""
 _BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:(<|>=)\s*([0-9.]+))?")
 _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """variables that nsys and ncu set in the processes they start"""
@@ -43,7 +43,7 @@ def check_versions(_context: Context) -> Iterator[CheckResult]:
 
 
 def _requirements() -> list[tuple[str, str, str, str | None]]:
-    """Return name, sign, bound and extra of each of ddpprof's requirements."""
+    """Return name, operator, version and extra of each of ddpprof's requirements."""
     found = []
     for line in metadata.requires("ddpprof") or []:
         what, _, marker = line.partition(";")
@@ -66,7 +66,7 @@ def _satisfies(version: str, sign: str, bound: str) -> bool:
 
 
 def check_torch(context: Context) -> Iterator[CheckResult]:
-    """Check that torch sees the devices, has the backends, and profiles an operation on each kind of device."""
+    """Check that torch sees the devices, has the backends, and can profile an operation on each device type."""
     probe = run_script(context, "probe.py", *KNOWN, limit_s=60).told
     gpus = int(probe["num_gpus"])
     expected = context.gpus if context.gpus is not None else int(probe["num_gpu_files"])
@@ -90,7 +90,7 @@ def _judge_backends(backends: Sequence[str], gpus: int) -> CheckResult:
         set(wanted) <= set(backends),
         ", ".join(wanted),
         ", ".join(backends) or "none",
-        "This torch was built without them. Install one of pytorch.org's builds.",
+        "This torch was built without them. Install a build from pytorch.org.",
     )
 
 

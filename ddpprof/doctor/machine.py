@@ -15,13 +15,14 @@ from ddpprof.scratch import choose_temporary_directory
 
 _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB
-"""bytes for traces of a few steps of many ranks"""
+"""minimum disk space in bytes, for traces of a few steps of many ranks"""
 _SHM_BYTES = 256 * _MB
-"""bytes for batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB by default"""
+"""minimum shared memory in bytes, for batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB by default
+"""
 _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
-"""most by which time servers slew a clock"""
+"""maximum rate, in ppm, at which time daemons slew a clock"""
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
@@ -51,12 +52,12 @@ def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
         free >= _SHM_BYTES,
         f"at least {_SHM_BYTES // _MB} MB free",
         f"{free // _MB} MB",
-        "DataLoader workers and NCCL may die of SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
+        "DataLoader workers and NCCL may be killed by SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
     )
 
 
 def check_clock(_context: Context) -> Iterator[CheckResult]:
-    """Check that the two clocks for steps and kernels run at the same rate, without a jump."""
+    """Check that the clocks used for steps and for kernels run at the same rate, and that neither jumps."""
     wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
     time.sleep(_CLOCK_S)
     wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns
@@ -79,7 +80,7 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         cores >= ranks,
         f"at least {ranks}, one per rank",
         f"{cores:g}",
-        "Ranks share a core, so times mean little. Give the container more cores (docker run --cpus).",
+        "Ranks share a core, so times are not meaningful. Give the container more cores (docker run --cpus).",
     )
     memory = available_bytes()
     if memory is None:
@@ -90,6 +91,6 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         memory >= _MEMORY_BYTES,
         f"at least {_MEMORY_BYTES // _MB} MB",
         f"{memory // _MB} MB",
-        "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
+        "Ranks may run out of memory and be killed. Give the container more (docker run --memory), or end other "
         "processes.",
     )

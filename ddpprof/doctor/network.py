@@ -56,7 +56,10 @@ def check_nccl_interface(_context: Context) -> Iterator[CheckResult]:
 
 
 def _of_pattern(asked: str) -> list[str]:
-    """Return the matching interfaces: NCCL takes prefixes, or whole names after ``=``; a ``^`` first avoids them."""
+    """Return the matching interfaces.
+
+    NCCL takes prefixes, or whole names after ``=``; a leading ``^`` excludes them.
+    """
     avoids, rest = asked.startswith("^"), asked.removeprefix("^")
     are_whole, words = rest.startswith("="), rest.removeprefix("=").split(",")
     if are_whole and not avoids:

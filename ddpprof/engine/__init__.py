@@ -1,1 +1,1 @@
-"""What all questions about a job share: how numbers are declared, and what is made of the declarations."""
+"""What all questions about a job share: how numbers are declared, and what is derived from the declarations."""

@@ -1,4 +1,4 @@
-"""What a finding says to change, as data: a tool can apply it without reading English."""
+"""The change that a finding recommends, as data that a tool can apply without reading English."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ChangeKind(StrEnum):
     DDP = "ddp"
     """in the arguments of ``DistributedDataParallel``"""
     COMM_HOOK = "comm_hook"
-    """by a hook of torch's ``default_hooks``"""
+    """by registering a hook from torch's ``default_hooks``"""
     ENVIRONMENT = "environment"
-    """by variables of the ranks' environment"""
+    """by setting environment variables of the ranks"""
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
     NO_SYNC = "no_sync"
@@ -36,19 +36,19 @@ class Change:
     values: Mapping[str, Value] = field(hash=False)
     """name of each argument, variable or hook → its value"""
     code: str
-    """how it is written, in the framework that makes the DDP module if there is one"""
+    """code of the change, for the framework that makes the DDP module if there is one"""
     is_lossy: bool = False
     """True if it rounds gradients"""
 
 
 def ddp_change(framework: str | None, **arguments: Value) -> Change:
-    """Return a change of arguments of DDP's constructor."""
+    """Return a change of DDP's constructor arguments."""
     written = [f"{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in arguments.items()]
     return Change(ChangeKind.DDP, arguments, ddp_argument(framework, *written))
 
 
 def bucket_change(framework: str | None, new: NewBuckets) -> Change | None:
-    """Return the change that makes those buckets; ``None`` if nobody knows the best value."""
+    """Return the change that makes those buckets; ``None`` if the best value is unknown."""
     if not new.argument or (new.predicted is None and not new.is_default):
         return None
     name, _, text = new.argument.partition("=")

@@ -20,7 +20,7 @@ _REPLAYED = (
     "better-buckets",
     "reduces-every-pass",
 )
-"""rules whose change has effects that only a replay of the steps shows"""
+"""rules whose change has effects that only a replay of the steps can show"""
 
 
 _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS)
@@ -28,47 +28,50 @@ _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding: one thing to change."""
+    """A finding: one thing to change, and how much time it saves."""
 
     rule: Annotated[str, Number("name of the rule that made it")]
     title: Annotated[str, Number("what was found")]
     evidence: Annotated[str, Number("numbers that show it")]
     advice: Annotated[str, Number("what to change")]
     gain_ns: Annotated[int | None, Number("most time to gain per step")]
-    """most ns per step to gain; ``None`` if the finding is about correctness, or this run cannot tell"""
+    """maximum gain, ns per step; ``None`` if the finding is about correctness, or if this run cannot tell"""
     is_correctness: Annotated[bool, Number("whether training does something other than it seems to")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
-    """predicted gain, if the recorded steps can be replayed with just this change; `gain_ns` is then its upper end"""
+    """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
-    """time per step that the finding names, of which no change can give back more; `find` sees to that"""
-    is_noise: Annotated[bool, Number("whether it may be chance, so that it is no advice")] = False
+    """time per step that the finding is about; no change can save more, and `find` limits the gain to it"""
+    is_noise: Annotated[bool, Number("whether it may be due to chance; it then has no advice")] = False
 
     comes_first: bool = False
-    """True if no gain counts before it is mended: training is broken, or distorts what was measured"""
+    """True if this must be fixed before any gain counts: training is broken, or measurements are distorted"""
     may_be_meant: bool = False
-    """True if training may do on purpose what the finding says"""
+    """True if the training may do this on purpose"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
-    """what it is about: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
+    """subject of the finding: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
-    """numbers of title and evidence, with their units in their names, such as ``trailing_ns``"""
+    """numbers in title and evidence; their names include their units, such as ``trailing_ns``"""
     measured: Measured | None = None
-    """what `ddpprof try` measured of the change; ``None`` if nobody has tried it"""
+    """what `ddpprof try` measured for the change; ``None`` if it has not been tried"""
     change: Change | None = None
-    """what to change, for a tool to apply; ``None`` if only the script's author can, or the best value is unknown"""
+    """change that a tool can apply; ``None`` if only the script's author can make it, or the best value is unknown"""
 
     @property
     def is_guess(self) -> bool:
-        """Whether only a replay could tell what the change gives, and there was none: `gain_ns` is a mere bound."""
+        """Whether only a replay could tell the gain of the change, and there was none.
+
+        `gain_ns` is then only an upper bound.
+        """
         return self.predicted is None and self.rule in _REPLAYED
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may be advised first: it was measured to help, or its rule is not known to be often wrong."""
+        """Whether it may be recommended first: it was measured to help, or its rule is not known to be often wrong."""
         return self.measured is not None or is_trusted(self.rule)
 
     @property
     def gives_nothing(self) -> bool:
-        """Whether its change was tried, and does not shorten the step, or changes the training."""
+        """Whether its change was tried, and does not shorten the step, or changes the results of training."""
         return self.measured is not None and self.measured.outcome in _IN_VAIN
 
     @property
@@ -77,12 +80,12 @@ class Finding:
 
 
 def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
-    """Return the upper end of the replay's prediction, or else the measured bound."""
+    """Return the upper end of the replay's prediction or, without a prediction, the measured bound."""
     return gain_ns if predicted is None else predicted.high_ns
 
 
 def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
-    """Return the most that a change gives back, and its prediction; neither if it is predicted to cost time."""
+    """Return the maximum gain of a change, and its prediction; ``None`` for both if it is predicted to cost time."""
     if predicted is not None and predicted.gain_ns < 0:
         return None, None
     return at_most(gain_ns, predicted), predicted

@@ -1,4 +1,4 @@
-"""What is found in a run: the findings of all topics, in the order in which a user should read them."""
+"""The findings of a run: those of all topics, in the order in which a user should read them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ddpprof.engine.topic import Topic, View
 from ddpprof.model.tried import Outcome
 
 _NOISE_OF_MEASURED = 0.02
-"""fraction of the step; a measured gain below it may be chance"""
+"""fraction of the step; a smaller measured gain may be chance"""
 _ROUNDS_TO_NOTHING_NS = 5_000
-"""gains below it are shown as 0.00 ms"""
+"""gains smaller than this are shown as 0.00 ms"""
 
 
 def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
-    """Return the findings of topics that show something, in the order of `in_order`."""
+    """Return the findings of all topics that have any, in the order of `in_order`."""
     used = [(topic, shown) for topic in topics if (shown := view[topic]) is not None]
     advice = {rule: words for topic, _ in used for rule, words in topic.advice.items()}
     return in_order((one for topic, shown in used for rule in topic.rules for one in rule(shown, view)), view, advice)
 
 
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Return first a training that is broken or distorted, then gains, the rest, and last noise.
+    """Sort findings: first broken or distorted training, then gains, then the rest, and noise last.
 
-    Among the gains, rules whose advice often gives less than it promises come later, and those that only a replay could
-    tell, which was not possible, come last.
+    Among the gains, rules whose advice often saves less than promised come later. Gains that only a replay could
+    confirm come last if the run could not be replayed.
 
-    If one change addresses several findings, only the first of them is returned. Rules that advise the same change
-    have the same object of `Predictions`. `advice`: rule → advice that is better than its own.
+    If one change addresses several findings, only the first of them is returned. Rules that recommend the same change
+    use the same entry of `Predictions`. `advice`: rule → advice that replaces its own.
     """
     found: dict[object, Finding] = {}
     for finding in findings:
@@ -52,7 +52,7 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
 
 
 def _bounded(finding: Finding) -> Finding:
-    """Return the finding with a gain that is at most its cause."""
+    """Return the finding with its gain limited to its cause."""
     if finding.cause_ns is None or finding.gain_ns is None:
         return finding
     predicted = None if finding.predicted is None else within(finding.predicted, finding.cause_ns)
@@ -60,7 +60,7 @@ def _bounded(finding: Finding) -> Finding:
 
 
 def _measured(finding: Finding, view: View) -> Finding:
-    """Return the finding with what was measured of its change, if `ddpprof try` has tried it."""
+    """Return the finding with the measured gain of its change, if `ddpprof try` has tried it."""
     code = None if finding.change is None else finding.change.code
     found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, code)]
     return replace(finding, measured=found[-1]) if found else finding
@@ -69,7 +69,7 @@ def _measured(finding: Finding, view: View) -> Finding:
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
     """Sort by gain, largest first; gains whose intervals overlap stay in the order of the rules.
 
-    This makes two runs of one job name the same change first.
+    This way, two runs of one job name the same change first.
     """
     left = sorted(findings, key=lambda f: f.expected_ns or 0, reverse=True)
     ordered: list[Finding] = []
@@ -81,7 +81,7 @@ def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _least_ns(finding: Finding) -> int:
-    """Return the least gain, ns per step; for a mere upper bound, half of the bound."""
+    """Return the minimum gain, ns per step; if only an upper bound is known, half of it."""
     return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
 
 
@@ -90,9 +90,9 @@ def _most_ns(finding: Finding) -> int:
 
 
 def is_noise(finding: Finding, view: View) -> bool:
-    """Return whether chance may have made the finding, its rule says so, or its change was tried in vain.
+    """Return True if the finding may be due to chance, its rule says so, or its change did not help when tried.
 
-    A measured cost may be chance if it is so near the threshold for findings that another run might not report it.
+    A measured cost may be due to chance if it is so close to the threshold that another run might not report it.
     """
     gain_ns = finding.expected_ns
     if finding.gives_nothing or finding.is_noise or gain_ns is None:
@@ -105,10 +105,10 @@ def is_noise(finding: Finding, view: View) -> bool:
 
 
 def may_be_chance(predicted: Predicted, step_noise_ns: int | None) -> bool:
-    """Return whether a prediction may be chance.
+    """Return True if a prediction may be due to chance.
 
-    It may be if the change may cost time, or if the gain is below the noise of the step and may be less than half of
-    what is predicted.
+    This is so if the change may cost time, or if the gain is below the noise of the step and may be less than half of
+    the predicted one.
     """
     gain_ns, low_ns = predicted.gain_ns, predicted.low_ns
     if gain_ns < _ROUNDS_TO_NOTHING_NS or low_ns <= 0:

@@ -27,7 +27,7 @@ _TITLES = {"transformers": "transformers' Trainer", "accelerate": "Accelerate"}
 
 
 def ddp_argument(framework: str | None, *arguments: str) -> str:
-    """Return how to give DDP's constructor arguments such as ``static_graph=True``."""
+    """Return how to pass DDP's constructor arguments such as ``static_graph=True``."""
     listed = ", ".join(arguments)
     if framework in ("lightning", "fabric"):
         return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({listed}))" if arguments else ""
@@ -66,7 +66,7 @@ def without_ddp_argument(framework: str | None, name: str) -> str:
 def accumulation(framework: str | None, static_graph: bool) -> str:
     """Return how to average gradients less often.
 
-    `static_graph`: whether DDP has ``static_graph=True``, with which torch fails if the first pass does not reduce.
+    `static_graph`: whether DDP has ``static_graph=True``. With it, torch fails if the first pass does not reduce.
     """
     how = _ACCUMULATION.get(framework, _ACCUMULATION[None])
     limit = (
@@ -87,7 +87,7 @@ _ACCUMULATION = {
 
 
 def reduce_once(framework: str | None, static_graph: bool) -> str:
-    """Return how to reduce gradients only in the last backward pass of a step, as sentences."""
+    """Return, as sentences, how to reduce gradients only in the last backward pass of a step."""
     limit = ""
     if static_graph and framework is None:
         limit = (
@@ -116,7 +116,7 @@ _REDUCE_ONCE = {
 def compression(framework: str | None, backend: str | None, *arguments: str) -> str | None:
     """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it.
 
-    `arguments`: others that DDP's constructor gets with it.
+    `arguments`: other arguments of DDP's constructor to set together with it.
     """
     halving = backend_of(backend).halving
     hook, where = f"default_hooks.{halving.hook}", ", from torch.distributed.algorithms.ddp_comm_hooks"
@@ -131,7 +131,7 @@ def compression(framework: str | None, backend: str | None, *arguments: str) -> 
 
 
 def timeout_argument(framework: str | None) -> str:
-    """Return how to set the time after which a process group gives a collective up."""
+    """Return how to set the timeout of a process group's collectives."""
     return _TIMEOUT.get(framework, _TIMEOUT[None])
 
 
@@ -145,7 +145,7 @@ _TIMEOUT = {
 
 
 def or_join(framework: str | None) -> str:
-    """Return how else to train on different numbers of batches, if the framework has a way."""
+    """Return the framework's other way to train on different numbers of batches, if it has one."""
     if framework == "accelerate":
         return "; or train within `with accelerator.join_uneven_inputs([model]):`"
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"
@@ -189,10 +189,10 @@ def reshuffle(framework: str | None) -> str:
 
 
 def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
-    """Return how to give each rank random numbers of its own. `generators`: those that are alike, as devices or names.
+    """Return how to give each rank its own random numbers. `generators`: the identical ones, as device types or names.
 
-    The order of samples, which ranks divide among them, often comes from the CPU's generator: it is left alone if only
-    those of accelerators are alike.
+    The order of samples, which the ranks divide among themselves, often comes from the CPU's generator. It is left
+    alone if only accelerators' generators are identical.
     """
     on_cpu = "cpu" in generators
     seeding = {"cpu": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}
@@ -220,7 +220,7 @@ _SEEDS = {
 
 
 def load_with(framework: str | None, num_workers: int, persistent: bool) -> str:
-    """Return how to load data in that many processes. `persistent`: whether they live through all epochs."""
+    """Return how to load data in that many processes. `persistent`: whether the processes live through all epochs."""
     if framework == "transformers":
         more = ", dataloader_persistent_workers=True" if persistent else ""
         return f"TrainingArguments(dataloader_num_workers={num_workers}{more})"

@@ -1,11 +1,12 @@
-"""A number is declared once, where its dataclass has it; columns, metrics and clocks are made from the declaration.
+"""A number is declared once, on the field of its dataclass; columns, metrics and clocks are derived from the
+declaration.
 
     @dataclass(frozen=True, slots=True)
     class Overlap:
         exposed_ns: Annotated[int, Number("communication while nothing is computed", metric="exposed")]
 
-Arrow tables take every number of a row as a column, runs are compared by the numbers with a metric, TensorBoard draws
-these, and the JSON report says whose time the fields with a clock are.
+Every number of a row becomes a column of its Arrow table. Numbers with a metric are compared between runs and drawn in
+TensorBoard. For fields with a clock, the JSON report says whose time they are.
 """
 
 from __future__ import annotations
@@ -35,35 +36,35 @@ class Number:
     meaning: str
     clock: Clock | None = None
     metric: str = ""
-    """name under which runs are compared by it; empty if they are not"""
+    """metric name for comparing runs; empty if runs are not compared by it"""
     column: str = ""
-    """name in tables, if that is not the field's"""
+    """name in tables, if it differs from the field's name"""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field that holds another dataclass, whose numbers count as its own."""
+    """A field that holds another dataclass; the numbers of that dataclass count as numbers of this one."""
 
     prefix: str = ""
-    """beginning of the names of their columns"""
+    """prefix for the names of their columns"""
     of: str = ""
-    """words after their meanings, such as ``"in the whole trace"``"""
+    """words appended to their meanings, such as ``"in the whole trace"``"""
     clock: Clock | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A number, where it is found from a row, and the column that it makes."""
+    """A number, its path from a row, and its column."""
 
     number: Number
     path: tuple[str, ...]
     kind: type
-    """int, float, str or bool; every number may also be ``None``, which means that the run cannot tell"""
+    """int, float, str or bool; every number may also be ``None`` if the run cannot tell"""
     column: str
     meaning: str
 
     def value(self, row: Any) -> Any:
-        """Return the number of a row; ``None`` if any dataclass on the way is absent."""
+        """Return the number in a row; ``None`` if any dataclass on the path is absent."""
         for name in self.path:
             if row is None:
                 return None
@@ -88,13 +89,13 @@ def _declared(row: type, path: tuple[str, ...], part: Part) -> Iterator[Declared
 
 
 def metrics_of(row: type) -> dict[str, Declared]:
-    """Return the numbers by which runs are compared, by the name of the metric."""
+    """Return the numbers by which runs are compared, by metric name."""
     return {one.number.metric: one for one in declared_in(row) if one.number.metric}
 
 
 @cache
 def clocks_of(row: type) -> dict[str, Clock]:
-    """Return whose time each field is, with all that is below it: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
+    """Return whose time each field is, including everything below it: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
     return dict(_clocks(row, ""))
 
 
@@ -114,14 +115,14 @@ def _clock_of(mark: object) -> Clock | None:
 
 
 def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
-    """Yield name, type and marks of each field; the type is that of the elements of a tuple, and without ``None``."""
+    """Yield name, type and annotations of each field. For a tuple, the type is that of its elements; no ``None``."""
     for name, hint in get_type_hints(row, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         yield name, _bare(hint), marks
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type without its marks, ``None`` and the tuple around it."""
+    """Return the type without annotations, ``None`` and an enclosing tuple."""
     if hasattr(hint, "__metadata__"):
         return _bare(hint.__origin__)
     if _is_tuple(hint):

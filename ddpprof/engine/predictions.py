@@ -1,6 +1,7 @@
-"""Predicted effects, by replay of the recorded steps, of the changes that rules advise.
+"""Predicted effects of the changes that rules recommend, from a replay of the recorded steps.
 
-`predict` makes them and `report` passes them on; a rule that finds its change here uses exactly that change's gain.
+`predict` makes them and `report` passes them on. A rule that finds its change here uses the gain of exactly that
+change.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ddpprof.engine.numbers import Number
 
 DEFAULT_CAP = "bucket_cap_mb=None"
 ACCUMULATED = 4
-"""number of backward passes per reduction when more accumulation is considered"""
+"""number of backward passes per reduction in the prediction of more accumulation"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class Predicted:
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
-    """Return the prediction, but no more than the time that the change can remove, if that was measured.
+    """Return the prediction, limited to the time that the change can remove if that was measured.
 
-    The replay may describe other steps than those in which the time was measured.
+    The replay may cover other steps than those in which the time was measured.
     """
     if cause_ns is None:
         return predicted
@@ -41,10 +42,10 @@ class NewBuckets:
     argument: str
     """argument of DDP's constructor; empty for the recorded buckets, if no better ones were found"""
     bucket_bytes: tuple[int, ...]
-    """sizes in the order of launch"""
+    """bucket sizes in launch order"""
     predicted: Predicted | None = None
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap of all buckets that are as good, if there are several"""
+    """smallest and largest single cap that are equally good, if there are several"""
 
     @property
     def is_default(self) -> bool:
@@ -52,33 +53,33 @@ class NewBuckets:
 
 
 def since_torch(argument: str) -> str:
-    """Return a note for an argument that older versions of torch lack."""
+    """Return a note for an argument that older torch versions do not have."""
     return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
 
 
 def equal_caps(equal_mb: tuple[float, float] | None) -> str:
-    """Say which caps are as good, for after an argument."""
+    """Return, in words to follow an argument, which caps are equally good."""
     return "" if equal_mb is None else f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal)"
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predicted effects of single changes; ``None`` if the run cannot tell, or has the change already."""
+    """Predicted effects of single changes; ``None`` if the run cannot tell, or already has the change."""
 
     best_buckets: NewBuckets | None = None
     """best buckets found"""
     compression: Predicted | None = None
-    """halved gradients, in fp16 or bf16, whichever the backend supports"""
+    """half-precision gradients, in fp16 or bf16, whichever the backend supports"""
     bucket_views: Predicted | None = None
     without_unused_search: Predicted | None = None
-    """no search for unused parameters, and buckets in the order of gradients"""
+    """no search for unused parameters, and buckets in gradient order"""
     no_sync: Predicted | None = None
     """reduction only in the last of a step's several backward passes"""
     double_batch: Predicted | None = None
-    """batches twice as large; communication saved per batch of the present size"""
+    """batches twice as large; communication time saved per batch of the present size"""
     accumulation: Predicted | None = None
-    """reduction in every `ACCUMULATED`-th backward pass; communication saved per backward pass"""
+    """reduction in every `ACCUMULATED`-th backward pass; communication time saved per backward pass"""
     double_link: Predicted | None = None
     """a network with twice the bandwidth"""
     without_straggler: Predicted | None = None
-    """the slowest rank as fast as the next one"""
+    """the slowest rank made as fast as the next one"""

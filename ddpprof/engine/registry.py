@@ -1,4 +1,4 @@
-"""Topics of other packages: each has an entry point of the group ``ddpprof.topics`` that names its `Topic`."""
+"""Topics of other packages. Each has an entry point in the group ``ddpprof.topics`` that names its `Topic`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GROUP = "ddpprof.topics"
 
 @cache
 def further_topics() -> dict[str, Topic[Any, Any]]:
-    """Return the topics of installed packages, by the name of the entry point.
+    """Return the topics of installed packages, by entry point name.
 
-    Raises `DdpprofError` if one of them cannot be imported, or does not say the types of what it measures.
+    Raises `DdpprofError` if one of them cannot be imported, or does not declare the types of its measures.
     """
     return {one.name: _loaded(one) for one in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
 
@@ -40,6 +40,6 @@ _WHAT_TO_DO = "Uninstall the package, or tell its authors."
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the packages with topics and their versions, on which summaries of ranks depend."""
+    """Return the packages that provide topics, with their versions; summaries of ranks depend on them."""
     found = [one.dist for one in entry_points(group=GROUP)]
     return tuple(sorted({f"{one.name} {one.version}" for one in found if one is not None}))

@@ -1,4 +1,4 @@
-"""A table made from the declarations of its rows' numbers."""
+"""A table made from the declarations of numbers in its rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ddpprof.engine.numbers import Declared, declared_in
 from ddpprof.layout import ABSENT, Column, Table, clean, megabytes, ms, notes
 
 _UNITS = {"_ns": (" ms", ms), "_bytes": (" MB", megabytes)}
-"""ending of a column's name → ending of its heading, and how to write its values"""
+"""suffix of a column's name → suffix of its heading, and how to format its values"""
 
 
 def number_table(title: str, rows: Sequence[Any]) -> Table:
-    """Return a table with a row for each of `rows`, which are of one dataclass, and a column for each number.
+    """Return a table with a row for each of `rows`, all of one dataclass, and a column for each number.
 
-    Times are shown in ms, sizes in MB. Below the table stand the meanings of the columns.
+    Times are shown in ms and sizes in MB. The meanings of the columns follow below the table.
     """
     kind: type = type(rows[0]) if rows else type(None)
     declared = declared_in(kind) if rows else ()

@@ -1,6 +1,6 @@
-"""The interface of a topic: all that is known of one question about a job, from the measure to the words.
+"""The interface of a topic: everything about one question about a job, from the measure to the words.
 
-`report/topics.py` lists the topics. Other code calls this interface and names none of them.
+`report/topics.py` lists the topics. Other code only uses this interface, and names no single topic.
 """
 
 from __future__ import annotations
@@ -28,82 +28,87 @@ Chapter = Literal[
 """places of the report in which topics have sections, in order; ``ending`` to ``notes`` are about the job"""
 
 _WORTH_SAYING = 0.01
-"""least fraction of the step worth a finding"""
+"""minimum fraction of the step for a finding"""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a run shows, for rules. Times are ns per step: means over the usual steps, of the rank where each is least.
+    """The data of a run that rules use.
 
-    Least, because what other ranks take beyond it is waiting for a slower rank.
+    Times are ns per step: means over the usual steps, on the rank with the lowest one.
+
+    The lowest, because what other ranks take beyond it is waiting for a slower rank.
     """
 
     world_size: int | None
     step_ns: int | None
     step_noise_ns: int | None = None
-    """half of the 95 % interval of `step_ns`; ``None`` if there are too few steps for one"""
+    """half of the 95 % interval of `step_ns`, ns; ``None`` if there are too few steps for an interval"""
     backend: str | None = None
     modules: tuple[DdpModule, ...] = ()
     comm_ns: int | None = None
     exposed_ns: int | None = None
     trailing_ns: int | None = None
     data_ns: int | None = None
-    """time for which training waits for its data"""
+    """time that training waits for its data"""
     buffer_sync_ns: int | None = None
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     launch_bound_ns: int | None = None
-    """time for which the accelerator waits for the host's launches"""
+    """time that the accelerator waits for the host's launches"""
     num_micro_steps: int = 1
     """number of batches that a step accumulates"""
     trains_beside_ddp: bool = False
-    """whether optimizers train parameters whose gradients DDP does not average, so that the script may have to"""
+    """whether optimizers train parameters whose gradients DDP does not average, so that the script may need to do so"""
     joins: bool = False
     """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
     group_size: int | None = None
-    """number of ranks that average their gradients together; the least of any rank"""
+    """number of ranks that average their gradients together; the minimum over all ranks"""
     device: str | None = None
-    """torch's name for it: ``"cpu"`` or ``"cuda"``"""
+    """torch's device type: ``"cpu"`` or ``"cuda"``"""
     is_compiled: bool = False
-    """whether torch.compile has compiled the model, which it cuts where buckets end"""
+    """whether torch.compile has compiled the model, which it splits where buckets end"""
     has_cuda: bool = True
-    """whether an accelerator, if there is one, runs CUDA or HIP"""
+    """whether an accelerator, if there is one, supports CUDA or HIP"""
     takes_cap_lists: bool = True
-    """whether a user can give each bucket a cap, to any effect"""
+    """whether a user can effectively set a separate cap for each bucket"""
     framework: str | None = None
     """framework whose options make the DDP module; ``None`` if the script makes it"""
     cores_per_rank: float | None = None
-    """number of cores per rank on the host with the fewest"""
+    """number of cores per rank on the host with the fewest cores per rank"""
     num_threads: int | None = None
-    """number of threads with which a rank computes on its host; the most of any rank"""
+    """number of threads with which a rank computes on its host; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)
-    """rank → what the recorder noted of it, without its steps"""
+    """rank → the facts recorded about it, without its steps"""
     whole_run: WholeRun | None = None
     tried: tuple[TriedChange, ...] = ()
     predictions: Predictions = field(default_factory=Predictions)
     shown: Mapping[str, Any] = field(default_factory=dict)
-    """name of a topic → what it shows; see `__getitem__`"""
+    """topic name → its results for the run; see `__getitem__`"""
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
-        """Return what a topic shows; ``None`` if it shows nothing, or comes later in the list of topics."""
+        """Return a topic's results; ``None`` if it has none, or comes later in the list of topics."""
         return cast("_OfRun | None", self.shown.get(topic.name))
 
     @property
     def shares_cores(self) -> bool:
-        """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
+        """Return True if the ranks compute on CPU cores, which the machine also uses for other work."""
         return self.backend in ON_HOST
 
     @property
     def is_one_group(self) -> bool:
-        """Return whether all ranks average their gradients together."""
+        """Return True if all ranks average their gradients together."""
         return self.group_size == self.world_size
 
     def module(self, index: int) -> DdpModule | None:
-        """Return a module; ``None`` if a killed rank left steps of it, but no description."""
+        """Return a module; ``None`` if a killed rank left steps that use it, but no description of it."""
         return self.modules[index] if 0 <= index < len(self.modules) else None
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
-        """Return whether the gain is worth a finding. `gain_ns` is a measured bound; both gains must be big enough."""
+        """Return True if the gain is large enough for a finding.
+
+        `gain_ns` is a measured bound; both gains must be large enough.
+        """
         gains = [gain_ns, None if predicted is None else predicted.gain_ns]
         least = min((gain for gain in gains if gain is not None), default=0)
         return least > 0 and bool(self.step_ns) and least >= _WORTH_SAYING * (self.step_ns or 0)
@@ -157,7 +162,7 @@ class TableSchema(Generic[_OfRun]):
 
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
-    """Measures of a job from a file of another tool."""
+    """Measures of a job that come from another tool's file."""
 
     measured: _OfRun
     backend: str | None
@@ -168,30 +173,31 @@ class FileMeasures(Generic[_OfRun]):
 
 @dataclass(frozen=True, slots=True)
 class Topic(Generic[_OfRank, _OfRun]):
-    """The measures, rules and sections of one question; ``_OfRun`` is the type of what it shows of a run.
+    """The measures, rules and sections of one question. ``_OfRun`` is the type of its results for a run.
 
-    It measures each rank (`of_rank`, then `of_ranks`), or all of them from what is already known (`of_run`). A topic
-    whose name is a field of the report may have sections only.
+    It either measures each rank (`of_rank`, then `of_ranks`), or takes all results from what is already known
+    (`of_run`). A topic whose name is a field of the report may have sections only.
     """
 
     name: str
-    """also the field of `Report` with what it shows, if it has one"""
+    """also the name of the field of `Report` with its results, if there is one"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
     sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
     tables: tuple[TableSchema[_OfRun], ...] = ()
     advice: Mapping[str, str] = field(default_factory=dict)
-    """rule of another topic → advice that this one knows better"""
+    """rule of another topic → advice that replaces that rule's advice"""
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None
-    """measures a rank in the steps with these indices, given the job's modules; ``None`` if it shows nothing of it"""
+    """measures a rank in the steps with these indices, given the job's modules; ``None`` if there is nothing to measure
+    """
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
-    """combines the results of `of_rank`, of one rank or more; ``None`` if `report/build.py` does"""
+    """combines the results of `of_rank` of one or more ranks; ``None`` if `report/build.py` does"""
     rank_type: Any = None
-    """type of what `of_rank` returns, which is needed if that is not ``None``"""
+    """type of the result of `of_rank`; required if the result is not ``None``"""
     run_type: Any = None
-    """type of what it shows, such as ``tuple[Row, ...]``; only topics of other packages need it"""
+    """type of its results, such as ``tuple[Row, ...]``; only needed for topics of other packages"""
     of_run: Callable[[View], _OfRun | None] | None = None
-    """takes what it shows from the view, in which the topics before it are"""
+    """takes its results from the view, which contains the topics before this one"""
     file: str | None = None
-    """name of the kind of file that it reads instead of ranks, if it does"""
+    """name of the file type that it reads instead of ranks, if any"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
-    """measures a file; ``None`` if it belongs to another topic"""
+    """measures a file; ``None`` if the file belongs to another topic"""

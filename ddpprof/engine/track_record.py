@@ -1,4 +1,4 @@
-"""How often did the first change that a rule advises shorten the step as promised? `analyses/advice` has tried it."""
+"""How often did the first change recommended by a rule shorten the step as promised? Measured by `analyses/advice`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 _RIGHT = 0.8
-"""least share of trials that must confirm a rule for it to be advised first"""
+"""minimum share of trials that must confirm a rule for it to be recommended first"""
 
 
 class Tried(NamedTuple):
@@ -18,10 +18,10 @@ TRACK_RECORD: Mapping[str, Tried] = {
     "buckets-too-large": Tried(2, 2),
     "trailing-communication": Tried(2, 2),
 }
-"""rule → its trials that came to a verdict, as in `analyses/advice/results.json`; others have not been tried"""
+"""rule → its trials with a verdict, as in `analyses/advice/results.json`; other rules have not been tried"""
 
 
 def is_trusted(rule: str) -> bool:
-    """Return whether the rule may be advised first: it is not known to be wrong in more than a fifth of cases."""
+    """Return True if the rule may be recommended first: it is not known to be wrong in more than a fifth of cases."""
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases

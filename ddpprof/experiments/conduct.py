@@ -1,4 +1,4 @@
-"""Execution of the trials of an experiment, one after the other, without those that have already succeeded."""
+"""Runs the trials of an experiment one after another, except those that have already succeeded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ddpprof.redaction import without_secrets
 from ddpprof.rundir import read_world_size
 
 _COST_STEPS = 6
-"""steps of a profile, every second of which shows when gradients and buckets are there"""
+"""number of steps in a profile; every second one shows when gradients and buckets are ready"""
 _PROFILED_STEPS = 2
 _ALONE_STEPS = 4
 
@@ -48,7 +48,7 @@ _ALONE_STEPS = 4
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
     """Create `directory`, or continue in it if it has the same plan. Raises `RunExists` and `CannotRecord`.
 
-    A folder that has a trial's name but is none belongs to the user, and stays.
+    A folder that has a trial's name but is not a trial belongs to the user, and is kept.
     """
     with writing(directory, CannotRecord):
         if is_experiment(directory):
@@ -76,7 +76,7 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
 
 @contextmanager
 def working_on(directory: Path) -> Iterator[None]:
-    """Lock the experiment, as only one process may run trials. Raises `CannotRecord` if another does."""
+    """Lock the experiment, because only one process may run trials. Raises `CannotRecord` if another process does."""
     try:
         with own_files.locked(directory / LOCK_FILE):
             yield
@@ -85,14 +85,14 @@ def working_on(directory: Path) -> Iterator[None]:
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
-    """Return the experiment without what a tuning has added to its plan."""
+    """Return the experiment without what tuning has added to its plan."""
     return (
         replace(experiment, variants=experiment.variants[:1]) if experiment.kind is ExperimentKind.TUNE else experiment
     )
 
 
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
-    """Yield the paths to be written. A tuning's trials are unknown when it begins."""
+    """Yield the paths that will be written. A tuning experiment's trials are not known when it begins."""
     yield from (directory / trial.name for trial in experiment.trials())
     if experiment.kind is ExperimentKind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
@@ -115,7 +115,7 @@ def _remove(directory: Path) -> None:
 
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
-    """Return the trials without times, in the order in which they are to be run."""
+    """Return the trials without times, in the order in which they will be run."""
     return [trial for trial in experiment.trials() if not _is_done(directory / trial.name)]
 
 
@@ -127,7 +127,7 @@ def _is_done(folder: Path) -> bool:
 def conduct(
     directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
-    """Run `trials`, and yield each as it ends; an interrupted one comes last, without a `TrialEnd`.
+    """Run `trials`, and yield each as it ends. An interrupted trial comes last, without a `TrialEnd`.
 
     A variant that failed once is left out of later rounds. Raises `CannotRecord`.
     """
@@ -164,7 +164,7 @@ def profile_settings(folder: Path, experiment: Experiment) -> Settings:
 
 
 def profile_steps(experiment: Experiment, on_accelerator: bool = False) -> int:
-    """Return how many steps the profile takes."""
+    """Return the number of steps in the profile."""
     return Schedule(profile_settings(Path(), experiment), on_accelerator).num_steps
 
 
@@ -210,14 +210,14 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
 
 
 def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = False) -> int:
-    """Return how many steps the training must take for a complete trial."""
+    """Return the number of steps that training must take for a complete trial."""
     return Schedule(trial_settings(Path(), experiment, variant), on_accelerator).num_steps
 
 
 def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
-    """Return the command, and environment variables that replace a launcher. Raises `CannotRecord`.
+    """Return the command, and the environment variables that replace a launcher. Raises `CannotRecord`.
 
-    One process needs no launcher, so that scripts which start their own ranks can do so. A command with a place for the
+    A single process needs no launcher, so scripts can start their own ranks. A command with a placeholder for the
     number of processes, ``{nproc}``, starts them itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
@@ -241,7 +241,7 @@ def _filled(word: str, places: dict[str, str]) -> str:
 
 
 def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
-    """Refuse a script that starts another number of ranks than its title would say. Raises `CannotRecord`."""
+    """Raise `CannotRecord` if the script starts a different number of ranks than its title would say."""
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(

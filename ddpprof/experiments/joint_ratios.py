@@ -1,12 +1,13 @@
-"""How much longer do the steps of several variants take than that of one? All were run once in every round.
+"""How much longer do the steps of several variants take than those of one variant? All variants run once in every
+round.
 
     log step = round + variant + noise
     ratio    = median over rounds of (the variant's step / the one's)
     interval = 95 % for all of them together: Student's t of the mean logarithm, with the noise that round and variant
                leave of all steps, at 5 % divided by the number of ratios (Bonferroni)
 
-With few rounds a single variant's own spread may be small by accident, but not that of all. (Montgomery, Design and
-Analysis of Experiments, 4.1.)
+With few rounds, a single variant's own spread may be small by chance, but not that of all variants. (Montgomery, Design
+and Analysis of Experiments, 4.1.)
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from ddpprof.statistics.shift import shift_between
 def joint_ratios(
     one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
 ) -> tuple[Ratio, ...]:
-    """Return the ratio of each of `others` to `one`, all given by their steps in the same n rounds.
+    """Return the ratio of each of `others` to `one`. All are given by their steps in the same n rounds.
 
-    `comparisons`: number of intervals that must hold together, these included.
+    `comparisons`: number of intervals that must hold together, including these.
     """
     ratios = [median(a / b for a, b in zip(steps, one, strict=True)) for steps in others]
     if len(one) < ENOUGH_ROUNDS:
@@ -50,7 +51,7 @@ _LEAST_STARTS = 2
 
 
 def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
-    """Return whether the variant is losing, given steps by round; a round that was not run is empty."""
+    """Return True if the variant is losing, given its steps by round. A round that was not run is empty."""
     both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
     if len(both) < _LEAST_STARTS:
         return False
@@ -63,20 +64,21 @@ def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -
 
 
 def start_spread(starts: Sequence[Steps]) -> float:
-    """Return the slowest start of one job over the fastest, minus 1."""
+    """Return the slowest start of one job divided by the fastest, minus 1."""
     medians = [median(steps) for steps in starts if steps]
     return max(medians) / min(medians) - 1 if medians else 0.0
 
 
 Steps = tuple[float, ...]
-"""ns, in order"""
+"""step times in ns, in order"""
 
 
 def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
-    """Return runs of consecutive steps that every rank has; each step is the mean over the ranks.
+    """Return runs of consecutive steps that every rank has; the time of a step is the mean over the ranks.
 
-    With DDP the ranks keep pace. Without it they run independently, so waiting for the slowest counts as DDP's cost.
-    On an accelerator, which the host runs ahead of, only a block's ends are known: it is one step of mean length.
+    With DDP, the ranks run in step. Without it, they run independently, so waiting for the slowest counts as DDP's
+    cost. On an accelerator, the host runs ahead and only the ends of a block are known: a block is one step of mean
+    length.
     """
     of_ranks = [
         {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks

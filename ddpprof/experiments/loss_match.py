@@ -1,11 +1,11 @@
-"""Does a training with another setting have the same losses as the unchanged training, step by step?
+"""Does training with another setting have the same losses as unchanged training, step by step?
 
-    difference  |loss - loss as it is| / |loss as it is|, the largest over steps and ranks
+    difference  |loss - unchanged loss| / |unchanged loss|, the largest over steps and ranks
     own         the same between starts of the unchanged training
 
-Two bit-identical starts show that nothing is left to chance. A setting that keeps the order of additions then also
-has the same bits: with two ranks, all settings do, since a + b = b + a. With more ranks other buckets may be added in
-another order, which rounds each gradient differently: by single precision's 2⁻²⁴, and more from step to step.
+Two bit-identical starts show that training is deterministic. A setting that keeps the order of additions then also
+gives the same bits. With two ranks, all settings keep it, because a + b = b + a. With more ranks, other buckets may be
+added in another order, which rounds each gradient differently: by single precision's 2⁻²⁴, growing from step to step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ Losses = Mapping[int, Sequence[Sequence[float]]]
 """losses of each backward pass, per step, by rank"""
 
 _ROUNDING = 2.0**-20
-"""tolerance per step, sixteen times the rounding of single precision, since sums of many gradients round too"""
+"""tolerance per step: sixteen times the rounding of single precision, because sums of many gradients are rounded too"""
 _OWN_FACTOR = 3
-"""factor on the difference between starts of the same job, of which few are known"""
+"""factor applied to the difference between starts of the same job, because only few starts are known"""
 _CHANCE = 1e-4
-"""difference between starts above which they tell nothing about a setting: it is more than rounding makes in a few
-steps, so no seed is set, or half precision adds in any order"""
+"""difference between starts above which they show nothing about a setting: it is more than rounding causes in a few
+steps, so no seed is set, or half precision is added in varying order
+"""
 
 
 class Match(StrEnum):
@@ -40,7 +41,7 @@ class Match(StrEnum):
 class LossMatch:
     match: Match
     num_steps: int
-    """number of compared steps"""
+    """number of steps compared"""
     difference: float | None
     own: float | None
     """``None`` with fewer than two starts"""
@@ -49,13 +50,13 @@ class LossMatch:
 
 
 _OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
-"""arguments of DDP that change the content of buckets"""
+"""arguments of DDP that change which gradients are in which bucket"""
 _ORDER_OF_TWO = 2
-"""number of ranks whose sum does not depend on the order"""
+"""number of ranks for which a sum does not depend on the order"""
 
 
 def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
-    """Return whether DDP still adds the same numbers in the same order if these arguments change."""
+    """Return True if DDP still adds the same numbers in the same order after a change of these arguments."""
     return (world_size or 1) <= _ORDER_OF_TWO or not any(name in _OF_BUCKETS for name in arguments)
 
 
@@ -84,7 +85,7 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
 
 
 def _differences(a: Losses, b: Losses) -> list[float]:
-    """Return the largest difference of each step, over the ranks and steps that both have losses of."""
+    """Return the largest difference of each step, over all ranks and steps for which both have losses."""
     of_ranks = [zip(a[rank], b[rank], strict=False) for rank in sorted(a.keys() & b.keys())]
     steps = zip(*of_ranks, strict=False)
     return [most for pairs in steps if (most := _of_step(pairs)) is not None]

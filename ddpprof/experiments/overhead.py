@@ -1,4 +1,4 @@
-"""What does DDP cost? The job's step is compared with and without it, and the difference divided into parts."""
+"""What does DDP cost? The step is measured with and without DDP, and the difference is divided into parts."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class OverheadReport:
     with_ns: float
     without_ns: float
     ratio: Ratio
-    """step with DDP relative to the step without"""
+    """step with DDP divided by the step without"""
     rounds: tuple[RoundTimes, ...]
     wrapper: WrapperParts | None
-    """DDP's own work; on an accelerator all of it may be hidden behind the device's work"""
+    """DDP's own work; on an accelerator, all of it may be hidden behind the device's work"""
     parts: StepParts | None
     """parts of the step with DDP"""
     missing: tuple[str, ...]
@@ -89,13 +89,13 @@ def build_overhead(experiment: Experiment, results: Sequence[TrialResult]) -> Ov
 
 
 def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return rounds in which blocks with and without DDP alternated in one process."""
+    """Return rounds in which blocks with and without DDP alternate in one process."""
     rounds: list[list[Pair]] = [list(zip(one.blocks_ns, one.without_ddp_ns, strict=False)) for one in results]
     return [pairs for pairs in rounds if pairs]
 
 
 def _apart(experiment: Experiment, results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return rounds in which jobs with and without DDP alternated."""
+    """Return rounds in which jobs with and without DDP alternate."""
     both = zip(*(rounds_of(results, variant, experiment.rounds) for variant in (WITH, WITHOUT)), strict=True)
     return [[(with_ddp, without)] for with_ddp, without in both if with_ddp and without]
 

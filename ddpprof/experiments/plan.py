@@ -1,6 +1,6 @@
 """The plan of an experiment, which is stored as ``experiment.json`` in its directory.
 
-    experiment.json        this plan; it never changes, except that `ddpprof tune` adds what its profile suggests
+    experiment.json        this plan; it never changes, except that `ddpprof tune` adds the chosen settings
     trial-0-2/             variant 0 in round 2: a run directory
     trial-0-2/output.txt   what the job printed
     trial-0-2/trial.json   how it ended
@@ -10,9 +10,9 @@
     network.json           `ddpprof tune`: a copy of the file given with --network
     changes.json           `ddpprof try`: what each variant changes, and what its finding promises
 
-Every round runs each variant once, so that a slow moment of the machine affects all of them; and the rounds alternate
-between forward and reverse order, so that a machine that becomes steadily slower or faster is hardly taken for a
-variant that is: A B C, C B A. With an odd number of rounds, a part of such a change remains.
+Every round runs each variant once, so that a slow period of the machine affects all of them. Rounds alternate between
+forward and reverse order (A B C, C B A), so that a steady drift of the machine's speed hardly looks like a faster or
+slower variant. With an odd number of rounds, part of such a drift remains.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ class Variant:
 
     nproc: int
     label: str = ""
-    """difference from the unchanged job, besides the number of processes, without secrets: ``--batch-size=64``"""
+    """difference from the unchanged job, apart from the number of processes, without secrets: ``--batch-size=64``"""
     size: float | None = None
-    """value of what is varied first, if it is a number above 0"""
+    """value of the first varied setting, if it is a number above 0"""
     is_share: bool = False
     """True if `size` is each process's share of a total"""
     is_work: bool = False
-    """True if `size` counts work, such as a batch: times may be linear in it, and rates make sense"""
+    """True if `size` counts work, such as a batch size: times may be linear in it, and rates are meaningful"""
     varied: str = ""
-    """name of what is varied first"""
+    """name of the first varied setting"""
     configuration: str = ""
-    """label without what is varied first"""
+    """label without the first varied setting"""
     words: tuple[str, ...] = ()
-    """arguments of the script, after its own"""
+    """arguments to append to the script's own"""
     places: Mapping[str, str] = field(default_factory=dict)
     """replacements of ``{name}`` in the command"""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -81,9 +81,9 @@ class Variant:
     """arguments of DDP's constructor"""
     without_ddp: bool = False
     profiled_steps: int = 0
-    """number of profiled steps, after the timed ones and before the blocks"""
+    """number of profiled steps, between the timed steps and the blocks"""
     ddp_blocks: int = 0
-    """pairs of blocks, each of `Experiment.timed_steps`: with and without DDP"""
+    """number of pairs of blocks, with and without DDP, each of `Experiment.timed_steps` steps"""
     any_number: bool = False
     """True if no number of processes was requested, so that the job may start any number"""
     comm_hook: str | None = None
@@ -91,13 +91,13 @@ class Variant:
     loader: Mapping[str, Any] = field(default_factory=dict)
     """arguments of every DataLoader's constructor"""
     passes_per_reduction: int = 0
-    """if not 0, only the last of so many backward passes of a step reduces gradients"""
+    """if not 0, only the last of this many backward passes of a step reduces gradients"""
     command: tuple[str, ...] = ()
-    """command of its own, instead of the experiment's"""
+    """this variant's own command, used instead of the experiment's"""
 
     @property
     def total_size(self) -> float | None:
-        """Size of all processes together."""
+        """Total size over all processes."""
         return self.size * self.nproc if self.size is not None and self.is_share else self.size
 
     @property
@@ -116,32 +116,32 @@ class Experiment:
     format: int
     kind: ExperimentKind
     command: tuple[str, ...]
-    """script and its arguments; any command if `is_wrapped`"""
+    """script and its arguments; any command if `is_wrapped` is True"""
     as_module: bool
     is_wrapped: bool
     variants: tuple[Variant, ...]
     rounds: int
-    """rounds to run; the most, if `enough_rounds` may be enough"""
+    """number of rounds to run; the maximum if `enough_rounds` may be enough"""
     skip_first: int
     timed_steps: int
-    """timed steps of each trial, or of each block"""
+    """number of timed steps of each trial, or of each block"""
     enough_rounds: int | None = None
-    """for `ddpprof try`, rounds after which it ends if they give a verdict on every change"""
+    """for `ddpprof try`, the number of rounds after which it ends if they give a verdict on every change"""
     most_variants: int = 0
-    """for `ddpprof tune`, most variants to choose"""
+    """for `ddpprof tune`, the maximum number of variants to choose"""
     allow_lossy: bool = False
-    """for `ddpprof tune`, whether to try hooks that round"""
+    """for `ddpprof tune`, whether to try hooks that round gradients"""
     torchrun: tuple[str, ...] | None = None
-    """options of torchrun, if it starts the ranks in another way than for `Variant.nproc`"""
+    """options of torchrun, if the ranks are not simply started with `Variant.nproc`"""
     is_whole: bool = True
-    """``False`` if the command had secrets, which are not stored, so that it must be given again to continue"""
+    """``False`` if the command had secrets. These are not stored, so the command must be given again to continue"""
 
     @property
     def num_trials(self) -> int:
         return self.rounds * len(self.variants)
 
     def trials(self) -> Iterator[Trial]:
-        """Yield the trials in the order in which they are run."""
+        """Yield the trials in the order in which they will be run."""
         for number in range(self.rounds):
             forwards = range(len(self.variants))
             for variant in reversed(forwards) if number % 2 else forwards:
@@ -155,7 +155,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of its directory, inside the experiment's."""
+        """Name of its directory inside the experiment's directory."""
         return f"trial-{self.variant}-{self.round}"
 
 
@@ -200,7 +200,7 @@ def _values_as_kept(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_plan(directory: Path, experiment: Experiment) -> None:
-    """Write the plan with this user's seal, and without secrets. Raises ``OSError``."""
+    """Write the plan with this user's seal and without secrets. Raises ``OSError``."""
     experiment = as_kept(experiment)
     key = user_key()
     seal = None if key is None else seal_of(_sealed(experiment), key)
@@ -208,7 +208,7 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
 
 
 def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
-    """Return whether this user wrote that plan there; others could otherwise have any command run."""
+    """Return True if this user wrote that plan. Otherwise, another user could make ddpprof run any command."""
     key, found = user_key(), rundir.read_json(directory / EXPERIMENT_FILE, _Seal)
     if key is None or found is None or found.seal is None:
         return False

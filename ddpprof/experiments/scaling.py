@@ -1,14 +1,14 @@
-"""How much faster do more processes train, and where does the lost time go?
+"""How much faster is training with more processes, and where is time lost?
 
     weak scaling     each process keeps its batch    ideal: the step takes as long as one process's without DDP
-    strong scaling   all of them share one batch     ideal: an n-th of that
+    strong scaling   all processes share one batch   ideal: 1/n of that
 
-    speed-up = ideal's work per second over one process's      efficiency = ideal step / step      loss = step - ideal
+    speed-up = work per second over that of one process      efficiency = ideal step / step      loss = step - ideal
 
-    most speed-up = number of processes × ideal step / the longer of the ideal step and the transfer of its gradients
+    speed-up at best = number of processes × ideal step / max(ideal step, transfer of a step)
 
-The most is what the bytes and the link allow: a step takes at least as long as its transfers. The loss is divided like
-the step (`StepParts`), each part minus its ideal, so the parts add up.
+A step takes at least as long as its transfers, which is what the bytes and the link allow. The loss is divided like the
+step (`StepParts`): each part minus its ideal, so that the parts add up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Lost ns of a step; the parts add up to the loss. Negative values are better than ideal."""
+    """Time lost in a step, ns, by cause; the parts add up to the loss. Negative values are better than ideal."""
 
     wrapper_ns: float
     """DDP's own work"""
@@ -50,7 +50,7 @@ class LostTime:
     waiting_ns: float
     """waiting for other ranks (skew)"""
     slowdown_ns: float
-    """slowdown of computation by concurrent communication; 0 if unknown"""
+    """slow-down of computation by concurrent communication; 0 if unknown"""
     data_ns: float
     compute_ns: float
     """computation that is slower for other reasons: shared cores and memory, smaller batches"""
@@ -65,7 +65,7 @@ class ScalePoint:
     step_ns: float
     ideal_ns: float
     speedup: Ratio
-    """work per second relative to one process without DDP"""
+    """work per second, relative to one process without DDP"""
     lost: LostTime | None
     """``None`` without profiled steps"""
     transfer_ns: float | None = None
@@ -95,7 +95,7 @@ class ScalingReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job
-    """job with the most processes"""
+    """job with the largest number of processes"""
     points: tuple[ScalePoint, ...]
     missing: tuple[str, ...]
 

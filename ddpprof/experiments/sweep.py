@@ -1,4 +1,4 @@
-"""How does the step time depend on what is varied, and from which size on is one configuration faster?"""
+"""How does the step time depend on the varied setting, and from what size on is one configuration faster?"""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class SweepPoint:
     configuration: str
     nproc: int
     size: float | None
-    """work of all processes together; ``None`` if what is varied does not count work"""
+    """work of all processes together; ``None`` if the varied setting does not count work"""
     step_ns: float
     rounds_ns: tuple[float, ...]
-    """medians of the rounds"""
+    """median of each round, ns"""
     ratio: Ratio | None = None
-    """its step relative to that of the first variant in the same rounds; ``None`` for the first variant"""
+    """its step divided by that of the first variant in the same rounds; ``None`` for the first variant"""
 
     @property
     def per_second(self) -> float | None:
@@ -39,7 +39,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class SweepCurve:
-    """One configuration over the sizes. Times are ns."""
+    """One configuration across the sizes. Times are ns."""
 
     configuration: str
     points: tuple[SweepPoint, ...]
@@ -49,14 +49,14 @@ class SweepCurve:
 
 @dataclass(frozen=True, slots=True)
 class SweepCrossover:
-    """The size from which on the second configuration is faster."""
+    """The size above which the second configuration is faster."""
 
     below: str
-    """configuration that is faster for smaller sizes"""
+    """configuration that is faster at smaller sizes"""
     above: str
     crossover: Crossover
     is_measured: bool
-    """True if it is between the sizes at which both were measured"""
+    """True if it lies between sizes at which both were measured"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class SweepReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job | None
-    """``None`` for times that were measured elsewhere"""
+    """``None`` for times measured by another tool"""
     varied: str
     """meaning of `SweepPoint.size`"""
     points: tuple[SweepPoint, ...]
@@ -98,7 +98,7 @@ def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> Sweep
 def sweep_report(
     command: tuple[str, ...], job: Job | None, varied: str, points: Sequence[SweepPoint], missing: tuple[str, ...]
 ) -> SweepReport:
-    """Build the report from points, whoever measured them."""
+    """Build the report from points measured by ddpprof or by another tool."""
     configurations = dict.fromkeys(point.configuration for point in points if point.size is not None)
     curves = tuple(_curve(name, points) for name in configurations)
     return SweepReport(
@@ -115,7 +115,7 @@ def sweep_report(
 
 
 def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
-    """Return by variant how its steps compare with the first one's, in the rounds that all variants have."""
+    """Return, by variant, the ratio of its steps to the first variant's, in rounds that all variants have."""
     measured = {number: rounds for number, rounds in enumerate(all_rounds) if any(rounds)}
     common = [index for index in range(len(all_rounds[0])) if all(rounds[index] for rounds in measured.values())]
     if 0 not in measured or len(measured) < 2 or not common:

@@ -27,7 +27,7 @@ EXPERIMENT_REPORT_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Parts of an unprofiled step, ns, in the proportions of profiled ones; means over steps and ranks that add up."""
+    """Parts of an unprofiled step, ns, in the proportions of profiled steps; means over steps and ranks."""
 
     wrapper_ns: float
     """DDP's own work on the training thread; 0 on an accelerator, where the host works in parallel"""
@@ -37,7 +37,7 @@ class StepParts:
     """exposed communication spent waiting for another rank"""
     data_ns: float
     compute_ns: float
-    """rest: computation, and the host's time to start it"""
+    """rest: computation, and the host's time to launch it"""
 
     @property
     def step_ns(self) -> float:
@@ -63,7 +63,7 @@ _Parts = TypeVar("_Parts", StepParts, WrapperParts)
 class TrialResult:
     trial: Trial
     blocks_ns: tuple[Steps, ...] = ()
-    """timed steps; several blocks if they alternate with blocks without DDP"""
+    """times of timed steps; several blocks if they alternate with blocks without DDP"""
     without_ddp_ns: tuple[Steps, ...] = ()
     num_steps: int | None = None
     """number of timed steps; on an accelerator, `blocks_ns` has only one value per block"""
@@ -73,7 +73,7 @@ class TrialResult:
     parts: StepParts | None = None
     wrapper: WrapperParts | None = None
     slowdown_ns: float | None = None
-    """time that communication costs computation in a step, if known"""
+    """computing time lost to communication in a step, if known"""
     transfer_ns: float | None = None
     """time of a step's communication, hidden or not, without waiting for other ranks; ``None`` if not profiled"""
     num_samples: int | None = None
@@ -81,7 +81,7 @@ class TrialResult:
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
-    """Return what a trial gave, or ``None`` while it has not ended. Raises `NotARun`."""
+    """Return the result of a trial, or ``None`` if it has not ended. Raises `NotARun`."""
     ended = read_end(directory / trial.name)
     if ended is None:
         return None
@@ -127,13 +127,13 @@ def _num_samples(records: Sequence[Record], num_micro_steps: int) -> int | None:
 
 
 def losses_of(folder: Location) -> Losses:
-    """Return the losses that the ranks of a trial kept."""
+    """Return the losses stored by the ranks of a trial."""
     losses = {rank: load_losses(folder, rank) for rank in rundir.ranks_in(folder)}
     return {rank: steps for rank, steps in losses.items() if steps}
 
 
 def rounds_of(results: Iterable[TrialResult], variant: int, num_rounds: int) -> list[Steps]:
-    """Return a variant's step times by round; empty for a round without any."""
+    """Return a variant's step times by round; a round without any is empty."""
     found = {result.trial.round: sum(result.blocks_ns, ()) for result in results if result.trial.variant == variant}
     return [found.get(number, ()) for number in range(num_rounds)]
 
@@ -156,7 +156,7 @@ def scaled(parts: StepParts, factor: float) -> StepParts:
 
 
 def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Return trials without times, and how many are still to be run."""
+    """Return trials without times, and how many trials are still to be run, in words."""
     said = [
         f"{experiment.variants[result.trial.variant].title}, round {result.trial.round + 1}: {result.problem}"
         for result in results
@@ -169,7 +169,7 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
 
 
 def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: int, on_accelerator: bool) -> None:
-    """Raise `DdpprofError` if the training is too short for a trial, with the options for which it is long enough."""
+    """Raise `DdpprofError`, with the options that would fit, if the training is too short for a trial."""
     variant = experiment.variants[result.trial.variant]
     wanted = steps_of(experiment, variant, on_accelerator)
     short = _short(experiment, [result], result.trial.variant)
@@ -190,7 +190,7 @@ def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: i
 
 
 def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:
-    """Return a note if a variant's training ended before everything was timed."""
+    """Return a note if a variant's training ended before all its steps were timed."""
     variant, own = experiment.variants[number], [r for r in results if r.trial.variant == number and r.blocks_ns]
     if variant.ddp_blocks:
         what, asked = "pairs of blocks", variant.ddp_blocks

@@ -99,7 +99,7 @@ class TryPlan:
 
 @dataclass(frozen=True, slots=True)
 class TriedPromise:
-    """One change, and what came of it. Times are ns of one step."""
+    """One change, and its result. Times are ns of one step."""
 
     promise: Promise
     outcome: Outcome

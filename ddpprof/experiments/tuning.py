@@ -1,4 +1,4 @@
-"""Selection of the settings that `ddpprof tune` tries, from the profile of a job."""
+"""Selection of the settings for `ddpprof tune` to try, based on the profile of a job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ddpprof.version import __version__
 
 
 def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
-    """Choose at most `most` settings besides the unchanged job; if nothing could be predicted, also return why.
+    """Choose at most `most` settings besides the unchanged job. If nothing could be predicted, also return why.
 
     `bench`: a measurement of the job's own network. Raises `DdpprofError`.
     """
@@ -69,15 +69,15 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
     except DdpprofError as error:
         return None, str(error)
     if not profiled.profile.training.knows_parameters:
-        return None, "the profile does not show when each gradient was there."
+        return None, "the profile does not show when each gradient was ready."
     return profiled, None
 
 
 def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
     """Return the options to try.
 
-    A static graph is one of them only if DDP found that it is one, if that avoids a search, and if no gradients
-    accumulate: with it, torch fails if the first backward pass does not reduce them.
+    A static graph is included only if DDP found that the graph is static, if this avoids a search, and if no gradients
+    accumulate: with a static graph, torch fails if the first backward pass does not reduce them.
     """
     settings = module.settings
     searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
@@ -91,9 +91,9 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
 
 
 NOW = 0
-"""variant that is the unchanged job"""
+"""variant without changes"""
 _AS_GOOD = 1.01
-"""factor on the fastest; of the settings within it, the shortest one is advised"""
+"""factor on the fastest setting; among the settings within it, the shortest one is recommended"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ class TuningPlan:
 
 class Fate(StrEnum):
     TRIED = "tried"
-    """in all rounds so far"""
+    """run in all rounds so far"""
     LOSING = "losing"
-    """stopped, because it was clearly behind in at least two starts"""
+    """stopped because it was clearly behind in at least two starts"""
     REFUSED = "refused"
-    """stopped, because it changes the losses"""
+    """stopped because it changes the losses"""
     FAILED = "failed"
 
 
@@ -127,17 +127,17 @@ class TriedSetting:
 
     label: str
     code: str
-    """code for the script"""
+    """the setting as code for the script"""
     is_lossy: bool
     forecast: Forecast | None
     num_buckets: int | None
-    """predicted number"""
+    """predicted number of buckets"""
     step_ns: float | None
     """median of its rounds"""
     rounds_ns: tuple[float, ...]
-    """medians of the rounds"""
+    """median of each round, ns"""
     ratio: Ratio | None
-    """its step relative to that of the unchanged job, in the rounds of both; the 95 % intervals are simultaneous"""
+    """its step divided by that of the unchanged job, in the rounds of both; the 95 % intervals are simultaneous"""
     losses: LossMatch | None
     """``None`` for the unchanged job"""
     fate: Fate
@@ -150,10 +150,10 @@ class TuneReport:
     command: tuple[str, ...]
     job: Job
     now: TriedSetting
-    """job as it is"""
+    """the unchanged job"""
     tried: tuple[TriedSetting, ...]
     best: int | None
-    """index in `tried` of the fastest that beats the unchanged job beyond noise, or of one as good"""
+    """index in `tried` of the fastest setting that beats the unchanged job beyond noise, or of one as good"""
     rounds: int
     promises: bool
     """True if the prediction promised a gain"""
@@ -162,19 +162,20 @@ class TuneReport:
     untried: tuple[Candidate, ...]
     """other settings that were considered"""
     num_distinct: int
-    """number of settings that make DDP behave differently: all considered ones, and the unchanged job"""
+    """number of settings with different effects in DDP: all considered ones, and the unchanged job"""
     num_steps: int
-    """number of trained steps, including the profile's"""
+    """number of steps trained, including the profile's"""
     exhaustive_steps: int
     """number of steps needed to try all of `num_distinct` in all rounds"""
     missing: tuple[str, ...]
     start_ratio: float | None = None
-    """slowest start of one setting over its fastest, in the setting that varied most; ``None`` if none was run twice"""
+    """slowest start of one setting divided by its fastest, for the setting that varied most; ``None`` if none ran twice
+    """
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The plan of a tuning, and the results so far."""
+    """The plan of a tuning experiment, and the results so far."""
 
     experiment: Experiment
     choice: TuningPlan
@@ -183,7 +184,7 @@ class Tuning:
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
-    """unprofiled steps of the job's profile, which also count for the unchanged job"""
+    """unprofiled steps of the job's profile, which also count as steps of the unchanged job"""
 
     def result(self, trial: Trial) -> TrialResult:
         return next(result for result in self.results if result.trial == trial)
@@ -200,7 +201,7 @@ class Tuning:
         return {result.trial.variant for result in self.results if result.problem is not None}
 
     def stopped(self) -> set[int]:
-        """Return variants that need no more rounds: they are slower than another, or change the training."""
+        """Return variants that need no more rounds: they are slower than another one, or change the training."""
         out = self.refused() | self.failed()
         rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
         spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
@@ -212,9 +213,10 @@ class Tuning:
         return self.refused() | losing
 
     def next_trial(self) -> Trial | None:
-        """Return the trial to run next; ``None`` if all have been run, or are not worth it.
+        """Return the trial to run next; ``None`` if all have been run, or are not worth running.
 
-        The second round begins with the setting that leads and the unchanged job, since one start says little.
+        The second round begins with the leading setting and the unchanged job, because one start is not enough to
+        judge.
         """
         done, out = {result.trial for result in self.results}, self.stopped() | self.failed()
         left = [trial for trial in self.experiment.trials() if trial not in done and trial.variant not in out]
@@ -264,7 +266,10 @@ class Tuning:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
     def _start_ratio(self, variant: int) -> float | None:
-        """Return the slowest start of a variant over its fastest; the profile is a start of the unchanged job."""
+        """Return a variant's slowest start divided by its fastest.
+
+        The profile counts as a start of the unchanged job.
+        """
         starts = [steps for steps in (*self._rounds(variant), *([self.profile_ns] if variant == NOW else [])) if steps]
         return 1 + start_spread(starts) if len(starts) > 1 else None
 
@@ -274,7 +279,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return ratios by variant. Variants that were not given up share their estimate of the noise."""
+        """Return ratios by variant. Variants that were not stopped share their estimate of the noise."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())
@@ -326,17 +331,17 @@ class Tuning:
 
 
 def code_of(candidate: Candidate, job: Job) -> str:
-    """Return what a user writes in the script, or into the options of its framework."""
+    """Return what a user writes in the script, or in the options of its framework."""
     without_hook = ddp_argument(job.framework, *candidate.words)
     if candidate.comm_hook is None:
         return without_hook
     hooked = compression(job.framework, job.backend, *candidate.words)
-    left = f"{candidate.comm_hook}, which DDP's own register_comm_hook takes, and {job.framework} here does not"
+    left = f"{candidate.comm_hook}, which can be passed to register_comm_hook, but not through {job.framework}"
     return hooked or ", and ".join(filter(None, [without_hook, left]))
 
 
 def _best(tried: Sequence[TriedSetting]) -> int | None:
-    """Return the best setting, or ``None`` if none is faster than the unchanged job beyond noise."""
+    """Return the index of the best setting; ``None`` if none is faster than the unchanged job beyond noise."""
     faster = [
         (one.ratio.ratio, len(one.code), index)
         for index, one in enumerate(tried)
@@ -348,12 +353,12 @@ def _best(tried: Sequence[TriedSetting]) -> int | None:
 
 @dataclass(frozen=True)
 class KeptTuning(Tuning):
-    """A tuning, and the directory that its trials are in."""
+    """A tuning experiment, and the directory that its trials are in."""
 
     directory: Location
 
     def with_ended(self, trial: Trial) -> KeptTuning:
-        """Return the tuning with a trial that has ended since it was read. Raises `DdpprofError`."""
+        """Return the tuning including a trial that has ended since it was read. Raises `DdpprofError`."""
         others = [result for result in self.results if result.trial != trial]
         result = read_trial(self.directory, trial) or TrialResult(trial)
         losses = {**self.losses, trial: losses_of(self.directory / trial.name)}
@@ -403,5 +408,5 @@ def _read_choice(directory: Location) -> TuningPlan:
 
 
 def write_choice(directory: Path, choice: TuningPlan) -> None:
-    """Write the choice. Raises `CannotRecord`."""
+    """Write the chosen settings. Raises `CannotRecord`."""
     write_beside_plan(directory / CHOICE_FILE, choice)

@@ -1,12 +1,12 @@
-"""`--vary` and `--set`: from words to changes of the job.
+"""`--vary` and `--set`: from command-line words to changes of the job.
 
-    --batch-size=32,64            an option of the script, added after its own arguments
+    --batch-size=32,64            an option of the script, appended to its own arguments
     bucket_cap_mb=5,25            an argument of DDP's constructor, replaced while the script calls it; commas within
                                   brackets belong to one value: bucket_cap_mb_list=[1,25],[1,5,25]
     NCCL_MAX_CTAS=4,8             in capitals: an environment variable
-    model.width=32,64             any other word: added after the script's own arguments
+    model.width=32,64             any other word: appended to the script's own arguments
 
-If ``{batch-size}`` is in the command, the value goes there instead.
+If the command contains ``{batch-size}``, the value replaces it instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def vary(variant: Variant, choices: Iterable[str], command: Sequence[str]) -> li
 
 
 def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[str]) -> Variant:
-    """Return the variant with one value for each name, not shown in its label. Raises `DdpprofError`."""
+    """Return the variant with one value set for each name; its label does not show them. Raises `DdpprofError`."""
     for setting in settings:
         name, values = _split(setting)
         variant = _with(variant, name, ",".join(values), command)
@@ -75,7 +75,7 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
 
 
 def passed_on(choices: Iterable[str], command: Sequence[str]) -> list[str]:
-    """Return the names that are neither options nor known otherwise, so that only the script can know them."""
+    """Return the names that ddpprof does not know and that are not options, so that only the script can know them."""
     names = [_split(choice)[0] for choice in choices]
     return [name for name in names if _place(name, command) is _Place.ARGUMENT and not name.startswith("-")]
 
@@ -124,7 +124,10 @@ def _refuse_misspelt(name: str) -> None:
 
 
 def _argument(name: str, text: str) -> Any:
-    """Return the value of an argument of DDP. Raises `DdpprofError` if DDP would refuse it, after a whole trial."""
+    """Return the value of an argument of DDP.
+
+    Raises `DdpprofError` if DDP would refuse it, which would cost a whole trial.
+    """
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

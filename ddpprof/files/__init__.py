@@ -1,4 +1,4 @@
-"""Paths of files on this machine, or wherever fsspec reaches, made from the user's text."""
+"""Paths of files on this machine, or anywhere that fsspec can reach, made from the user's text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def location(text: str) -> Location:
 
 
 def local(text: str) -> Path:
-    """Return a path for files that grow or are renamed. Raises `DdpprofError` if it is not on this machine."""
+    """Return a path for files that grow or are renamed. Raises `DdpprofError` if the path is not on this machine."""
     path = location(text)
     if isinstance(path, RemotePath):
         raise DdpprofError(f"{path} is not on this machine: give a local folder, and copy it when it is complete")
@@ -39,12 +39,12 @@ def local(text: str) -> Path:
 
 
 def spelled(path: Location) -> str:
-    """Return the text from which `location` makes the same path; unlike ``str``, it includes passwords."""
+    """Return the text from which `location` makes the same path. Unlike ``str``, it includes passwords."""
     return path.url if isinstance(path, RemotePath) else str(path)
 
 
 def identity(path: Location) -> str | None:
-    """Return a text that changes with the file; ``None`` if there is no file."""
+    """Return a text that changes when the file does; ``None`` if there is no file."""
     try:
         if not isinstance(path, RemotePath):
             found = path.stat()
@@ -56,4 +56,4 @@ def identity(path: Location) -> str | None:
     except OSError:
         if not isinstance(path, RemotePath):
             return None
-    return f"changed whenever asked: {os.urandom(8).hex()}"  # nobody knows
+    return f"changed whenever asked: {os.urandom(8).hex()}"  # unknown

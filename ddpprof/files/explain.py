@@ -1,6 +1,6 @@
 """One-line explanations, without passwords, of drivers' errors, which are not always ``OSError``.
 
-They are recognised by the names of their classes, because a driver may not be installed.
+They are recognised by class name, because a driver may not be installed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _LONGEST = 200
 
 _NOT_TRIED_AGAIN_S = 30
 _unreachable: dict[str, tuple[float, str]] = {}
-"""time and reason of each unreachable server; drivers retry for many seconds, and each rank has files there"""
+"""time and reason for each unreachable server: drivers retry for many seconds, and each rank has files there"""
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the status of a web server's answer."""
+    """Return the status of a web server's response."""
     known = [getattr(error, name, None) for name in ("status", "status_code", "code")]  # aiohttp, azure, gcsfs
     known.append(getattr(getattr(error, "response", None), "status_code", None))  # huggingface_hub
     return next((status for status in known if isinstance(status, int)), None)

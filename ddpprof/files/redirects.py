@@ -1,7 +1,7 @@
-"""Where may a web server redirect us? No further into the network than the server itself is.
+"""Where may a web server redirect requests? To addresses that are no further inside the network than the server itself.
 
-Otherwise a page on the internet could redirect to this machine or its network, and make ddpprof send requests there in
-the user's name.
+Otherwise, a page on the internet could redirect to this machine or its network, and make ddpprof send requests there on
+the user's behalf.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None
 
 
 async def _place_of(url: str) -> int:
-    """Return the innermost place of the host's addresses; the world if it has none."""
+    """Return the innermost place among the host's addresses; "world" if it has none."""
     import asyncio  # imported here because it takes megabytes
 
     host = urlsplit(url).hostname or ""

@@ -1,7 +1,7 @@
 """A file or folder that fsspec reaches (``s3://``, ``gs://``, ``sftp://``, ``https://``, …), with pathlib's methods.
 
-Every failure is a `RemoteError`, whatever the driver raised. A path remembers what it learned, and passes what its
-listing said about files on to them, since object stores answer every question with a request.
+Every failure is a `RemoteError`, whatever the driver raised. A path caches what it has learned, and passes what its
+listing says about files on to them, because object stores need a request for every question.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _VERSIONS = (
     "last_modified",
     "updated",
 )
-"""stores' names for a value that changes with the file, most reliable first"""
+"""stores' names for a value that changes when the file does, most reliable first"""
 _OF_A_PAGE = "text/html"
 _TALKATIVE = ("paramiko", "gcsfs", "azure")
-"""loggers that write tracebacks of their errors"""
+"""loggers that print tracebacks of their errors"""
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
@@ -62,7 +62,7 @@ class _Stat(NamedTuple):
 
 
 class RemotePath:
-    """A remote path. It pickles as its URL and what is known of the file, without the listing."""
+    """A remote path. It is pickled as its URL and the known facts about the file, without the listing."""
 
     def __init__(self, url: str, info: dict[str, Any] | None = None) -> None:
         self.url = url
@@ -70,7 +70,7 @@ class RemotePath:
         self._info = info
         self._listing: dict[str, dict[str, Any]] | None = None
         self._system: Any = None
-        """file system, if threads may share it; making one for an object store takes a tenth of a second"""
+        """file system, if threads may share it; creating one for an object store takes a tenth of a second"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePath, (self.url, self._info)
@@ -137,7 +137,7 @@ class RemotePath:
         return self._kind() == "directory"
 
     def holds(self, name: str) -> bool:
-        """Return whether it is a folder that contains that name. Its listing also answers later questions."""
+        """Return True if it is a folder that contains that name. Its listing also answers later questions."""
         return self.is_dir() and any(path.name == name for path in self.iterdir())
 
     def stat(self) -> _Stat:
@@ -147,12 +147,12 @@ class RemotePath:
         return _Stat(size)
 
     def told_size(self) -> int | None:
-        """Return the size if a listing or an earlier answer has told it; this asks nobody."""
+        """Return the size if a listing or an earlier response contained it, without sending a request."""
         size = (self._info or _NOT_THERE).get("size")
         return size if isinstance(size, int) else None
 
     def version(self) -> str | None:
-        """Return a text that changes with the file; ``None`` if the store has none."""
+        """Return a text that changes when the file does; ``None`` if the store has none."""
         known = self._known()
         if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing has only names
             known = self._info = self._ask()
@@ -181,7 +181,7 @@ class RemotePath:
             return bytes(fs.cat_file(path))
 
     def write_bytes(self, content: bytes) -> None:
-        """Write the whole file, so that readers see the old or the new one, if the store can do that."""
+        """Write the whole file, so that readers see either the old or the new one if the store supports that."""
         self._write(lambda fs, path: fs.pipe_file(path, content), io.BytesIO(content))
 
     def upload(self, source: Path) -> None:
@@ -190,7 +190,7 @@ class RemotePath:
             self._write(lambda fs, path: fs.put_file(str(source), path), content)
 
     def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
-        """Write a file. `put` is used for stores that take a file as a whole."""
+        """Write a file. `put` is used for stores that accept only whole files."""
         import shutil
 
         with explained(self.url):
@@ -237,7 +237,7 @@ class RemotePath:
         return fs, path
 
     def _kind(self) -> str | None:
-        """Return the kind; ``None`` if nothing is there."""
+        """Return the kind of the path (file or directory); ``None`` if it does not exist."""
         try:
             known = self._known()
         except FileNotFoundError:
@@ -247,7 +247,10 @@ class RemotePath:
         return "directory" if known.get("type") == "directory" else "file"
 
     def _known(self) -> dict[str, Any]:
-        """Return what is known. Raises ``FileNotFoundError``, or another ``OSError`` if it cannot be determined."""
+        """Return the known facts about the file.
+
+        Raises ``FileNotFoundError``, or another ``OSError`` if they cannot be determined.
+        """
         if self._info is None:
             try:
                 self._info = self._ask()
@@ -263,7 +266,7 @@ class RemotePath:
             return dict(fs.info(path))
 
     def _name_in_here(self, folder: str, name: str) -> str | None:
-        """Return a name in this folder: pages also link elsewhere, and stores list a folder's own key as a file."""
+        """Return a name in this folder. Pages also link elsewhere, and stores list a folder's own key as a file."""
         if self._is_of_web:
             folder = "".join(self._parts()[:2])
         name, folder = name.strip("/"), folder.strip("/")

@@ -1,4 +1,4 @@
-"""Reading of files that are small if ddpprof wrote them, but may be anything if somebody else did."""
+"""Reading of files that are small if ddpprof wrote them, but may be anything if someone else did."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from ddpprof.files.remote import RemotePath
 
 _MOST_BYTES = 512 * 10**6
-"""several times the bytes that a job with thousands of parameters and many steps writes"""
+"""several times the size that a job with thousands of parameters and many steps writes"""
 
 
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return the content, up to the length at the time of opening, since the file may be growing.
+    """Return the content up to the file's length when it was opened, because the file may be growing.
 
-    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`, as far as a remote folder tells.
+    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`, if a remote folder has the size.
     """
     if isinstance(path, RemotePath):
         _refuse_large(path, path.told_size() or 0, most_bytes)
@@ -35,7 +35,7 @@ def _refuse_large(path: Path | RemotePath, num_bytes: int, most_bytes: int) -> N
 
 
 def open_file(path: Path) -> int:
-    """Return the descriptor of a file to read; a link to one will do. Raises ``OSError`` for a pipe or a device."""
+    """Return a descriptor for reading a file or a link to one. Raises ``OSError`` for a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: does not wait at a pipe
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

@@ -1,6 +1,6 @@
-"""A remote file, read forward once in few requests, with the next one under way while a block is used.
+"""A remote file, read forward once in few requests; the next request is already in progress while a block is used.
 
-The first request is small, because many files are opened for their beginning only. At most two blocks are in memory.
+The first request is small, because many files are opened only for their beginning. At most two blocks are in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddpprof.files.explain import explained
 
 _FIRST_BYTES = 1 << 18
 _BLOCK_BYTES = 1 << 23
-"""block size; a request to an object store takes as long as some megabytes of its answer"""
+"""block size; the latency of a request to an object store equals the time for some megabytes of the response"""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -29,7 +29,7 @@ class _Stream(io.RawIOBase):
         self._file = fs.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="none")
         self._may_fetch_ahead = bool(fs.async_impl)  # threads must not share other file systems
         self._position = 0
-        """number of bytes fetched"""
+        """number of bytes received so far"""
         self._given = 0
         self._block = memoryview(b"")
         self._next: Future[bytes] | None = None
@@ -67,7 +67,7 @@ class _Stream(io.RawIOBase):
             return self._fetch(_FIRST_BYTES)
         block = self._fetch(_BLOCK_BYTES) if self._next is None else self._next.result()
         self._next = None
-        if block and self._may_fetch_ahead:  # whoever asks for a second block will want all
+        if block and self._may_fetch_ahead:  # a reader that requests a second block will read all
             self._fetcher = self._fetcher or ThreadPoolExecutor(1)
             self._next = self._fetcher.submit(self._fetch, _BLOCK_BYTES)
         return block
@@ -84,7 +84,7 @@ class _Stream(io.RawIOBase):
         return block
 
     def _stream_on(self) -> None:
-        """Continue with the single answer of a web server without ranges, from the current position."""
+        """Continue with the single response of a web server without ranges, from the current position."""
         self._file.close()
         self._file = self._fs.open(self._path, "rb", block_size=0)
         left = self._position
@@ -93,7 +93,7 @@ class _Stream(io.RawIOBase):
 
 
 def _reader(file: Any) -> Callable[[int], bytes]:
-    """Return a read function; paramiko's ``read`` waits for an answer every 32 KiB, ``readv`` asks for all at once."""
+    """Return a read function. paramiko's ``read`` waits for a response every 32 KiB; ``readv`` requests all at once."""
     if not hasattr(file, "readv"):
         return lambda num_bytes: bytes(file.read(num_bytes))
 

@@ -3,7 +3,7 @@
     Trainer(callbacks=[ddpprof.integrations.LightningCallback("runs/a")])     # Lightning
     Trainer(callbacks=[ddpprof.integrations.TransformersCallback("runs/a")])  # Hugging Face
 
-They take the arguments of `ddpprof.profile`. ``ddpprof trace`` needs no callback, and overrides them.
+They take the same arguments as `ddpprof.profile`. ``ddpprof trace`` needs no callback, and overrides them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["LightningCallback", "TransformersCallback"]
 
 _HOME = {"LightningCallback": "lightning", "TransformersCallback": "transformers"}
-"""name of the module here, which is also the framework's"""
+"""name of the module here, which is also the framework's name"""
 
 
 def __getattr__(name: str) -> object:
-    """Import a callback and its framework. Raises `DdpprofError` if that is not installed."""
+    """Import a callback and its framework. Raises `DdpprofError` if the framework is not installed."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     framework = _HOME[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpprof.integrations.recording import CallbackRecording
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
-"""names of one framework, whose classes differ"""
+"""package names of Lightning; their classes are not interchangeable"""
 
 if TYPE_CHECKING:
     Callback = object
@@ -21,7 +21,7 @@ else:
 class LightningCallback(Callback):
     """Record the training of ``trainer.fit`` into a run directory.
 
-    It takes the arguments of `ddpprof.profile`. Recording ends with the training, also if that raises an exception.
+    It takes the same arguments as `ddpprof.profile`. Recording ends when training does, even if it raises an exception.
     """
 
     def __init__(self, out: str, **options: Any) -> None:
@@ -38,5 +38,5 @@ class LightningCallback(Callback):
         self._recording.end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """End a training that ended without any of the above, as that of Lightning's tuner does."""
+        """End a training that ended without any of the above hooks, as Lightning's tuner does."""
         self._recording.end()

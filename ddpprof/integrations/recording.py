@@ -1,4 +1,4 @@
-"""A recording that begins and ends with calls of a framework, instead of a ``with`` block."""
+"""A recording that is started and ended by calls from a framework instead of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from ddpprof.record.api import profile
 
 
 class CallbackRecording:
-    """`ddpprof.profile` with `begin` and `end`. It ends at the latest when the process does."""
+    """`ddpprof.profile` with `begin` and `end`. The recording ends when the process does, at the latest."""
 
     def __init__(self, out: str, **options: Any) -> None:
-        """Take the arguments of `ddpprof.profile`."""
+        """Take the same arguments as `ddpprof.profile`."""
         self._arguments = (out, options)
-        profile(out, **options)  # a mistake in them is the caller's, and is told at once
+        profile(out, **options)  # a mistake in the arguments is the caller's, and is reported at once
         self._profile: profile | None = None
 
     def begin(self) -> None:
-        """Begin recording. An earlier training that raised an exception has not ended it, so end that first."""
+        """Begin recording.
+
+        If an earlier training raised an exception and so did not end its recording, end that first.
+        """
         self.end()
         out, options = self._arguments
         self._profile = profile(out, **options)
@@ -27,7 +30,7 @@ class CallbackRecording:
         atexit.register(self._end_with_process)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End recording, if it goes on. `error`: what ended the training early."""
+        """End recording if it is still active. `error`: the exception that ended training early."""
         if self._profile is None:
             return
         ended, self._profile = self._profile, None
@@ -35,5 +38,5 @@ class CallbackRecording:
         ended.__exit__(None if error is None else type(error), error, None)
 
     def _end_with_process(self) -> None:
-        """End recording with the exception that ends the process, if there is one."""
+        """End recording, with the exception that ends the process if there is one."""
         self.end(getattr(sys, "last_value", None))

@@ -16,8 +16,8 @@ else:
 class TransformersCallback(TrainerCallback):
     """Record the training of ``trainer.train()`` into a run directory.
 
-    It takes the arguments of `ddpprof.profile`. Recording ends with the training. The Trainer tells nobody of an
-    exception; if one ends the training, recording ends with the process, or with the next training in it.
+    It takes the same arguments as `ddpprof.profile`. Recording ends when training does. The Trainer does not report
+    exceptions to callbacks: if one ends training, recording ends with the process or when the next training starts.
     """
 
     def __init__(self, out: str, **options: Any) -> None:

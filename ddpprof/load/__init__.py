@@ -1,1 +1,1 @@
-"""Files → model: a run directory, traces of torch.profiler, timelines and tables of others become a `Run`."""
+"""Files → model: a run directory, traces of torch.profiler, or timelines and tables of other tools become a `Run`."""

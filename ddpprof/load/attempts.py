@@ -1,4 +1,4 @@
-"""The attempts of a job whose ranks torchrun started again: which one a report shows, and the records of all."""
+"""The attempts of a job whose ranks torchrun restarted: which one a report shows, and the records of all of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ddpprof.rundir import EXITS_FILE, FORMAT, RUN_FILE, attempt_of, ranks_in, r
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
-    """Return the last attempt that recorded steps; else the last one in which a rank left a file."""
+    """Return the last attempt that recorded steps or, without one, the last in which a rank left a file."""
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)
 
 
 def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
-    """Load all attempts without their traces; also return messages about what cannot be read."""
+    """Load all attempts without their traces. Also return messages about what cannot be read."""
     loaded, missing = [], []
     for number, path in attempts.items():
         records = []
@@ -32,7 +32,7 @@ def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[A
             try:
                 record = load_record(path, rank)
             except BadRecordError as error:
-                if number != shown:  # else the message comes with the rest of the run
+                if number != shown:  # otherwise the message comes with the rest of the run
                     missing.append(f"attempt {number}, rank {rank}: {error}")
                 continue
             if record is not None:
@@ -60,7 +60,7 @@ def _holds_anything(path: Location) -> bool:
         return False
     try:
         return path.stat().st_size > 0
-    except RemoteError:  # a web server need not tell a file's size
+    except RemoteError:  # a web server need not report a file's size
         with suppress(OSError), path.open("rb") as file:
             return bool(file.read(1))
         return False
@@ -74,7 +74,10 @@ _decode = msgspec.json.Decoder(ProcessExit).decode
 
 
 def load_exits(directory: Location) -> tuple[ProcessExit, ...]:
-    """Return every line that can be read. All attempts of a job share one file, in the job's directory."""
+    """Return the process exits from every line that can be read.
+
+    All attempts share one file, in the job's directory.
+    """
     if attempt_of(directory.name):
         directory = directory.parent
     found: list[ProcessExit] = []

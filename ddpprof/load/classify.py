@@ -1,7 +1,7 @@
-"""Classification of a trace's events, by their category and name.
+"""Classification of a trace's events by category and name.
 
-Categories decide what is device work; names decide what a kernel or a host span stands for. A `stream` argument decides
-nothing, because host ops of Triton and rows such as `Context Sync` carry one, too.
+The category decides what is device work; the name decides what a kernel or a host span stands for. A `stream` argument
+decides nothing, because host ops of Triton and rows such as `Context Sync` also have one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ class Role(IntEnum, metaclass=InterruptibleEnum):
     KERNEL = 5
     COPY = 6
     HOST_COLLECTIVE = 7
-    """communication by a thread of the host: ``gloo:``, ``mpi:``, ``ucc:``"""
+    """communication by a host thread: ``gloo:``, ``mpi:``, ``ucc:``"""
     PARAM_COMMS = 8
-    """``record_param_comms``: the op that launches NCCL's collective; it has details that old kernels lack"""
+    """``record_param_comms``: the op that launches NCCL's collective; it has details that kernels of older versions
+    lack
+    """
 
 
 DEVICE_ROLES = (Role.KERNEL, Role.COPY)
 
 
 class Family(IntEnum):
-    """Categories that are treated alike."""
+    """Categories that are handled alike."""
 
     OTHER = 0
     OP = 1
@@ -53,19 +55,19 @@ class Family(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity that all events of one category and name share."""
+    """The identity shared by all events of one category and name."""
 
     name: str
     role: Role
     is_op: bool = False
-    """whether its thread computes in it"""
+    """whether its thread computes during it"""
     mark: Mark | None = None
     kind: CollectiveKind | None = None
     """kind of a communication or a ``c10d::`` call; ``None`` for anything else"""
 
 
 class IdentityColumns:
-    """Properties of identities, by their index; `UNKNOWN` stands for ``None``."""
+    """Properties of identities, by index; `UNKNOWN` stands for ``None``."""
 
     def __init__(self, identities: Sequence[Identity]) -> None:
         self.role = np.array([one.role for one in identities], np.int8)
@@ -73,7 +75,7 @@ class IdentityColumns:
         self.mark = np.array([UNKNOWN if one.mark is None else one.mark for one in identities], np.int8)
         self.kind = np.array([UNKNOWN if one.kind is None else one.kind for one in identities], np.int8)
         self.is_only_op = self.role == Role.OP
-        """whether it stands for compute and nothing else"""
+        """whether it only represents compute"""
 
 
 # Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.
@@ -169,17 +171,17 @@ def family(category: str) -> Family:
 
 
 def is_of_cuda(call: str) -> bool:
-    """Return whether a call of the host is one of CUDA's or HIP's functions."""
+    """Return True if a host call is a CUDA or HIP function."""
     return _OF_CUDA.match(call) is not None
 
 
 def may_queue_work(call: str) -> bool:
-    """Return whether a call of the host may queue work; about half of all calls only ask or mark, and take no time."""
+    """Return True if a host call may queue work. About half of all calls only query or mark, and take no time."""
     return _ASKS_ONLY.fullmatch(call) is None
 
 
 def classify(category: str, name: str) -> Identity:
-    """Return what the events of this category and name are."""
+    """Return the identity of events with this category and name."""
     return classify_in(family(category), name)
 
 
@@ -220,19 +222,19 @@ def is_communication_kernel(name: str) -> bool:
 
 
 def collective_kind(name: str) -> CollectiveKind:
-    """Return the collective that a kernel, a ``c10d::`` op or a ``Collective name`` argument names."""
+    """Return the collective named by a kernel, a ``c10d::`` op or a ``Collective name`` argument."""
     letters = re.sub(r"[^a-z]", "", _without_parameters(name).lower())
     return next((kind for part, kind in _KINDS if part in letters), CollectiveKind.OTHER)
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the size of one element by the name of its type, or `UNKNOWN`."""
+    """Return the size of one element in bytes, given the name of its type, or `UNKNOWN`."""
     dtype = dtype.lower().removeprefix("c10::")
     return 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype, UNKNOWN)
 
 
 def _without_parameters(kernel: str) -> str:
-    """Return a C++ kernel's own name: template and function parameters name types that say nothing about it."""
+    """Return a C++ kernel's own name, without template and function parameters, which name unrelated types."""
     return kernel.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0]
 
 

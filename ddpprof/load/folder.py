@@ -1,4 +1,4 @@
-"""Traces of the user's own profiler, under any name: the rank of each, and which belong together."""
+"""Traces from the user's own profiler, under any name: the rank of each, and which ones belong together."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 
 _MOST_NAMED = 4
 _READERS = 8
-"""number of threads, because files may be far away; an ssh server refuses some of more than ten connections at once"""
+"""number of threads, because files may be remote; an ssh server refuses some of more than ten simultaneous connections
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, in the order of their names, and messages about what was left out or assumed."""
+    """Trace files by rank, in order of their names, and messages about what was left out or assumed."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
 
 
 def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> FoundTraces:
-    """Find which of the files are traces, and of which ranks. Reads little more than their beginnings."""
+    """Find out which of the files are traces, and of which ranks. Reads little more than the beginning of each file."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
         stated = dict(zip(paths, readers.map(partial(_stated, limits=limits), paths), strict=True))
@@ -58,7 +59,7 @@ def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> F
 
 
 def _stated(path: Location, limits: Limits) -> Header | BadTrace:
-    """Return the file's header, or the error that says why it is not a trace."""
+    """Return the file's header, or the error that says why the file is not a trace."""
     try:
         header = read_header(path, limits)
         alone = why_alone(path) if header.rank is None else None
@@ -68,7 +69,7 @@ def _stated(path: Location, limits: Limits) -> Header | BadTrace:
 
 
 def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Header], list[str]]:
-    """Return the files of the job with most ranks present, if jobs differ in size, and messages about the others."""
+    """Return the files of the world size with the most ranks, if world sizes differ, and messages about the others."""
     sizes = {header.world_size for header in headers.values()} - {None}
     if len(sizes) < 2:
         return dict(headers), []
@@ -78,8 +79,8 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
     for size in sorted(sizes - {chosen}, key=lambda size: size or 0):
         names = [path.name for path, header in headers.items() if header.world_size == size]
         left_out.append(
-            f"left out: {listed(names, _MOST_NAMED)}: of a job of {size} rank{'s' if size != 1 else ''}, "
-            f"and the others' has {chosen}"
+            f"left out: {listed(names, _MOST_NAMED)}: from a job of {size} rank{'s' if size != 1 else ''}, "
+            f"but the others are from a job of {chosen}"
         )
     return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out
 
@@ -89,7 +90,7 @@ def skipped(path: Location, error: BadTrace) -> str:
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
-    """Return the rank in a file's name; a number without the word "rank" must be small, as others are process ids."""
+    """Return the rank in a file's name. A number without the word "rank" must be small, because others are PIDs."""
     if match := _RANK_IN_NAME.search(name):
         return int(match.group(1))
     numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]
@@ -97,11 +98,11 @@ def rank_of_name(name: str, num_files: int) -> int | None:
 
 
 def assumed_rank(name: str, rank: int) -> str:
-    return f"{name} does not say its rank: taken as rank {rank}"
+    return f"{name} does not contain its rank: rank {rank} is assumed"
 
 
 def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
-    """Group files without a rank: files of one process belong to one rank."""
+    """Group files without a rank: all files of one process belong to one rank."""
     groups: dict[str, list[Location]] = {}
     for path in paths:
         groups.setdefault(worker_of(path.name) or path.name, []).append(path)
@@ -109,6 +110,9 @@ def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
 
 
 def worker_of(name: str) -> str | None:
-    """Return the process that wrote the file, if the name says; a rank's name does not, as other files may share it."""
+    """Return the process that wrote the file, if its name says so.
+
+    A rank's name does not count: other files may share it.
+    """
     match = _WORKER_IN_NAME.fullmatch(name)
     return match.group(1) if match else None

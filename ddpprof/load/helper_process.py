@@ -1,4 +1,4 @@
-"""A process that reads for another: its start, what it sends, and its end together with that one."""
+"""A process that reads files for another one: its start, what it sends, and ending together with its parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _WAITS_FOR_PARENT = "ddpprof-waits-for-parent"
 
 
 def start_context() -> ForkContext | SpawnContext:
-    """Return how to start helpers. A fork starts at once and shares unchanged memory, but with threads it may hang."""
+    """Return how to start helpers.
+
+    A fork starts at once and shares unchanged memory, but may hang in a threaded process.
+    """
     may_hang = _has_other_threads() or "torch" in sys.modules
     if sys.platform == "linux" and not may_hang:
         return multiprocessing.get_context("fork")
@@ -31,7 +34,7 @@ def start_context() -> ForkContext | SpawnContext:
 
 
 def begin_reading_process() -> None:
-    """Prepare this process, which reads for its parent: leave Ctrl-C to the parent, and end with it."""
+    """Prepare this process, which reads for its parent: leave Ctrl-C to the parent, and end with the parent."""
     # Ctrl-C goes to all processes of a terminal: the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -43,7 +46,7 @@ def begin_reading_process() -> None:
 
 
 def send_with_arrays(connection: Connection, result: object) -> None:
-    """Send a result, its arrays without a copy: pickled with the rest all would be in memory twice."""
+    """Send a result without copying its arrays; pickled with the rest, they would all be in memory twice."""
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
@@ -61,7 +64,7 @@ def receive_with_arrays(connection: Connection) -> Any:
 
 
 def _has_other_threads() -> bool:
-    """Return whether threads run that may hold a lock; the one that waits for the parent holds none."""
+    """Return True if other threads run that may hold a lock; the one that waits for the parent holds none."""
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)
 
@@ -72,7 +75,7 @@ def signals_later() -> AbstractContextManager[object]:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends: a parent that is killed cannot end it."""
+    """End this process when its parent ends; a parent that is killed cannot end it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

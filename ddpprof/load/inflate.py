@@ -1,7 +1,7 @@
-"""A file's bytes, plain or inflated.
+"""A file's bytes, as stored or decompressed.
 
-They may be gzip or zstd, whatever the file's name says, and are inflated only up to a limit. They are only read
-forwards, because a file may be far away.
+They may be gzip or zstd, whatever the file's name, and are decompressed only up to a limit. Files are only read
+forwards, because they may be remote.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ddpprof.load.limits import DEFAULT_LIMITS, MAX_TRACE_OPTION, Limits
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _USUAL_INFLATION = 12
-"""usual ratio of a trace's JSON to its compressed size"""
+"""usual ratio of a trace's JSON size to its compressed size"""
 _ALWAYS_ALLOWED = 10**9
-"""number of bytes that even a small file may inflate to"""
+"""number of bytes that even a small file may decompress to"""
 
 _open_gzip: Callable[..., Any]
 _damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -47,7 +47,7 @@ class Stream(Protocol):
 
 @contextmanager
 def telling(told: Callable[[int], None]) -> Iterator[None]:
-    """Call `told` again and again, within the context, with the number of bytes that have been read of a file."""
+    """Within the context, call `told` repeatedly with the number of bytes read from a file so far."""
     token = _told.set(told)
     try:
         yield
@@ -60,7 +60,10 @@ _told: ContextVar[Callable[[int], None] | None] = ContextVar("_told", default=No
 
 @contextmanager
 def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
-    """Open a file, inflated. Reading raises `UnreadableError` if data is damaged or too large. Raises ``OSError``."""
+    """Open a file, decompressed. Reading raises `UnreadableError` if data is damaged or too large.
+
+    Raises ``OSError``.
+    """
     with path.open("rb") as file:
         magic = file.peek(4)[:4]
         if magic.startswith(_GZIP_MAGIC):
@@ -75,7 +78,7 @@ def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
 
 
 def expected_bytes(path: Path) -> int:
-    """Return roughly the size of the file's JSON."""
+    """Return the approximate size of the file's JSON in bytes."""
     with path.open("rb") as file:
         magic = file.read(4)
     is_compressed = magic.startswith(_GZIP_MAGIC) or magic == _ZSTD_MAGIC
@@ -96,7 +99,7 @@ def _zstd(path: Location) -> ModuleType:
 
 
 class _Checked:
-    """A stream that reads only as long as the data is sound and within the limits."""
+    """A stream that reads only as long as the data is valid and within the limits."""
 
     def __init__(
         self, stream: Stream, method: str, damages: tuple[type[Exception], ...], limits: Limits, file: IO[bytes]
@@ -123,14 +126,14 @@ class _Checked:
             )
         if self._num_bytes > _ALWAYS_ALLOWED and self._num_bytes > self._limits.inflation * self._file.tell():
             raise UnreadableError(
-                f"does not look like a trace: it inflates to more than {self._limits.inflation} times its size. "
+                f"does not look like a trace: it decompresses to more than {self._limits.inflation} times its size. "
                 f"If it is one, raise the limit with {MAX_TRACE_OPTION}"
             )
         return chunk
 
 
 def read_whole(stream: Stream, limits: Limits) -> bytearray:
-    """Read a file whose layout forbids to read it in pieces."""
+    """Read a whole file whose layout does not allow reading it in pieces."""
     text = bytearray()
     while chunk := stream.read(1 << 20):
         text += chunk

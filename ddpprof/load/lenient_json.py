@@ -1,4 +1,4 @@
-"""Reading of JSON that is not quite valid: Kineto writes such, and tools that rewrite traces change types."""
+"""Reading of JSON that is not quite valid: Kineto writes invalid JSON, and tools that rewrite traces change types."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def decode_or_none(text: msgspec.Raw) -> Any:
 
 
 def as_int(value: object) -> int | None:
-    """Return an integer, also one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
+    """Return an integer, including one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
 
-    Return ``None`` for anything else and for numbers that int64 cannot hold.
+    Returns ``None`` for anything else and for numbers that do not fit into int64.
     """
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)
@@ -61,7 +61,7 @@ def as_int(value: object) -> int | None:
 
 
 def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers, with 0 for any other value; in nearly all files all are integers."""
+    """Return the values as integers, with 0 for any other value. In nearly all files, all values are integers."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)

@@ -1,4 +1,4 @@
-"""Limits that no real trace reaches, but files made to fill memory or to take for ever do."""
+"""Limits that no real trace reaches, against files made to fill memory or to take forever."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one trace file; the defaults are several times what traces of the longest recordings reach."""
+    """Limits of one trace file. The defaults are several times what traces of the longest recordings reach."""
 
     inflated_bytes: int = 64 * 10**9
-    """size of its JSON; 10 GB are much for a rank"""
+    """size of its JSON; 10 GB is a lot for a rank"""
     events: int = 500_000_000
     inflation: int = 300
     """ratio of JSON to file size, beyond the first GB: traces reach 50, a gzip bomb 1000"""
     whole_bytes: int = 2 * 10**9
-    """size of its JSON if the layout forbids batches: memory then holds several times as much"""
+    """size of its JSON if the layout does not allow batches: memory then holds several times as much"""
     keys_bytes: int = 256 * 10**6
     """size of the text before and after the events, which is read in one piece"""
     files: int = 20_000
-    """number of files in one folder that may be traces: each is opened to find its rank"""
+    """number of files in one folder that may be traces; each is opened to determine its rank"""
 
     @classmethod
     def chosen(cls, trace_gb: float | None, events: int | None, files: int | None = None) -> Limits:
-        """Return the user's limits; a user who gives a trace's size knows the trace, so any compression is allowed."""
+        """Return the limits with the user's values.
+
+        A user who gives a trace's size knows the trace: any compression is allowed.
+        """
         limits = cls()
         if trace_gb is not None:
             limits = replace(limits, inflated_bytes=round(trace_gb * 10**9), inflation=_ANY)
@@ -39,19 +42,19 @@ _ANY = 1 << 62
 DEFAULT_LIMITS = Limits()
 
 MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max-events", "--max-files"
-"""command-line options that errors name"""
+"""command-line options named in errors"""
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2 << 20
-"""more than a batch needs at once: a mapping of its own for each batch would have to be zeroed each time"""
+"""more than a batch needs at a time: a separate mapping for each batch would have to be zeroed each time"""
 _TRIM_BYTES = 4 << 20
 
 
 def give_back_large_arrays() -> None:
-    """Let large arrays go back to the system when they are freed; else glibc soon keeps their memory for reuse.
+    """Return large arrays to the system when they are freed. Otherwise, glibc soon keeps their memory for reuse.
 
-    The setting is the whole process's, so a library must not choose it. Without glibc nothing happens.
+    The setting applies to the whole process, so a library must not choose it. Without glibc, this does nothing.
     """
     with suppress(OSError, AttributeError, TypeError):
         libc = ctypes.CDLL(None)
@@ -60,6 +63,6 @@ def give_back_large_arrays() -> None:
 
 
 def give_back_holes() -> None:
-    """Return the heap's holes, which thousands of small arrays leave, to the system; without glibc, do nothing."""
+    """Return free memory between thousands of small arrays on the heap to the system. Without glibc, do nothing."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Exact nanoseconds from microseconds, as JSON has them: as float64, as decimal numbers, or as text."""
+"""Exact nanoseconds from microseconds as found in JSON: float64, decimal numbers, or text."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from ddpprof.model import Int64Column
 
 EXACT_FLOAT_US = 2.0**43
-"""102 days: below it, float64 microseconds determine the nanosecond, as half their spacing is 0.49 ns"""
+"""102 days: below this, float64 microseconds determine the nanosecond, because half their spacing is 0.49 ns"""
 
 LARGEST_US = 4.6e15
 """146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
 
 _MOST_DIGITS = 16
-"""number of digits of whole microseconds: with more, nanoseconds do not fit into int64"""
+"""number of digits of whole microseconds; with more, nanoseconds do not fit into int64"""
 _DOT = ord(".") - ord("0")
 
 
 class NeedsExactTimesError(Exception):
-    """Error about times that must be decoded again, as text."""
+    """Error for times that must be decoded again as text."""
 
 
 class TimeOutOfRangeError(Exception):
-    """Error about a time that no clock shows."""
+    """Error for a time that no clock shows."""
 
 
 def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, exact: bool = False) -> Int64Column:
@@ -45,7 +45,7 @@ def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, ex
 
 
 def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
-    """Convert microseconds, exactly, whatever their size.
+    """Convert microseconds of any size to nanoseconds exactly.
 
     Raises `TimeOutOfRangeError`, and ``msgspec.ValidationError`` for a text that is not a number.
     """
@@ -58,7 +58,7 @@ def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
 
 
 def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
-    """Convert texts with equally placed digits, up to three after a dot, as in one batch; ``None`` for others."""
+    """Convert texts with digits in the same places, up to three after the dot, as in one batch; ``None`` for others."""
     lengths = set(map(len, texts))
     if len(lengths) != 1:
         return None

@@ -1,4 +1,4 @@
-"""The file that `ddpprof netbench` writes."""
+"""Loading of the file that `ddpprof netbench` writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpprof.model.netbench import NETBENCH_FORMAT, NetBench
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _MOST = 1 << 62
-_AGAIN = "Measure anew with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
+_AGAIN = "Measure again with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
 
 
 def load_netbench(path: Location) -> NetBench:
@@ -26,7 +26,7 @@ def load_netbench(path: Location) -> NetBench:
 
 
 def parse_netbench(text: bytes, name: str) -> NetBench:
-    """Parse the text of such a file; `name` says in errors where it comes from. Raises `BadTrace`."""
+    """Parse the text of such a file. `name` identifies the file in errors. Raises `BadTrace`."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         refuse_newer(name, found, NETBENCH_FORMAT, BadTrace)
@@ -56,12 +56,12 @@ def _what_is_wrong(bench: NetBench) -> str | None:
         if not one.taken_ns or len(one.taken_ns) != len(one.lasted_ns):
             return f"{one.num_bytes} bytes: rounds are missing"
         if not (_are_within(one.taken_ns, least=0) and _are_within(one.lasted_ns, least=1)):
-            return f"{one.num_bytes} bytes: a time that is none"
+            return f"{one.num_bytes} bytes: an invalid time"
     for num_bytes, times_ns, others_ns, cpu_ns in tables:
         if not times_ns or len(others_ns) != len(times_ns) or len(cpu_ns) != bench.world_size:
             return f"{num_bytes} bytes: iterations or ranks are missing"
         if not (_are_within([*times_ns, *others_ns], least=1) and _are_within(cpu_ns, least=0)):
-            return f"{num_bytes} bytes: a time that is none"
+            return f"{num_bytes} bytes: an invalid time"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The only list of other tools' files that are not traces; a topic reads each."""
+"""The only list of other tools' files that are not traces. Each is read by a topic."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, is_horovod_ti
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
     (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),
 )
-"""name, test of a file's beginning, and reader"""
+"""name, test of the file's beginning, and reader"""
 
 
 def load_other_file(path: Location) -> OtherFile | None:
-    """Load the file if it is one of these; else return ``None``. Raises `BadTrace`."""
+    """Load the file if it is one of these; otherwise return ``None``. Raises `BadTrace`."""
     return next((load(path) for _, is_one, load in _FILES if is_one(path)), None)
 
 
 def why_alone(path: Location) -> str | None:
-    """Return why the file cannot be read as one of several traces; ``None`` where it is none of these."""
+    """Return why the file cannot be read as one of several traces; ``None`` if it is none of these."""
     return next((f"{path} is a {what}; give it alone" for what, is_one, _ in _FILES if is_one(path)), None)
 
 
 _LEAST, _MOST = 1e-12, 1e12
-"""limits of sizes and of seconds: beyond them fits and axes overflow"""
+"""limits of sizes and of times in seconds: beyond them, fits and axes overflow"""
 
 
 def load_times(path: Location) -> TimesTable:
@@ -43,9 +43,7 @@ def load_times(path: Location) -> TimesTable:
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     if len(lines) < 2 or len(lines[0][1]) < 2:
-        raise BadTrace(
-            f"{path} is not a table of times: it needs a line of names, a column of sizes and one of seconds."
-        )
+        raise BadTrace(f"{path} is not a table of times: it needs a header line, a column of sizes and one of seconds.")
     varied, *names = (name.strip() for name in lines[0][1])
     times: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for number, row in lines[1:]:

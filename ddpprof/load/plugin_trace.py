@@ -1,8 +1,8 @@
 """A trace, rewritten so that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3) shows what the report says.
 
-The plugin is no longer developed and misreads new traces: it knows CUDA's runtime by a category that is no longer
+The plugin is no longer developed and misreads new traces: it recognises CUDA's runtime by a category that is no longer
 written, counts collectives twice, and counts NCCL's kernels as computation. Each function below corrects one of these.
-Events that must not count get a category that the plugin does not know; its trace view shows them all the same.
+Events that must not count get a category unknown to the plugin; its trace view still shows them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddpprof.model.plugin import PluginCollective, PluginView
 _Event = dict[str, Any]
 
 _UNKNOWN_TO_PLUGIN = ", not counted"
-"""suffix that turns any category into one that the plugin skips"""
+"""suffix that turns any category into one that the plugin ignores"""
 
 _CATEGORIES = {Role.KERNEL: "kernel", Role.LAUNCH: "Runtime"}
 _COLLECTIVE = re.compile(rf"(?:{'|'.join(KNOWN)}):")
@@ -43,7 +43,10 @@ _NOTHING = Identity("", Role.UNUSED)
 
 
 def write_plugin_trace(source: Location, target: Path, view: PluginView) -> None:
-    """Write the plugin's copy of one of the rank's traces. `view`: what counts. Raises ``OSError``."""
+    """Write the plugin's copy of one of the rank's traces. `view`: the steps and collectives that count.
+
+    Raises ``OSError``.
+    """
     document = _read(source)
     base_ns = document.get("baseTimeNanoseconds")
     shift_ns = base_ns - view.epoch_ns if isinstance(base_ns, int) and view.epoch_ns is not None else 0
@@ -80,7 +83,7 @@ def _decode(text: bytes, number: type[float | Decimal]) -> Any:
 
 
 class _Copy:
-    """The events with their identities, and their times on the clock of the view; new ones are appended."""
+    """The events with their identities, and their times on the view's clock; new events are appended."""
 
     def __init__(self, events: list[_Event], shift_ns: int) -> None:
         for event in events:
@@ -124,7 +127,7 @@ class _Copy:
 
 
 def _time_us(event: _Event, key: str) -> Any:
-    """Return a time of an event, µs; 0 if it is missing or unbelievable, as it may be where the report needs none."""
+    """Return a time of an event, µs; 0 if it is missing or implausible, as it may be where the report needs none."""
     time = event.get(key)
     return time if isinstance(time, int | float | Decimal) and -LARGEST_US < time < LARGEST_US else 0
 
@@ -146,7 +149,7 @@ def _set_id(event: _Event, number: int) -> None:
 def _use_known_categories(copy: _Copy) -> None:
     """Give events categories that the plugin knows.
 
-    Data loaders count as such only as ops; a device's annotations repeat the host's.
+    Data loaders count as such only if they are ops. A device's annotations repeat the host's.
     """
     for row, (event, what) in enumerate(zip(copy.events, copy.identities, strict=True)):
         category = str(event.get("cat") or "").lower()
@@ -165,7 +168,7 @@ def _use_known_categories(copy: _Copy) -> None:
 
 
 def _link_kernels_to_launches(copy: _Copy) -> None:
-    """Give launches and kernels the External id of an op: by it the plugin finds the op of a kernel."""
+    """Give launches and kernels the External id of an op, by which the plugin finds the op of a kernel."""
     ops = {_id(event) for event, what in zip(copy.events, copy.identities, strict=True) if what.is_op}
     of_launch = {}
     for row in copy.rows(Role.LAUNCH):
@@ -178,11 +181,11 @@ def _link_kernels_to_launches(copy: _Copy) -> None:
 
 
 def _mark_steps(copy: _Copy, view: PluginView) -> None:
-    """Mark the report's steps and no others; if the trace marks none, mark the counted ones."""
+    """Mark exactly the report's steps. If the trace marks none, mark the counted ones."""
     begin_ns, end_ns = copy.extent()
     unmarked = {
         (step.number, step.start_ns): step for step in view.steps if begin_ns <= step.start_ns <= end_ns
-    }  # the others are in other files
+    }  # the remaining ones are in other files
     for row in copy.rows(Role.STEP):
         number = step_number(copy.events[row]["name"])
         if number is None or unmarked.pop((number, copy.start_ns[row]), None) is None:
@@ -197,7 +200,7 @@ def _mark_steps(copy: _Copy, view: PluginView) -> None:
 
 
 def _take_calls_out_of_ops(copy: _Copy) -> None:
-    """Keep the ops that are compute on CPU: those of the training threads, less the ``c10d::`` calls in them."""
+    """Keep the ops that are compute on CPU: those of the training threads, minus the ``c10d::`` calls in them."""
     threads: dict[object, list[int]] = {}
     training = set()
     for row, what in enumerate(copy.identities):
@@ -237,7 +240,7 @@ def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
 
 
 def _mark_collectives(copy: _Copy, view: PluginView) -> None:
-    """Mark collectives: a host's span by its category, a kernel by an annotation with an External id of its own."""
+    """Mark collectives: a host span by its category, a kernel by an annotation with its own External id."""
     launches = {_correlation(copy.events[row]): row for row in copy.rows(Role.LAUNCH)}
     num_begun: Counter[int] = Counter()
     for row in _communication(copy):
@@ -272,14 +275,14 @@ def _communication(copy: _Copy) -> list[int]:
 
 
 def _message(shown: PluginCollective) -> dict[str, Any]:
-    """Return the arguments that give the size: the plugin takes it from the inputs' shapes and types (it knows six)."""
+    """Return the arguments that encode the size: the plugin computes it from input shapes and types."""
     if shown.num_bytes is None:
         return {"Input Dims": [], "Input type": []}
     return {"Input Dims": [[shown.num_bytes]], "Input type": ["unsigned char"]}
 
 
 def _move_to_zero(copy: _Copy) -> int:
-    """Move times close to 0, where the plugin's floats hold the nanosecond; return what was subtracted."""
+    """Shift times close to 0, where the plugin's floats have nanosecond resolution. Return the shift."""
     base_ns, _ = copy.extent()
     for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
         if event.get("ph") != "M" and event.get("ts") is not None:
@@ -290,7 +293,7 @@ def _move_to_zero(copy: _Copy) -> int:
 
 
 def _number_threads(copy: _Copy) -> None:
-    """Replace names of threads by numbers: the plugin accepts nothing else."""
+    """Replace thread names by numbers: the plugin accepts nothing else."""
     numbers: dict[object, int] = {}
     for event in copy.events:
         thread = event.get("tid")

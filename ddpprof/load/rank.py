@@ -1,4 +1,4 @@
-"""The files of one rank → `Rank`: ddpprof's record with the trace beside it, or traces alone."""
+"""The files of one rank → `Rank`: ddpprof's record with its trace, or traces alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpprof.model.record import error_in
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
 
 _NO_KERNELS = (
-    "its trace shows no kernel, although the rank trains on {device}, and is left out: host times say nothing of "
+    "its trace is left out: it has no kernel although the rank trains on {device}, and host times do not show "
     "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
     "(NVIDIA's driver: NVreg_RestrictProfilingToAdminUsers=0)"
 )
@@ -33,12 +33,12 @@ class RankFiles:
     rank: int | None
     """``None`` for a single trace, which may or may not say its rank"""
     traces: tuple[Location, ...]
-    """files in the order of their names; several are the profiler's cycles"""
+    """files in order of their names; several files are the profiler's cycles"""
     directory: Location | None = None
     """directory of the run, if ddpprof recorded it"""
     expects_trace: bool = True
     run_id: str | None = None
-    """id of the run, which its ranks should have, too"""
+    """ID of the run, which all of its ranks should share"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class LoadedRank:
 
 
 def some_file(files: RankFiles) -> Location:
-    """Return one of the rank's paths, to name in messages."""
+    """Return one of the rank's paths, for use in messages."""
     path = files.traces[0] if files.traces else files.directory
     assert path is not None
     return path
 
 
 def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
-    """Read the tables of one trace file; up to `num_processes` processes decode it. Raises `BadTrace`."""
+    """Read the tables of one trace file, decoded by up to `num_processes` processes. Raises `BadTrace`."""
     header, columns = read_trace(path, limits, num_processes)
     give_back_holes()
     file = TraceRows(columns)
@@ -68,9 +68,9 @@ def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
 
 
 def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
-    """Load one rank; up to `num_processes` processes decode its traces.
+    """Load one rank. Its traces are decoded by up to `num_processes` processes.
 
-    Raises `BadTrace` if the rank is a single bad trace that the user named.
+    Raises `BadTrace` if the rank is a single unreadable trace that the user named.
     """
     if files.directory is not None:
         return _recorded_rank(files, files.directory, limits, num_processes)
@@ -94,7 +94,7 @@ def record_or_none(files: RankFiles) -> Record | None:
 
 
 def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_processes: int) -> LoadedRank:
-    """Join the profiler's cycles in one process into one trace; traces of other processes are left out."""
+    """Join the profiler's cycles of one process into one trace. Traces of other processes are left out."""
     names, traces, missing = [], [], []
     for path in paths:
         try:
@@ -107,10 +107,10 @@ def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_pr
     worker = worker_of(names[0])
     mine = [index for index, name in enumerate(names) if None in (worker, of := worker_of(name)) or of == worker]
     joined, objections = join_cycles([traces[index] for index in mine])
-    why = {name: "is of another process" for index, name in enumerate(names) if index not in mine}
+    why = {name: "is from another process" for index, name in enumerate(names) if index not in mine}
     why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
     kept = next(names[index] for index in mine if names[index] not in why)
-    missing += [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
+    missing += [f"left out: {name} is from rank {rank}, like {kept}, and {reason}" for name, reason in why.items()]
     return LoadedRank(Rank(rank, joined, None), tuple(missing), is_whole=len(traces) == len(paths))
 
 
@@ -126,7 +126,9 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}: {error}")
         record, is_whole = error.record, False
     if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
-        missing.append(f"rank {rank} is of another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}")
+        missing.append(
+            f"rank {rank} is from another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}"
+        )
     if files.traces:
         try:
             trace = load_trace(files.traces[0], limits, num_processes)
@@ -150,7 +152,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
 
 
 def _unknown_steps(trace: Trace, record: Record) -> list[int]:
-    """Return the trace's steps that the record lacks, if it has any; a job may end in the middle of its last step."""
+    """Return the trace's steps that are missing in the record, if any. A job may end in the middle of its last step."""
     known = {step.number for step in record.steps}
     unknown = [step.number for step in trace.steps if step.number not in known]
     return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []

@@ -15,7 +15,7 @@ from ddpprof.model.stack import collective_of, place_of_user, stack_of_crash
 from ddpprof.rundir import FORMAT, LAST_STEP, crash_file, facts_file, last_step_file, losses_file, steps_file
 
 _MOST_STEPS_BYTES = 4 * 10**9
-"""limit of a rank's step file; a million steps take 2 GB"""
+"""maximum size of a rank's step file; a million steps take 2 GB"""
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -29,10 +29,10 @@ _decode_step = msgspec.json.Decoder(RecordedStep).decode
 
 
 class BadRecordError(Exception):
-    """A file of the recorder cannot be read. The message says which and why."""
+    """A file of the recorder cannot be read. The message says which file, and why."""
 
     record: Record | None = None
-    """what could be read before that"""
+    """the part of the record that could be read before the error"""
 
 
 def load_record(directory: Location, rank: int) -> Record | None:
@@ -71,7 +71,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return where a signal such as SIGABRT ended the rank, as fields of its record; none if it left nothing."""
+    """Return where a signal such as SIGABRT ended the rank, as fields of its record; empty without such a signal."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:
@@ -85,7 +85,7 @@ def _load_crash(path: Location) -> dict[str, str | bool | None]:
 
 
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:
-    """Return how many steps the rank had finished, and when the last one ended; ``None`` where it did not note that."""
+    """Return the number of steps the rank had finished, and when the last one ended; ``None`` if not recorded."""
     try:
         content = read_small(path)
     except OSError:
@@ -97,9 +97,9 @@ def _load_last_step(path: Location) -> tuple[int | None, int | None]:
 
 
 def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
-    """Return the steps up to the first line that cannot be read, and why it cannot.
+    """Return the steps up to the first line that cannot be read, and the reason for that.
 
-    Half of the last line is no error: a process that is killed while it writes leaves that.
+    An incomplete last line is not an error: a process that is killed while writing leaves one.
     """
     try:
         lines = read_small(path, _MOST_STEPS_BYTES).split(b"\n")
@@ -121,11 +121,11 @@ def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
 
 
 Losses = tuple[tuple[float, ...], ...]
-"""for each step, from the first one on, the loss of each backward pass that began with a scalar"""
+"""for each step, starting with the first, the loss of each backward pass that began with a scalar"""
 
 
 def load_losses(directory: Location, rank: int) -> Losses | None:
-    """Load one rank's losses; ``None`` if it left none that can be read."""
+    """Load one rank's losses; ``None`` if there are none that can be read."""
     try:
         steps = msgspec.json.decode(read_small(directory / losses_file(rank)), type=list[list[str]])
         return tuple(tuple(map(float.fromhex, step)) for step in steps)

@@ -1,7 +1,7 @@
 """A run directory, a folder of traces, or one trace file → `Run`.
 
-`find_ranks` finds the files and reads next to nothing. `load_rank` reads one rank and needs nothing from others, so
-that processes and machines can share the work. `complete` adds what only all ranks together tell.
+`find_ranks` finds the files and reads almost nothing. `load_rank` reads one rank and needs nothing from other ranks, so
+processes and machines can share the work. `complete` adds what follows from all ranks together.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class RunFiles:
     """The files of a run."""
 
     run: Run
-    """the run, as far as it is known without its ranks"""
+    """the run, without its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """whether this is a part of a run whose hosts share no file system, and not the one with the main ``run.json``"""
+    """whether this is a part of a run whose hosts share no file system, other than the part with the main ``run.json``
+    """
 
 
 class KnownRank(Protocol):
@@ -54,7 +55,7 @@ class KnownRank(Protocol):
 def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
     """Load a whole run into memory, from a path or an address (``"s3://…"``) that fsspec reaches.
 
-    `limits` hold for each trace file. Raises `NotARun`, `BadTrace` if the path is a bad trace file, and `RemoteError`.
+    `limits` apply to each trace file. Raises `NotARun`, `BadTrace` if the path is a bad trace file, and `RemoteError`.
     """
     files = find_ranks(location(path) if isinstance(path, str) else path, limits)
     loaded = [load_rank(one, limits) for one in files.ranks]
@@ -63,7 +64,7 @@ def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
 
 
 def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
-    """Find the ranks in `path`. `limits` hold for a trace that must be read to know its rank.
+    """Find the ranks in `path`. `limits` apply to a trace that must be read to determine its rank.
 
     Raises `NotARun`, and `BadTrace` if the path is a file that is not a trace.
     """
@@ -81,9 +82,9 @@ def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
 
 
 def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> RunFiles:
-    """Find the ranks in the parts of one run that hosts without a shared file system have kept.
+    """Find the ranks in the parts of one run, kept by hosts without a shared file system.
 
-    Raises `NotARun` if they are not of one run, and the errors of `find_ranks`.
+    Raises `NotARun` if the parts are not of one run, and the errors of `find_ranks`.
     """
     if len(paths) == 1:
         return find_ranks(paths[0], limits)
@@ -110,7 +111,7 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
 def complete(
     files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Collection[int] = ()
 ) -> Run:
-    """Return the run without its ranks. `missing` has messages about unreadable ranks. Raises `NotARun`.
+    """Return the run. `missing`: messages about unreadable ranks. Raises `NotARun`.
 
     `left_out`: ranks that the user did not ask for.
     """
@@ -128,25 +129,25 @@ def complete(
     what = "files" if is_recorded else "trace"
     absent = (
         _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
-    )  # another tool's file tells of all ranks
+    )  # another tool's file covers all ranks
     whole_run, unreadable = load_whole_run(files.ranks, left_out)
     missing = (*run.missing, *missing, *unreadable, *_of_other_jobs(ranks), *absent)
     return replace(run, world_size=world_size, missing=missing, whole_run=whole_run)
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """Return one line for each rank whose job has another size than most ranks' job."""
+    """Return one line for each rank whose world size differs from that of most ranks."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [
-        f"rank {rank} is of another job: its job has {size} ranks, that of most others has {usual}"
+        f"rank {rank} is from another job: its job has {size} ranks, but the job of most other ranks has {usual}"
         for rank, size in sizes
         if size != usual
     ]
 
 
 def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:
-    """Return the shown attempt's files with the records of all attempts. ``attempt-0`` is the first one alone."""
+    """Return the shown attempt's files with the records of all attempts. ``attempt-0`` is the first attempt alone."""
     number = shown_attempt(attempts)
     shown = _recorded_files(attempts[number])
     loaded, missing = load_attempts(attempts, number)
@@ -227,12 +228,12 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
 
 
 def _may_be_trace(name: str) -> bool:
-    """Return whether a file may be a trace, by its name; files of ``ddpprof timeline`` are not."""
+    """Return True if a file may be a trace, judging by its name; files of ``ddpprof timeline`` are not."""
     return name.endswith((".json", ".json.gz", ".json.zst")) and ".perfetto.json" not in name
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:
-    """Return one line that names all ranks without files, if there are any; `present` is sorted."""
+    """Return one line that names all ranks without files, or no line if there are none. `present` is sorted."""
     if world_size is None:
         return []
     gaps = []
@@ -255,5 +256,5 @@ def _name(path: Location) -> str:
 def _how_to_record(path: Location) -> str:
     if isinstance(path, RemotePath):
         return "Give a run directory, a folder of torch.profiler's traces, or one trace."
-    is_here = path.resolve() == Path.cwd()  # a run would lie among the user's own files
+    is_here = path.resolve() == Path.cwd()  # a run would be among the user's own files
     return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -1,6 +1,6 @@
-"""Loads how the whole training went, from the pulses that its ranks left and from what its launcher noted.
+"""Loads a summary of the whole training from the pulses that its ranks left and the records of its launcher.
 
-They are read anew for each report and never cached, since they change while the job trains.
+They are read again for each report and never cached, because they change while the job trains.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ddpprof.rundir import captures_in, pulse_file, pulses_in
 def load_whole_run(
     files: Sequence[RankFiles], left_out: Container[int] = ()
 ) -> tuple[WholeRun | None, tuple[str, ...]]:
-    """Return the whole training, ``None`` if no rank left a pulse, and why pulses cannot be read.
+    """Return the whole training (``None`` if no rank left a pulse), and why pulses cannot be read.
 
-    Only the lowest rank has its course over time: DDP keeps the ranks in step. Slow-downs are those that the launcher
-    found while the job ran, or else those that the pulses show. `left_out`: ranks not to read.
+    Only the lowest rank has its course over time, because DDP keeps the ranks in step. Slow-downs are those that the
+    launcher found while the job ran or, without them, those in the pulses. `left_out`: ranks not to read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}

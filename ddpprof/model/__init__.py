@@ -100,18 +100,21 @@ class Rank:
 
     @property
     def world_size(self) -> int | None:
-        """World size, the largest in its trace or record."""
+        """World size: the largest one in its trace or record."""
         known = [part.world_size for part in (self.record, self.trace) if part is not None]
         return max((size for size in known if size is not None), default=None)
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:
-        """Its record's training steps; none without a record."""
+        """Its record's training steps; empty without a record."""
         return self.record.training_steps if self.record is not None else ()
 
     @property
     def measured_step_indices(self) -> list[int]:
-        """Indices of its trace's completed training steps; one that the record lacks was cut off by the job's end."""
+        """Indices of its trace's completed training steps.
+
+        A step that the record lacks was cut off by the end of the job.
+        """
         known = {step.number for step in self.training_steps}
         steps = self.trace.steps if self.trace is not None else ()
         return [index for index, step in enumerate(steps) if not known or step.number in known]
@@ -130,7 +133,7 @@ class Attempt:
     """One start of all ranks of a job by torchrun, without traces."""
 
     number: int
-    """number of the start, from 0 for the first one that set up DDP"""
+    """number of the start; 0 is the first start that set up DDP"""
     restarts: int | None
     """number of times that torchrun had restarted the ranks after a failure"""
     created_unix_s: float | None
@@ -141,7 +144,7 @@ class Attempt:
 
 
 class OtherFile(Protocol):
-    """A file of another tool that covers all ranks; a topic reads the rest of it."""
+    """A file of another tool that covers all ranks; the rest of it is read by a topic."""
 
     @property
     def world_size(self) -> int | None: ...
@@ -149,38 +152,38 @@ class OtherFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All ranks that could be read, in order, and what could not be read."""
+    """All ranks that could be read, in order, and a description of what could not be read."""
 
     name: str
     command: tuple[str, ...]
     world_size: int | None
     ranks: tuple[Rank, ...]
     missing: tuple[str, ...] = ()
-    """what should be there but is missing, in words for the report"""
+    """what is missing although it should be there, in words for the report"""
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
     other_file: OtherFile | None = None
-    """instead of ranks"""
+    """file of another tool, used instead of ranks"""
     attempts: tuple[Attempt, ...] = ()
-    """all attempts, in order, of a job that torchrun started more than once"""
+    """all attempts, in order, if torchrun started the job more than once"""
     exits: tuple[ProcessExit, ...] = ()
-    """ends of its processes, as far as their parents noted them"""
+    """ends of its processes, as far as their parents recorded them"""
     tried: tuple[TriedChange, ...] = ()
     """changes that `ddpprof try` has measured"""
     whole_run: WholeRun | None = None
-    """the whole training, and not only its recorded steps; ``None`` if no rank left a pulse"""
+    """the whole training, not only its recorded steps; ``None`` if no rank left a pulse"""
 
     @property
     def modules(self) -> tuple[DdpModule, ...]:
-        """Modules of the first rank that has them; DDP builds the same ones on every rank."""
+        """Modules of the first rank that has them; DDP builds the same modules on every rank."""
         return next((rank.record.modules for rank in self.ranks if rank.record and rank.record.modules), ())
 
 
 @dataclass(frozen=True, slots=True)
 class TimesTable:
-    """Table of times that were measured elsewhere."""
+    """Table of times measured by another tool."""
 
     varied: str
     """meaning of the sizes"""
     times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
-    """configuration → size → one or more times"""
+    """configuration → size → one or more times in ns"""

@@ -1,4 +1,4 @@
-"""Torch's comm hooks, which send gradients in fewer bytes, and other hooks by their names."""
+"""The backends and devices that ddpprof knows, and torch's comm hooks, which send gradients in fewer bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Compression(StrEnum):
 
 
 def sends_unchanged(comm_hook: str | None) -> bool:
-    """Return whether a comm hook, if there is one, sends gradients as they are."""
+    """Return True if gradients are sent unchanged: there is no comm hook, or one that does not change them."""
     return comm_hook is None or "allreduce_hook" in comm_hook
 
 
 def sends_half(comm_hook: str | None) -> bool:
-    """Return whether a comm hook sends each 4 bytes of gradients in 2."""
+    """Return True if a comm hook sends every 4 bytes of gradients in 2."""
     return comm_hook in (Compression.FP16.hook, Compression.BF16.hook)
 
 
@@ -40,26 +40,26 @@ class Backend:
     """A backend of torch's process groups."""
 
     name: str
-    """torch's name, which also begins its spans in a trace: ``nccl:all_reduce``"""
+    """torch's name, with which its spans in a trace begin: ``nccl:all_reduce``"""
     other_names: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
-    """beginnings of the names of its kernels, in lower case"""
+    """prefixes of the names of its kernels, in lower case"""
     runs_on_host: bool = False
-    """whether threads of the host communicate"""
+    """whether host threads do the communication"""
     takes_cpu_tensors: bool = False
-    """whether it is measured with tensors in the host's memory"""
+    """whether it is measured with tensors in host memory"""
     num_at_once: int = 1
-    """number of all-reduces that it does at once: gloo has two threads, NCCL one stream"""
+    """number of all-reduces that it runs at a time: gloo has two threads, NCCL one stream"""
     halving: Compression = Compression.FP16
-    """comm hook that halves gradients; DDP refuses to send bf16 over most backends"""
+    """comm hook that halves the size of gradients; DDP refuses to send bf16 over most backends"""
     aborts: bool = False
     """whether it aborts the process when ranks call different collectives"""
     payload: float = 1.0
-    """share of the link's rate that is left for gradients"""
+    """share of the link's rate that is available for gradients"""
     on_slow_computation: str = "Give communication fewer of the device's resources, as long as it stays hidden."
-    """what to change if communication slows computation"""
+    """advice if communication slows down computation"""
     to_slow_it: Mapping[str, str] = field(default_factory=dict)
-    """environment variables that make it take fewer of the device's resources"""
+    """environment variables that make it use less of the device's resources"""
 
 
 BACKENDS = (
@@ -91,16 +91,16 @@ BACKENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device on which a rank may train."""
+    """A device type on which a rank may train."""
 
     name: str
     """torch's name"""
     has_kernels: bool = False
-    """whether traces show its kernels; without them, a trace says nothing of its work"""
+    """whether traces show its kernels; without them, a trace has no information about its work"""
     activity: str | None = None
-    """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler records it"""
+    """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler can record it"""
     counts_memory: bool = False
-    """whether its allocator is asked as CUDA's is"""
+    """whether its allocator has the same interface as CUDA's"""
 
 
 DEVICES = (
@@ -126,17 +126,17 @@ _SHARED_GPU = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the s
 
 
 def backend_of(name: str | None) -> Backend:
-    """Return what is known of a backend; for an unknown one, what holds for most."""
+    """Return the description of a backend; for an unknown one, a description that fits most."""
     return _BY_NAME.get(name or "", _OTHER)
 
 
 def standard_name(backend: str) -> str:
-    """Return the name by which rules and predictions know a backend: several of torch's names are NCCL."""
+    """Return the name that rules and predictions use for a backend: several of torch's names stand for NCCL."""
     return backend_of(backend).name or backend
 
 
 def refusal_of_shared_gpu(error: str) -> str | None:
-    """Return NCCL's words, which depend on its version, if it refused two ranks on one GPU."""
+    """Return NCCL's message if it refused two ranks on one GPU; the text depends on its version."""
     found = _SHARED_GPU.search(error)
     return None if found is None else found[0]
 

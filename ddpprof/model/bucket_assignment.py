@@ -1,15 +1,15 @@
 """Into which buckets does DDP put the gradients?
 
-    a bucket is closed by the gradient that makes it as large as its cap, or larger
+    a bucket is closed by the gradient with which it reaches or exceeds its cap
 
 There is one open bucket per kind of gradient, and each kind goes through the list of caps on its own; the last cap
 applies to all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size``, as called by
-``DistributedDataParallel`` and its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP``
-is not set.
+``DistributedDataParallel`` and its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is
+not set.
 
-DDP starts with buckets in the reverse of the model's order. Unless it searches for unused parameters in every
-iteration, it then rebuilds them in the order in which rank 0's gradients became ready: at the second forward, or with
-a static graph at the third.
+DDP starts with buckets in reverse model order. Unless it searches for unused parameters in every iteration, it then
+rebuilds them in the order in which rank 0's gradients became ready: at the second forward, or with a static graph at
+the third.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_CAP_MIB = 25
 DEFAULT_FIRST_CAP_MIB = 1
 
 Buckets = tuple[tuple[int, ...], ...]
-"""parameter indices of each bucket, in the order of launch"""
+"""parameter indices of each bucket, in launch order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Gradient:
     kind: str = ""
     """dtype and device; a bucket holds gradients of one kind"""
     is_sparse: bool = False
-    """True if it is expected to be sparse, and so gets a bucket of its own"""
+    """True if it is expected to be sparse, and therefore gets its own bucket"""
     item_bytes: int = 4
     """bytes per number"""
     shape: tuple[int, ...] = ()
@@ -60,11 +60,11 @@ class Caps:
     first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
     others_bytes: int = DEFAULT_CAP_MIB * MIB
     per_bucket_bytes: tuple[int, ...] = ()
-    """caps of the buckets in turn, instead of the two above"""
+    """caps of the buckets in order, instead of the two above"""
 
     @classmethod
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
-        """Return the caps for DDP's arguments: a list overrides a cap; only the default has a small first bucket."""
+        """Return the caps for DDP's arguments. A list overrides a cap; only the default has a small first bucket."""
         if bucket_cap_mb_list:
             return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
         if bucket_cap_mb is None:
@@ -77,17 +77,17 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Return whether the buckets are equal in any order; records do not show in which order several kinds came."""
+    """Return True if the buckets are equal in any order; records do not show the order of buckets of several kinds."""
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 
 def rebuilds_buckets(*, find_unused_parameters: bool, static_graph: bool) -> bool:
-    """Return whether DDP rebuilds its buckets, in the order of gradients in the first backward pass."""
+    """Return True if DDP rebuilds its buckets in the gradient order of the first backward pass."""
     return static_graph or not find_unused_parameters
 
 
 def is_rebuilt(module: DdpModule) -> bool:
-    """Return whether `rebuilds_buckets` holds for a recorded module."""
+    """Return True if `rebuilds_buckets` applies to a recorded module."""
     return rebuilds_buckets(
         find_unused_parameters=bool(module.settings.get("find_unused_parameters")),
         static_graph=bool(module.settings.get("static_graph")),
@@ -95,7 +95,7 @@ def is_rebuilt(module: DdpModule) -> bool:
 
 
 def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
-    """Return the buckets that DDP would make from the module's gradients with these caps, in the order of launch."""
+    """Return the buckets that DDP would make from the module's gradients with these caps, in launch order."""
     return final_buckets(
         tuple(map(gradient_of, module.parameters)),
         caps,
@@ -107,8 +107,8 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
 def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool) -> Buckets:
     """Return the buckets after DDP's rebuild, or the initial ones if it never rebuilds them.
 
-    `ready_order`: indices of gradients in the order in which rank 0 had them. Missing ones were never ready in the
-    first backward pass, as a static graph allows, and come last in a rebuild.
+    `ready_order`: indices of gradients in the order in which they became ready on rank 0. Missing ones were never ready
+    in the first backward pass, which a static graph allows, and come last in a rebuild.
     """
     if not rebuilt:
         return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))
@@ -118,9 +118,9 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
 
 
 def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the buckets in the order in which they were closed, and then those left open.
+    """Return the buckets in the order in which they were closed, followed by those left open.
 
-    Torch orders the latter by a hash table, last kind first. If three or more kinds are left and two of them collide
+    Torch orders the open ones by a hash table, last kind first. If three or more kinds are left and two of them collide
     in the table, as complex128 and float8_e5m2 do, torch's order differs.
     """
     closed: list[tuple[int, ...]] = []

@@ -21,7 +21,7 @@ class CaptureRequest(Struct, frozen=True):
 
 
 class CaptureAnswer(Struct, frozen=True):
-    """One thing that happened to a request."""
+    """One event of a request."""
 
     refused: str | None = None
     """why nothing will be captured"""

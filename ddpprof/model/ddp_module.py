@@ -1,4 +1,4 @@
-"""A DDP module as the recorder found it: settings, parameters, buckets."""
+"""A DDP module as the recorder saw it: settings, parameters, buckets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Parameter(Struct, frozen=True, array_like=True):
 
 
 class DdpModule(Struct, frozen=True):
-    """One ``DistributedDataParallel`` instance, as the recorder found it."""
+    """One ``DistributedDataParallel`` instance, as the recorder saw it."""
 
     name: str
     settings: Mapping[str, object]
@@ -43,16 +43,16 @@ class DdpModule(Struct, frozen=True):
     num_searched_passes: Int64 = 0
     """number of backward passes examined for unused parameters"""
     num_lacking_passes: Int64 | None = None
-    """number of these that left some parameter without gradient; ``None`` if not recorded"""
+    """number of these passes that left any parameter without gradient; ``None`` if not recorded"""
 
     @property
     def bucket_cap_mb(self) -> float | None:
-        """Cap of its buckets in MiB, torch's default included; ``None`` if the recorder did not find it."""
+        """Cap of its buckets in MiB, including torch's default; ``None`` if not recorded."""
         cap = self.settings.get("bucket_cap_mb")
         return float(cap) if isinstance(cap, int | float) else None
 
     def message_bytes(self, bucket: int) -> int | None:
-        """Return the size of a bucket's all-reduce; ``None`` if it is unknown what the module's comm hook sends."""
+        """Return the size of a bucket's all-reduce in bytes; ``None`` if unknown because of the module's comm hook."""
         num_bytes = self.bucket_bytes(bucket)
         if sends_unchanged(self.comm_hook) or num_bytes is None:
             return num_bytes
@@ -60,6 +60,6 @@ class DdpModule(Struct, frozen=True):
         return num_bytes // 2 if sends_half(self.comm_hook) and dtypes == {"float32"} else None
 
     def bucket_bytes(self, bucket: int) -> int | None:
-        """Return the size of a bucket; ``None`` if gradients in it are sparse, of which only some rows are sent."""
+        """Return the size of a bucket in bytes; ``None`` with sparse gradients, of which only some rows are sent."""
         parameters = [self.parameters[index] for index in self.buckets[bucket]]
         return None if any(one.is_sparse for one in parameters) else sum(one.num_bytes for one in parameters)

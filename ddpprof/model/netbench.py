@@ -12,16 +12,16 @@
                          num_bytes     as counted by nccl-tests: the larger of a rank's input and output
                          longest_ns    per iteration, on the slowest rank, from a barrier to its end
                          shortest_ns   per iteration, on the fastest rank, with less of the barrier's own skew
-                         cpu_ns        per rank, median processor time of all its threads for one iteration
+                         cpu_ns        per rank, median CPU time of all its threads for one iteration
     concurrent       for some of the sizes, two collectives at once, alternating with one alone:
                          num_bytes     of each
                          both_ns       per iteration, on the slowest rank, until both are done
                          alone_ns      the same for one, measured right after
-                         cpu_ns        per rank, median processor time for both
+                         cpu_ns        per rank, median CPU time for both
     beside           all-reduces on CPU, for sizes of buckets, while every rank computes:
                          num_bytes
                          taken_ns      per round, computing time that a collective costs the rank that loses most
-                         lasted_ns     per round, how long each took, in sequence, with several under way
+                         lasted_ns     per round, how long each took, in sequence, with several in flight
     left_out         sizes, in bytes, that were requested but not measured, because a smaller one took too long
 
 Times are nanoseconds. Bandwidths follow from them: `ddpprof.topics.collectives.table`.

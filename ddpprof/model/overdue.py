@@ -1,4 +1,4 @@
-"""What a rank tells of itself once something is wrong: the collectives it has called, its error, for what it waits."""
+"""What a rank reports about itself once something is wrong: its collectives, its error, and what it waits for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Wait(StrEnum):
-    """A reason for which the kernel lets a training thread sleep."""
+    """A reason why the kernel lets a training thread sleep."""
 
     INPUT = "input"
     """it reads standard input"""
@@ -18,11 +18,11 @@ class Wait(StrEnum):
     PIPE = "pipe"
     FILE = "file"
     LOCK = "lock"
-    """it waits for another thread, or for the lock of a file"""
+    """it waits for another thread, or for a file lock"""
     FOREIGN_LOCK = "foreign-lock"
-    """it waits for the lock of a file that no rank holds"""
+    """it waits for a file lock that no rank holds"""
     PROCESS = "process"
-    """it waits for a child to end"""
+    """it waits for a child process to end"""
     SLEEP = "sleep"
     EVENTS = "events"
     """it waits for one of several files, as in ``select``"""
@@ -34,7 +34,7 @@ class Call(Struct, frozen=True, array_like=True):
     group: str
     """name of the process group; the group of all ranks is ``"0"``"""
     sequence: int
-    """number in its group"""
+    """sequence number in its group"""
     name: str
     numel: int
 
@@ -45,28 +45,28 @@ class Call(Struct, frozen=True, array_like=True):
 
 
 class KindOfCall(Struct, frozen=True, array_like=True):
-    """How often a rank has called one kind of collective in the steps that torch still knows, and when."""
+    """How often, and when, a rank has called one kind of collective in the steps that torch still has."""
 
     group: str
     name: str
     numel: int
     count: int
     last: tuple[int, ...]
-    """numbers of the last two of them in their group"""
+    """sequence numbers of the last two of them in their group"""
 
     def is_due(self, sequence: int) -> bool:
-        """Return whether a call under this number has the same distance from the last one as that from the one before.
+        """Return True if a call with this number is as far from the last one as the last one is from the one before.
 
-        If there was only one so far, nothing speaks against it.
+        If there was only one so far, any distance is accepted.
         """
         return len(self.last) < 2 or sequence - self.last[-1] == self.last[-1] - self.last[-2]
 
 
 class OverdueFacts(Struct, frozen=True):
-    """What only the process itself can tell."""
+    """Facts that only the process itself knows."""
 
     stack_crc: int = 0
-    """checksum of the stack at which the thread stood then: see `crc_of`"""
+    """checksum of the thread's stack at that time: see `crc_of`"""
     calls: tuple[Call, ...] = ()
     """last collectives, oldest first, as far as torch knows them"""
     kinds: tuple[KindOfCall, ...] = ()
@@ -76,16 +76,16 @@ class OverdueFacts(Struct, frozen=True):
     """line of the user's code that raised it"""
     wait: Wait | None = None
     learning_rate: float | None = None
-    """learning rate of the optimizer's first parameters"""
+    """learning rate of the optimizer's first parameter group"""
     peer: int | None = None
-    """rank to which it sends, or from which it receives, if it waits in that"""
+    """rank that it sends to, or receives from, if it waits in that"""
     thread: int | None = None
-    """the system's number of the training thread; ``None`` if that is the main thread"""
+    """the system's ID of the training thread; ``None`` if that is the main thread"""
     saves_in_thread: bool = False
     """whether another thread is within `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
-        """Return what is known of earlier calls of this kind; ``None`` if there were none."""
+        """Return what is known about earlier calls of this kind; ``None`` if there were none."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 
@@ -94,7 +94,7 @@ def crc_of(stack: str) -> int:
 
 
 def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
-    """Return the facts as JSON, without the oldest calls and the rarest kinds if they are too long."""
+    """Return the facts as JSON. If they are too long, the oldest calls and the rarest kinds are left out."""
     for num_calls in (len(facts.calls), 100, 20, 0):
         shorter = msgspec.structs.replace(facts, calls=facts.calls[-num_calls:] if num_calls else ())
         for one in (shorter, msgspec.structs.replace(shorter, kinds=shorter.kinds[:20])):

@@ -1,4 +1,4 @@
-"""Data of one rank that TensorBoard's profiler plugin (torch-tb-profiler) shows, equal to the report's."""
+"""Data of one rank that TensorBoard's profiler plugin (torch-tb-profiler) shows, equal to the data of the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PluginCollective:
     """A collective under a name that the plugin knows."""
 
     name: str
-    """``nccl:all_reduce``, …; the plugin pairs the rank's i-th by start with the i-th of the other ranks"""
+    """``nccl:all_reduce``, …; the plugin pairs the rank's i-th collective by start with the i-th of the other ranks"""
     start_ns: int
     end_ns: int
     num_bytes: int | None
@@ -29,5 +29,6 @@ class PluginView:
     """offset from the view's times to nanoseconds since 1970"""
     steps: tuple[Step, ...]
     collectives: Mapping[tuple[int, int], PluginCollective]
-    """collectives by their start in the trace and their place among those that start together; those that are not on
-    all ranks are not counted"""
+    """collectives by their start in the trace and their position among those with the same start; those that are not on
+    all ranks are left out
+    """

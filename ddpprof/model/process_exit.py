@@ -1,4 +1,4 @@
-"""A process of the job has ended, as its parent saw it: one line of ``exits.jsonl``."""
+"""The end of a process of the job, as its parent saw it: one line of ``exits.jsonl``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class ProcessExit(Struct, frozen=True):
     interrupted: bool = False
     """True if the user asked it to end"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel killed on the parent's host for lack of memory, since the parent began or saw
-    another process fail"""
+    """number of processes that the kernel killed on the parent's host because memory was full, since the parent started
+    or last saw a process fail
+    """
     error: str | None = None
-    """error that ended a rank before it had a DDP module, in its own words: ``"failed: …"``"""
+    """error message of a rank that ended before it had a DDP module: ``"failed: …"``"""
     place: str | None = None
     """line of the user's code that raised it"""
 
@@ -37,7 +38,7 @@ def last_exit_of_job(exits: Sequence[ProcessExit]) -> ProcessExit | None:
 
 
 def oom_kills_seen(of_rank: ProcessExit | None, host: str, since_ns: int, exits: Sequence[ProcessExit]) -> int | None:
-    """Return the `num_oom_kills` that says most about a rank of a host: that of its own end, or else of the job's.
+    """Return the most reliable `num_oom_kills` for a rank of a host: that of its own end or, without one, of the job's.
 
     `since_ns`: when the rank began, in ns since 1970.
     """

@@ -1,7 +1,7 @@
-"""A rank's pulse: what it is doing, and how its steps went. The recorder writes it, everybody else reads it.
+"""A rank's pulse: its current activity, and a record of its steps. Only the recorder writes it; all others read it.
 
-It has a state, and tables of the last steps, of all steps in summaries, and of what the machine gave to the process.
-`pulse_layout` has the layout of the file.
+It has a state, and tables of the last steps, of summaries of all steps, and of the resources that the machine gave to
+the process. `pulse_layout` defines the layout of the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Activity(IntEnum, metaclass=InterruptibleEnum):
     """An activity of a rank's training thread."""
 
     OTHER = 0
-    """the script's own code between all others"""
+    """the script's own code, between all other activities"""
     DATA = 1
     """waiting for a batch"""
     FORWARD = 2
     BACKWARD = 3
-    """backward pass, with the waiting for its all-reduces"""
+    """backward pass, including the waiting for its all-reduces"""
     OPTIMIZER = 4
     SAVE = 5
     """``torch.save``"""
@@ -37,7 +37,7 @@ class StepFlag(IntFlag, metaclass=InterruptibleEnum):
     """A reason why a step may take longer than others, without being a slow-down."""
 
     RECORDED = 1
-    """ddpprof profiled the step, or recorded it otherwise"""
+    """ddpprof profiled the step, or recorded it in another way"""
     SAVED = 2
     """the step contains a ``torch.save``"""
     EVALUATED = 4
@@ -45,7 +45,7 @@ class StepFlag(IntFlag, metaclass=InterruptibleEnum):
     BEGAN_EPOCH = 8
     """a pass over a ``DataLoader`` began in the step"""
     RAN_OUT = 16
-    """a ``DataLoader`` had no more batches"""
+    """a ``DataLoader`` was exhausted"""
 
 
 class Ended(IntEnum, metaclass=InterruptibleEnum):
@@ -54,7 +54,7 @@ class Ended(IntEnum, metaclass=InterruptibleEnum):
     FAILED = 2
     INTERRUPTED = 3
     UNWATCHED = 4
-    """ddpprof stopped recording, while training went on"""
+    """ddpprof stopped recording while training continued"""
 
 
 class PulseIdentity(msgspec.Struct, frozen=True):
@@ -65,11 +65,11 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     world_size: int
     host: str
     machine_id: str
-    """id by which a reader knows whether the process is on the same machine, and in the same container"""
+    """ID that tells a reader whether the process is on the same machine, and in the same container"""
     pid: int
     created_ns: int
     shared: str
-    """path of the pulse in memory, which is newer than the copy in the run directory while the rank lives"""
+    """path of the pulse in memory; while the rank lives, it is newer than the copy in the run directory"""
     kept: str
     """path of the copy in the run directory"""
     local_rank: int | None = None
@@ -80,24 +80,26 @@ class PulseIdentity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PulseState:
-    """The state of a rank at one moment. Times are ns since 1970. The order of the fields is that of the file."""
+    """The state of a rank at one moment. Times are ns since 1970. The fields are in the order of the file."""
 
     activity: int
     """an `Activity`"""
     since_ns: int
-    """beginning of the activity, which is the last event of the training thread"""
+    """beginning of the activity: the last event of the training thread"""
     step: int
-    """number of the current step, and so of finished ones"""
+    """number of the current step, which is also the number of finished steps"""
     step_since_ns: int
     module: int
-    """index of the DDP module that launched the last bucket; this and the next two are found for overdue steps only"""
+    """index of the DDP module that launched the last bucket; this and the next two are only set in overdue steps"""
     bucket: int
-    """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if torch does not tell"""
+    """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if torch does not provide it
+    """
     bucket_ns: int
-    """launch of that bucket"""
+    """launch time of that bucket"""
     num_steps: int
-    """number of finished steps that have, or had, a row; they get it within a quarter of a second, or later if a disk
-    does not answer"""
+    """number of finished steps that have, or had, a row; a row appears within a quarter of a second, or later if a disk
+    does not respond
+    """
     num_summaries: int
     steps_per_summary: int
     num_samples: int
@@ -106,7 +108,7 @@ class PulseState:
     """an `Ended`"""
     ended_ns: int
     tick_ns: int
-    """last time that ddpprof's own thread ran, which it does every second unless the process cannot run"""
+    """last time that ddpprof's own thread ran; it runs every second unless the process cannot run"""
     stack_ns: int
     """time at which the stack was written; `UNKNOWN` if the current step is not overdue"""
     num_passes: int
@@ -116,30 +118,32 @@ class PulseState:
     nonfinite_step: int
     """number of the first step in which the loss was NaN or infinite; `UNKNOWN` if there is none.
 
-    Only losses on CPU are looked at, since the training would have to wait for one on an accelerator, and not those of
-    profiled steps."""
+    Only losses on CPU are read, because training would have to wait for an accelerator, and none in profiled steps.
+    """
     num_nonfinite: int
     """number of such steps so far"""
     finite_step: int
-    """number of the last step before these whose loss was looked at and finite; `UNKNOWN` if there is none"""
+    """number of the last earlier step whose loss was read and was finite; `UNKNOWN` if there is none"""
     evaluates: int
     """1 if all DDP modules were in evaluation mode when the stack was written, else 0"""
     num_unpaired: int
-    """number of forwards that were to be followed by a backward pass, and were not, beyond those that every step has"""
+    """number of forwards that should have been followed by a backward pass but were not, beyond those that every step
+    has
+    """
     unpaired_step: int
     """number of the first step with such a forward, if there is one"""
     exits: int
-    """1 if the process began to exit when the training ended; 0 if it goes on, as after a ``with`` block"""
+    """1 if the process began to exit when training ended; 0 if it continues, as after a ``with`` block"""
 
     @property
     def last_ns(self) -> int:
-        """Return the time of the last sign of the rank."""
+        """Return the time of the rank's last sign of life, ns since 1970."""
         return max(self.since_ns, self.tick_ns, self.ended_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class PulseSteps:
-    """Columns of the last steps, shape (steps,), in their order. Durations are in ns."""
+    """Columns of the last steps, shape (steps,), in order. Durations are in ns."""
 
     number: Int64Column
     start_ns: Int64Column
@@ -147,13 +151,14 @@ class PulseSteps:
     data_ns: Int64Column
     forward_ns: Int64Column
     backward_ns: Int64Column
-    """backward passes with their waiting, and the waiting for buffers and for collectives of the script"""
+    """backward passes including their waiting, and waiting for buffers and for the script's collectives"""
     optimizer_ns: Int64Column
     save_ns: Int64Column
     evaluation_ns: Int64Column
     wait_ns: Int64Column
     """waiting for other ranks: from a backward pass's last gradient to the end of the pass, in DDP's broadcast of
-    buffers, and in collectives of the script; `UNKNOWN` where gradients were not looked at"""
+    buffers, and in the script's collectives; `UNKNOWN` where gradient times were not read
+    """
     first_gradient_ns: Int64Column
     """from the beginning of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
     flags: Int64Column
@@ -161,13 +166,14 @@ class PulseSteps:
 
     @property
     def own_ns(self) -> Int64Column:
-        """Time that the rank needed by itself: the step without its waiting for other ranks, where that is known."""
+        """Time that the rank needed by itself, ns: the step without its waiting for other ranks, where known."""
         return self.length_ns - np.maximum(self.wait_ns, 0)
 
     def with_all_waiting(self) -> PulseSteps:
-        """Return the steps with an estimate where they did not look at their waiting; if none did, unchanged.
+        """Return the steps with waiting estimated where it was not read. Unchanged if it was read in no step.
 
-        It is what a step's backward passes took longer than the others compute in theirs.
+        The estimate is the length of a step's backward passes minus the computing time of the other steps' backward
+        passes.
         """
         known = self.wait_ns != UNKNOWN
         if known.all() or not known.any():
@@ -182,17 +188,17 @@ class PulseSteps:
 
 @dataclass(frozen=True, slots=True)
 class PulseSummaries:
-    """Columns of summaries, shape (summaries,), in the order of their steps. Durations are in ns, per step."""
+    """Columns of summaries, shape (summaries,), in step order. Durations are in ns per step."""
 
     first_step: Int64Column
     num_steps: Int64Column
     start_ns: Int64Column
     end_ns: Int64Column
     median_ns: Int64Column
-    """median length of the steps without a `StepFlag`, or of all if every step has one"""
+    """median length of the steps without a `StepFlag`, or of all steps if every step has one"""
     longest_ns: Int64Column
     data_ns: Int64Column
-    """mean over the steps, as for the columns below"""
+    """mean over the steps, as in the columns below"""
     forward_ns: Int64Column
     backward_ns: Int64Column
     optimizer_ns: Int64Column
@@ -208,21 +214,21 @@ class PulseSummaries:
 
 @dataclass(frozen=True, slots=True)
 class PulseSamples:
-    """Columns of samples, shape (samples,), in their order. Sums count from the beginning of the process or machine."""
+    """Columns of samples, shape (samples,), in order. Totals count from the start of the process or machine."""
 
     at_ns: Int64Column
     memory_bytes: Int64Column
     """resident memory of the process"""
     throttled_ns: Int64Column
-    """time for which the control group's processes were kept from running by its limit"""
+    """time for which the CPU limit of the control group kept its processes from running"""
     queued_ns: Int64Column
-    """time for which threads of the process were ready and had no processor, in sum"""
+    """total time for which threads of the process were runnable but not running"""
     major_faults: Int64Column
-    """number of page faults that were read from a disk"""
+    """number of page faults that had to be read from a disk"""
     core_khz: Int64Column
-    """clock rate of the cores, on average"""
+    """mean clock rate of the cores"""
     cpu_ns: Int64Column
-    """processor time of the training thread"""
+    """CPU time of the training thread"""
 
     def __len__(self) -> int:
         return len(self.at_ns)
@@ -233,14 +239,14 @@ class Pulse:
     identity: PulseIdentity
     state: PulseState
     stack: str | None
-    """where the training thread stands, innermost frame last, while a step is overdue"""
+    """stack of the training thread, innermost frame last, while a step is overdue"""
     steps: PulseSteps
     summaries: PulseSummaries
     samples: PulseSamples
 
 
 def joined(one: PulseSummaries) -> PulseSummaries:
-    """Return half as many summaries: each two neighbours become one. Their number must be even."""
+    """Return half as many summaries, by merging each pair of neighbours. The number of summaries must be even."""
     first, second = (rows_of(one, slice(start, None, 2)) for start in (0, 1))
     num_steps = first.num_steps + second.num_steps
 
@@ -263,7 +269,7 @@ def joined(one: PulseSummaries) -> PulseSummaries:
 
 
 def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
-    """Return the row of `PulseSummaries` for these steps, which are one or more."""
+    """Return the row of `PulseSummaries` for one or more steps."""
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) else steps.length_ns
     waits = steps.with_all_waiting().wait_ns
@@ -282,9 +288,9 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 
 
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
-    """Return the median length of the steps in which nothing special happened, or of all if too few are such.
+    """Return the median length of steps in which nothing special happened, or of all steps if those are too few.
 
-    `fewest`: least number of steps for a median; ``None`` if there are fewer.
+    `fewest`: minimum number of steps for a median; ``None`` if there are fewer.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns
@@ -293,16 +299,16 @@ def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
 
 OVERDUE_S = 5.0
 OVERDUE_TIMES = 10
-"""a step is overdue if it takes this many times as long as usual, and at least `OVERDUE_S`"""
+"""a step is overdue if it takes this many times its usual length, and at least `OVERDUE_S`"""
 
 
 def overdue_after_s(usual_s: float) -> float:
-    """Return for how many seconds a step may last whose usual length is known."""
+    """Return how many seconds a step may take before it is overdue, given its usual length."""
     return max(OVERDUE_S, OVERDUE_TIMES * usual_s)
 
 
 def activity_word(number: int) -> str | None:
-    """Return the activity in a word; ``None`` for a number that has no meaning."""
+    """Return a word for the activity; ``None`` for a number without meaning."""
     return _ACTIVITY_WORDS.get(number)
 
 

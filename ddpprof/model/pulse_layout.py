@@ -1,14 +1,14 @@
-"""The layout of the file with a rank's pulse, which only this file has. Its size is fixed. It consists of
+"""The layout of the file with a rank's pulse, defined only here. The file has a fixed size, and consists of
 
-    head        who the rank is, and the number of the format
-    state       what it is doing now
-    stack       where its training thread stands, in words, if a step takes far too long
-    facts       what else the process knows then, as JSON: see `OverdueFacts`
+    head        the rank's identity, and the version of the format
+    state       its current activity
+    stack       stack of its training thread as text, if a step takes far too long
+    facts       further facts from the process in that case, as JSON: see `OverdueFacts`
     steps       a row for each of the last steps, in a ring
     summaries   a row for 100 steps, later for 200, 400, …, from the first step on
-    samples     a row every second for what the machine gives to the process, in a ring
+    samples     a row every second with the resources that the process gets from the machine, in a ring
 
-All numbers are signed 64-bit integers in little-endian order; `UNKNOWN` stands for what is not known.
+All numbers are signed 64-bit integers in little-endian order; `UNKNOWN` stands for unknown values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUM_STEPS_KEPT = 2048
 NUM_SUMMARIES_KEPT = 4096
 NUM_SAMPLES_KEPT = 1024
 STEPS_PER_SUMMARY = 100
-"""number of steps per summary until the summaries are full; then two become one, again and again"""
+"""number of steps per summary until the summaries are full; then each pair is merged into one, repeatedly"""
 
 
 _Columns = TypeVar("_Columns", PulseSteps, PulseSummaries, PulseSamples)
@@ -40,10 +40,10 @@ def _row(columns: type[Any]) -> struct.Struct:
 
 
 class Ring(NamedTuple):
-    """A table of the file in which new rows take the place of the oldest ones."""
+    """A table of the file in which new rows replace the oldest ones."""
 
     at: int
-    """position of its first place in the file"""
+    """offset of its first row in the file"""
     num_places: int
     row: struct.Struct
 
@@ -52,11 +52,11 @@ class Ring(NamedTuple):
         return self.at + self.num_places * self.row.size
 
     def place(self, number: int) -> int:
-        """Return the position in the file of the row with this number."""
+        """Return the offset in the file of the row with this number."""
         return self.at + number % self.num_places * self.row.size
 
     def spans(self, first: int, until: int) -> list[tuple[int, int]]:
-        """Return the spans of bytes of the rows from `first` up to, and without, `until`, as far as they are kept."""
+        """Return the byte ranges of the rows from `first` up to (not including) `until` that are still stored."""
         first = max(first, until - self.num_places)
         if first >= until:
             return []
@@ -65,7 +65,7 @@ class Ring(NamedTuple):
 
 
 HEAD = struct.Struct("<8sqq")
-"""magic, format, number of bytes of the identity, which follows as JSON"""
+"""magic, format, and size in bytes of the identity, which follows as JSON"""
 HEAD_BYTES = 4096
 STATE = _row(PulseState)
 STATE_AT = HEAD_BYTES
@@ -82,7 +82,7 @@ NUM_BYTES = SAMPLES.end
 
 
 def state_word(name: str) -> int:
-    """Return the position of a field of `PulseState` in the file, in words of 8 bytes."""
+    """Return the offset of a field of `PulseState` in the file, in 8-byte words."""
     return STATE_AT // 8 + [field.name for field in fields(PulseState)].index(name)
 
 
@@ -92,7 +92,7 @@ def write_state(words: memoryview[int], name: str, value: int) -> None:
 
 
 class NotAPulseError(ValueError):
-    """The bytes are not a pulse, or one of another format."""
+    """The bytes are not a pulse, or a pulse in another format."""
 
 
 def encode_head(identity: PulseIdentity) -> bytes:
@@ -104,7 +104,7 @@ def encode_head(identity: PulseIdentity) -> bytes:
 
 
 def decode_identity(head: bytes) -> PulseIdentity:
-    """Return whose pulse begins with these `HEAD_BYTES` bytes. Raises `NotAPulseError`."""
+    """Return the identity that these first `HEAD_BYTES` bytes of a pulse contain. Raises `NotAPulseError`."""
     if len(head) < HEAD_BYTES:
         raise NotAPulseError("it is cut off")
     magic, number, num_bytes = HEAD.unpack_from(head)
@@ -126,13 +126,13 @@ def decode_state(content: bytes) -> PulseState:
 
 
 def decode_rows(columns: type[_Columns], content: bytes) -> _Columns:
-    """Return the columns of whole rows that lie one after another."""
+    """Return the columns of complete, consecutive rows."""
     table = np.frombuffer(content, dtype="<i8").reshape(-1, len(fields(columns)))
     return columns(*(np.ascontiguousarray(column) for column in table.T))
 
 
 def decode(content: bytes) -> Pulse:
-    """Return the pulse in a file, without rows that are just being written. Raises `NotAPulseError`."""
+    """Return the pulse in a file, without rows that are being written. Raises `NotAPulseError`."""
     if len(content) < NUM_BYTES:
         raise NotAPulseError("it is cut off")
     identity = decode_identity(content[:HEAD_BYTES])
@@ -155,7 +155,7 @@ def decode_stack(state: PulseState, content: bytes) -> str | None:
 
 
 def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> PulseSteps:
-    """Return the rows of the ring in the order of their steps, without those of other steps than expected."""
+    """Return the rows of the ring in step order, without rows of unexpected steps."""
     first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
     numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
     steps = rows_of(ring, numbers % NUM_STEPS_KEPT)
@@ -174,18 +174,18 @@ def _samples(content: bytes, state: PulseState) -> PulseSamples:
 
 
 def pack(row: Any) -> bytes:
-    """Return a state, or one row given as a dataclass of integers, as it lies in the file."""
+    """Return a state, or one row given as a dataclass of integers, as bytes of the file."""
     return struct.pack(f"<{len(fields(row))}q", *(getattr(row, field.name) for field in fields(row)))
 
 
 def encode_rows(columns: PulseSteps | PulseSummaries | PulseSamples) -> bytes:
-    """Return the rows as they lie in the file, one after another."""
+    """Return rows as consecutive bytes of the file."""
     table = np.column_stack([getattr(columns, field.name) for field in fields(columns)])
     return table.astype("<i8").tobytes()
 
 
 def empty_state() -> PulseState:
-    """Return the state of a rank whose pulse begins."""
+    """Return the state of a pulse that has just begun."""
     values: dict[str, int] = dict.fromkeys((field.name for field in fields(PulseState)), 0)
     absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns", "nonfinite_step", "finite_step"), UNKNOWN)
     return PulseState(**{**values, **absent, "steps_per_summary": STEPS_PER_SUMMARY})

@@ -1,9 +1,10 @@
-"""The record of one rank: the recorder writes it, the loader reads it, measures use it. These structs are its layout.
+"""The record of one rank: written by the recorder, read by the loader and used by measures. These structs are its
+layout.
 
-    rank-N.facts.json     `Record` without its steps, and the number of the format
+    rank-N.facts.json     `Record` without its steps, and the version of the format
     rank-N.steps.jsonl    one `RecordedStep` per line
 
-Structs that come in large numbers are stored as arrays, with their fields in the order of their definition.
+Structs that occur in large numbers are stored as arrays, with their fields in the order of definition.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class DataParallelModule(Struct, frozen=True):
 
     name: str
     device_ids: tuple[Int64, ...]
-    """device indices; empty without an accelerator, when it only calls its module"""
+    """device indices; empty without an accelerator, in which case it only calls its module"""
     num_parameters: Int64
     parameter_bytes: Int64
 
@@ -37,7 +38,7 @@ class Batch(NamedTuple):
     place: Int64
     """position in the pass, from 1"""
     samples: tuple[int, ...]
-    """digests of the first samples, which are equal if the samples that were read are equal"""
+    """digests of the first samples; equal digests mean that the samples, as far as they were read, are equal"""
 
 
 class Loader(Struct, frozen=True):
@@ -49,9 +50,9 @@ class Loader(Struct, frozen=True):
     batch_size: Int64 | None
     num_workers: Int64
     num_iterations: Int64
-    """number of passes that were begun"""
+    """number of passes that began"""
     epochs_set: tuple[Int64, ...] | None
-    """a DistributedSampler's epoch in each completed pass and the last one; ``None`` for other samplers"""
+    """a DistributedSampler's epoch in each completed pass and in the last one; ``None`` for other samplers"""
     shuffles: bool
     set_epoch_called: bool = False
     num_batches: Int64 | None = None
@@ -59,20 +60,20 @@ class Loader(Struct, frozen=True):
     num_fed: Int64 | None = None
     """number of batches followed by a DDP forward with gradients before this loader's next batch"""
     num_passed_on: Int64 | None = None
-    """number of recorded forwards with gradients whose largest input is as large as a tensor of a recent batch"""
+    """number of recorded forwards with gradients whose largest input has the size of a tensor of a recent batch"""
     waited_ns: Int64 | None = None
-    """time that the training thread waited for it in the recorded steps"""
+    """time that the training thread waited for it in the recorded steps, ns"""
     persistent_workers: bool = False
     batches: tuple[Batch, ...] = ()
-    """batches of the recorded steps whose samples could be read"""
+    """batches in the recorded steps whose samples could be read"""
     batches_per_pass: Int64 | None = None
     """``len(loader)``; ``None`` for an `IterableDataset`, whose length torch only guesses"""
     worker_seeds: tuple[int, ...] = ()
-    """digests of the seeds that the workers got in its first passes, if its own code, or torch, draws them"""
+    """digests of the seeds that the workers got in its first passes, if torch or the loader's own code draws them"""
     draws_in_workers: bool = False
-    """True if its dataset draws random numbers in the workers, as far as its code tells"""
+    """True if its dataset draws random numbers in the workers, as far as its code shows"""
     has_generator: bool = False
-    """True if the script gave it a generator of its own"""
+    """True if the script gave it its own generator"""
 
     @property
     def is_iterable(self) -> bool:
@@ -81,7 +82,7 @@ class Loader(Struct, frozen=True):
 
     @property
     def feeds_training(self) -> bool:
-        """Whether its batches are trained on; no forward with gradients follows those of an evaluation."""
+        """Whether its batches are trained on. No forward with gradients follows those of an evaluation."""
         return bool(self.num_fed) and 2 * (self.num_fed or 0) >= (self.num_batches or 0)
 
 
@@ -91,27 +92,27 @@ class Replica(Struct, frozen=True):
     module: Int64
     """index into ``Record.modules``"""
     steps: tuple[Int64, Int64]
-    """numbers of the steps before which they were read"""
+    """numbers of the steps before which the values were read"""
     before: tuple[float, ...]
     after: tuple[float, ...]
     resolution: float
     """machine epsilon of the coarsest type among them"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes not preceded by a forward, whose gradients stay on this rank"""
+    """number of recorded backward passes without a preceding forward, so that their gradients stay on this rank"""
 
 
 class UnaveragedParameters(Struct, frozen=True):
-    """Parameters that one rank trains, though no DDP module that the script calls averages their gradients."""
+    """Parameters trained by one rank although no DDP module that the script calls averages their gradients."""
 
     module: str
-    """class of the DDP module that has them, or of the module that no DDP module contains"""
+    """class of the DDP module that has them, or else of the outermost module that has them"""
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if a DDP module has them whose forward the script never calls"""
+    """True if they belong to a DDP module whose forward the script never calls"""
     replica: Replica
-    """some of their values; its `module` is the position among the unaveraged parameters of this rank"""
+    """some of their values; `module` in it is the index among the unaveraged parameters of this rank"""
     shapes: tuple[tuple[Int64, ...], ...] = ()
-    """shapes of all parameters of the module that are looked at"""
+    """shapes of all checked parameters of the module"""
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):
@@ -127,7 +128,7 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
 class UnusualCollective(Struct, frozen=True):
     """A collective that a rank called more often in its last step than in the steps before.
 
-    It is one whose sender does not wait for the others, so that the rank went on.
+    Only collectives count whose sender does not wait for the others, so that the rank continued.
     """
 
     name: str
@@ -137,7 +138,7 @@ class UnusualCollective(Struct, frozen=True):
 
 
 def error_in(ended: str | None) -> str | None:
-    """Return how a rank says that it ended, if that was with an error: ``"failed: …"``."""
+    """Return the error with which a rank ended, as ``"failed: …"``; ``None`` if it did not end with an error."""
     return ended if ended is not None and ended.startswith("failed") else None
 
 
@@ -157,24 +158,24 @@ class Record(Struct, frozen=True, kw_only=True):
     checkpoints: tuple[str, ...] = ()
     """absolute paths written by ``torch.save``"""
     steps: tuple[RecordedStep, ...] = ()
-    """steps, from a file of their own"""
+    """steps, from their own file"""
     profiler_pause_ns: Int64 | None = None
-    """time that training paused to start the profiler and write the trace"""
+    """time that training paused to start the profiler and write the trace, ns"""
     ended: str | None = None
-    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not say"""
+    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record it"""
     ended_unix_ns: Int64 | None = None
     num_steps: Int64 | None = None
-    """number of steps finished when the rank ended, or was last heard of"""
+    """number of steps finished when the rank ended, or at its last sign of life"""
     last_step_unix_ns: Int64 | None = None
-    """end of the last of these, only for a rank that did not say how it ended"""
+    """end of the last of these steps, only for a rank that did not record how it ended"""
     group_size: Int64 | None = None
     """number of ranks that average their gradients together"""
     group_ranks: tuple[Int64, ...] | None = None
-    """these ranks; ``None`` if they are all ranks of the job, or unknown"""
+    """ranks that average their gradients with this one; ``None`` if they are all ranks of the job, or unknown"""
     framework: str | None = None
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
-    """True if torch.compile compiled something in the process"""
+    """True if torch.compile compiled anything in the process"""
     num_cores: Int64 | None = None
     """number of cores that the process may use"""
     num_threads: Int64 | None = None
@@ -183,23 +184,25 @@ class Record(Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceMemory, ...] = ()
     """devices where the process held memory or a context when the record was last written"""
     replicas: tuple[Replica, ...] = ()
-    """values of modules whose parameters could be read, in a recording that ran to its end"""
+    """values of modules whose parameters could be read, if the recording was completed"""
     run_id: str | None = None
-    """identifier that is the same on all ranks of a job"""
+    """identifier shared by all ranks of a job"""
     profiles: bool = True
-    """True if the rank was to be profiled; in a large job not all are"""
+    """True if the rank was meant to be profiled; in a large job, not all are"""
     no_trace: str | None = None
     """why it has no trace, or an incomplete one"""
     timeout_s: float | None = None
-    """time after which the process group gives a collective up"""
+    """timeout of the process group's collectives"""
     joins: bool = False
     """True if DDP trains within ``join()``, which lets ranks have different numbers of batches"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
-    """collectives that the training script calls on some ranks only, as far as its source leaves no doubt"""
+    """collectives that the training script calls on some ranks only; only unambiguous cases"""
     unfrozen: tuple[str, ...] = ()
-    """parameters that DDP does not average, as they were frozen when it was constructed, and that were trained since"""
+    """parameters that DDP does not average because they were frozen when it was constructed, and that have been trained
+    since
+    """
     ended_place: str | None = None
-    """line of the user's code at which an error ended the rank, as ``file:line in function``"""
+    """line of the user's code where an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
     """collective of torch in which that error was raised"""
     ended_parameters: tuple[Int64, ...] = ()
@@ -207,14 +210,14 @@ class Record(Struct, frozen=True, kw_only=True):
     ended_in_checkpoint: bool = False
     """True if that error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
     was_aborted_by_library: bool = False
-    """True if a thread that runs no Python, such as one of gloo's, aborted the process"""
+    """True if a thread that runs no Python code, such as one of gloo's, aborted the process"""
     unusual_collective: UnusualCollective | None = None
-    """of a rank that failed, as far as there is one"""
+    """collective that only the last step of a failed rank had, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
     core_list: str | None = None
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None
-    """number of cores whose time its control group may use in all; ``None`` if there is no such limit"""
+    """total number of cores whose time its control group may use; ``None`` if there is no such limit"""
 
     def parameters_in_error(self, modules: Sequence[DdpModule]) -> tuple[str, ...]:
         """Return the names of the parameters in DDP's error; none if it may be about any of several modules."""
@@ -224,10 +227,10 @@ class Record(Struct, frozen=True, kw_only=True):
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:
-        """Recorded steps without those that only serve for comparison."""
+        """Recorded steps, without those that only serve for comparison."""
         return tuple(step for step in self.steps_to_replay if step.mode is not StepMode.ALONE)
 
     @property
     def steps_to_replay(self) -> tuple[RecordedStep, ...]:
-        """Training steps, and those that show how long computation takes alone."""
+        """Training steps, and the steps that measure how long computation takes on its own."""
         return tuple(step for step in self.steps if step.mode not in (StepMode.BASELINE, StepMode.CUT))

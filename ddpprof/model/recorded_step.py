@@ -15,7 +15,7 @@ TORCH_TIMES = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-"""names of the times that DDP takes of an iteration, in ``_get_ddp_logging_data()``"""
+"""names of the times that DDP measures in an iteration, in ``_get_ddp_logging_data()``"""
 
 
 class Forward(Struct, frozen=True, array_like=True):
@@ -73,13 +73,13 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     allocated_bytes: Int64
     """bytes in tensors"""
     peak_bytes: Int64
-    """most bytes in tensors since the process began"""
+    """peak bytes in tensors since the process began"""
     reserved_bytes: Int64
-    """bytes held by torch's allocator, in tensors or cached"""
+    """bytes held by torch's allocator, in tensors or in its cache"""
     is_own: bool = True
     """True if the process trains on it; otherwise it only holds memory or a context there"""
     uuid: str | None = None
-    """identifier that is the same for all processes, whatever their index for it"""
+    """identifier that is the same in all processes, whatever index they use for it"""
     total_bytes: Int64 | None = None
 
 
@@ -87,7 +87,7 @@ class Memory(Struct, frozen=True):
     """One process's memory at the end of a step, in bytes."""
 
     rss_bytes: Int64 | None = field(name="rss", default=None)
-    """process memory that resides in the host's RAM"""
+    """process memory resident in the host's RAM, bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
     """devices on which it trains"""
@@ -121,20 +121,21 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     optimizers: tuple[tuple[Int64, Int64], ...] = ()
     """start and end of each ``Optimizer.step``; with a closure, of the parts before, between and after its calls"""
     passes: tuple[BackwardPass, ...] = ()
-    """synchronised passes, by ascending origin; a module may have several in a step"""
+    """synchronised passes, in ascending order of origin; a module may have several in a step"""
     torch_stats: Mapping[Int64, Mapping[str, Int64]] = field(default_factory=dict)
-    """times per module from torch's ``_get_ddp_logging_data()``, of the iteration *before* this step's last"""
+    """times per module from torch's ``_get_ddp_logging_data()``, of the iteration *before* the last one of this step"""
     memory: Memory | None = None
     rpc: tuple[RpcCall, ...] = ()
     rpc_left_out: Int64 = 0
     """number of calls beyond those kept per step"""
     random_states: Mapping[str, Int64] = field(default_factory=dict)
-    """digests of the states of torch's random-number generators when the step began, by the type of their device;
-    without that of the CPU if a DataLoader has just drawn from it, at the beginning of a pass"""
+    """digests of the states of torch's random number generators when the step began, by device type; without that of
+    the CPU if a DataLoader has just drawn from it at the beginning of a pass
+    """
     end_ns: Int64
-    """stands last, since the recorder learns it after encoding the rest"""
+    """the last field, because it is set after the rest is encoded"""
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether the training evaluated in the step, through DDP or without it."""
+        """Whether the training ran an evaluation in the step, through DDP or without it."""
         return self.began_evaluation or not all(one.has_gradients for one in self.forwards)

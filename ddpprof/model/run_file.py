@@ -1,4 +1,4 @@
-"""``run.json``: what was run, by which ddpprof, with which settings. Rank 0 writes it, and one rank of each part."""
+"""``run.json``: the command, the ddpprof version and the settings. Rank 0 writes it, and one rank of each part."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
-"""a time since 1970 that a clock may show"""
+"""a plausible time in seconds since 1970"""
 
 
 class TorchrunJob(Struct):
-    """The job as torchrun started it, by which a later attempt recognises it."""
+    """The job as torchrun started it; a later attempt recognises the job by this."""
 
     agent: str | None = None
     """torchrun's process on rank 0's host"""
@@ -20,7 +20,7 @@ class TorchrunJob(Struct):
     restarts: int | None = None
     host: str | None = None
     pid: int | None = None
-    """rank 0"""
+    """PID of rank 0"""
 
 
 class RunFile(Struct):
@@ -33,10 +33,10 @@ class RunFile(Struct):
     command: list[str] = []
     world_size: int | None = None
     profiled_ranks: str | None = None
-    """the rule that chose them; ``None`` if all are profiled, or none"""
+    """the rule by which they were chosen; ``None`` if all are profiled, or none"""
     settings: dict[str, Any] = {}
-    """those of `record.settings`, as far as they are shown"""
+    """the settings from `record.settings` that are shown"""
     attempt: int = 0
     elastic: TorchrunJob | None = None
     is_part: bool = False
-    """whether it is of a part of the run, on a host that does not see rank 0's folder"""
+    """whether it belongs to a part of the run, on a host that cannot see rank 0's folder"""

@@ -1,4 +1,4 @@
-"""Slow-downs of a job, as they are written into a file: since which step, how much, on which ranks, and why."""
+"""Slow-downs of a job, as they are stored in a file: since which step, by how much, on which ranks, and why."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ class SlowdownCause(StrEnum):
     """A reason why steps take longer."""
 
     OWN_TIME = "own time"
-    """some ranks need longer for themselves, and the others wait for them"""
+    """some ranks need longer for their own work, and the others wait for them"""
     DATA = "data"
     """ranks wait longer for their batches"""
     LINK = "link"
-    """all ranks wait longer for each other, in all-reduces or other collectives, and none needs longer for itself"""
+    """all ranks wait longer for each other, in all-reduces or other collectives, and none needs longer for its own work
+    """
     EVERYBODY = "everybody"
-    """all ranks need longer for themselves"""
+    """all ranks need longer for their own work"""
     PROCESSOR = "processor"
-    """training threads are ready to run, and have no processor"""
+    """training threads are runnable but not running"""
     THROTTLED = "throttled"
-    """the control group's limit keeps ranks from running"""
+    """the CPU limit of the control group keeps ranks from running"""
     CLOCK = "clock"
-    """cores run at a lower rate"""
+    """cores run at a lower clock rate"""
     PAGING = "paging"
     """memory is read back from a disk"""
     UNKNOWN = "unknown"
 
 
 class StepPart(StrEnum):
-    """A part of a step, of which a rank's own time consists."""
+    """A part of a rank's own time in a step."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -42,17 +43,17 @@ class StepPart(StrEnum):
 
 
 class StepSlowdown(msgspec.Struct, frozen=True):
-    """A time in which steps took longer than normal."""
+    """A period in which steps took longer than normal."""
 
     first_step: int
     last_step: int | None
-    """``None`` if it lasts"""
+    """``None`` if it is still going on"""
     before_ns: Int64
-    """length of a normal step"""
+    """length of a normal step, ns"""
     after_ns: Int64
-    """length of a slow step"""
+    """length of a slow step, ns"""
     num_steps: int
-    """number of steps that say so"""
+    """number of steps that this is based on"""
     began_ns: Int64 | None
     """when it began, in ns since 1970"""
     ended_ns: Int64 | None
@@ -62,13 +63,13 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     part: StepPart | None = None
     """part of the step that grew most, on these ranks"""
     first_gradient_later_ns: Int64 | None = None
-    """by how much later these ranks' first gradients come; ``None`` if that is not notable"""
+    """by how much later these ranks' first gradients arrive, ns; ``None`` if it is negligible"""
     is_coarse: bool = False
-    """found in summaries of many steps, so that the steps are known only to the summary"""
+    """whether it was found in summaries of many steps, so that its first and last step are only known approximately"""
 
     @property
     def growth(self) -> float:
-        """How much longer a step takes, as a share of the normal step."""
+        """By how much longer a step takes, as a fraction of the normal step."""
         return self.after_ns / self.before_ns - 1 if self.before_ns else 0.0
 
 
@@ -82,12 +83,12 @@ class PauseKind(StrEnum):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """All steps of a job that were longer for one reason."""
+    """All steps of a job that were longer for the same reason."""
 
     kind: PauseKind
     num_steps: int
     extra_ns: Int64
-    """time that these steps took beyond normal ones"""
+    """time that these steps took beyond normal ones, ns"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):

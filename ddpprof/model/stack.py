@@ -33,7 +33,7 @@ COLLECTIVES_OF_ALL = frozenset(
         "scatter",
     }
 )
-"""functions of ``torch.distributed`` in which every rank of the group has to take part"""
+"""functions of ``torch.distributed`` in which every rank of the group must take part"""
 _OF_SETUP = (
     "init_process_group",
     "destroy_process_group",
@@ -49,9 +49,9 @@ _COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
 """files with collectives; torch's checkpoints have functions of the same names, in which a rank also writes its part"""
 WORK_WAIT = "work.wait"
-"""stands for a collective that was begun with ``async_op=True``, or whose result is a future"""
+"""stands for a collective that was started with ``async_op=True``, or whose result is a future"""
 _OF_ASYNCHRONOUS = re.compile(r"/ddpprof/record/patches\.py$|/torch/futures/__init__\.py$")
-"""files in which a thread waits for what it began before: ddpprof wraps ``Work.wait``"""
+"""files in which a thread waits for what it started before: ddpprof wraps ``Work.wait``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Frame:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether it is the user's own code, not that of a library."""
+        """Whether it is the user's own code, not a library's."""
         return _OF_LIBRARIES.search(self.file) is None
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Frame:
 
 
 def read_stack(text: str | None) -> tuple[Frame, ...]:
-    """Return the frames, the innermost last; none if the stack is unknown."""
+    """Return the frames, innermost last; empty if the stack is unknown."""
     matches = (_FRAME.fullmatch(line) for line in (text or "").splitlines())
     return tuple(Frame(match[1], int(match[2]), match[3]) for match in matches if match)
 
@@ -81,22 +81,22 @@ def place_of_user(stack: Sequence[Frame]) -> Frame | None:
 
 
 def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
-    """Return the frames that ``traceback.walk_stack`` or ``walk_tb`` gives, in the same order."""
+    """Return the frames yielded by ``traceback.walk_stack`` or ``walk_tb``, in the same order."""
     return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
 
 
 def is_of_ddp(collective: str | None) -> bool:
-    """Return whether DDP itself calls the collective, and not the script."""
+    """Return True if DDP itself calls the collective, not the script."""
     return collective in _OF_DDP
 
 
 def is_of_peers(collective: str | None) -> bool:
-    """Return whether only two ranks take part in it."""
+    """Return True if only two ranks take part in it."""
     return collective in _OF_PEERS
 
 
 def collective_of(stack: Sequence[Frame]) -> str | None:
-    """Return the name of the collective that the thread is in, by the outermost of torch's functions."""
+    """Return the name of the collective that the thread is in, given by the outermost of torch's functions."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
     found = next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
     if found is None and any(one.function == "wait" and _OF_ASYNCHRONOUS.search(one.file) for one in stack):
@@ -105,14 +105,14 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*most recent call first\):\n((?:  [^\n]*\n?)*)", re.MULTILINE)
-"""the stack of one thread, but not that of its code in C, which Python 3.14 may write after it"""
+"""the stack of one thread, without its C stack, which Python 3.14 may write after it"""
 _OF_CRASH = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def stack_of_crash(text: str) -> tuple[Frame, ...]:
-    """Return the stack of the main thread, the innermost frame last, from what `faulthandler` has written.
+    """Return the stack of the main thread, innermost frame last, from the output of `faulthandler`.
 
-    It lists threads from the newest to the oldest. A worker of a DataLoader, forked from the rank, writes there, too.
+    Threads are listed from the newest to the oldest. A DataLoader worker forked from the rank writes to the same file.
     """
     threads = _THREAD.findall(text)
     main_thread = threads[-1] if threads else ""

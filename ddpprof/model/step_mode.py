@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StepMode(StrEnum):
-    """A mode says what the recorder did in a step."""
+    """What the recorder did in a step."""
 
     SKIP = "skip"
     OFF = "off"
@@ -25,4 +25,4 @@ class StepMode(StrEnum):
 
 
 DETAILED_MODES = (StepMode.LIGHT, StepMode.PROFILED, StepMode.BASELINE, StepMode.ALONE)
-"""modes that record the inside of a step; of other steps only the length is known"""
+"""modes that record the inside of a step; for other steps, only the length is known"""

@@ -2,8 +2,8 @@
 
 All spans are half-open: ``start_ns <= t < end_ns``. Times are on the trace file's own clock; add ``Trace.epoch_ns`` to
 get nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into
-``Trace.steps``, or ``NO_STEP``. On an accelerator it is the step whose host span contains the row's *launch*, and on
-CPU the one that contains its start.
+``Trace.steps``, or ``NO_STEP``. On an accelerator, it is the step whose host span contains the row's *launch*; on CPU,
+the step that contains its start.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ HOOK_NODE = "AccumulateGrad"
 TableT = TypeVar("TableT", bound="DataclassInstance")
 
 UNKNOWN = -1
-"""entry in a column of sizes or identifiers that the trace lacks; measures turn it into ``None``"""
+"""entry in a column of sizes or identifiers for values that the trace lacks; measures turn it into ``None``"""
 
 
 class Phase(IntEnum, metaclass=InterruptibleEnum):
-    """What launched a kernel or op.
+    """The phase of the step that launched a kernel or op.
 
     ``FINALIZE`` is DDP's reducer after the last backward node, which waits for buckets and copies them into ``.grad``.
     """
@@ -49,7 +49,7 @@ class Phase(IntEnum, metaclass=InterruptibleEnum):
 
 
 class Mark(IntEnum, metaclass=InterruptibleEnum):
-    """Meaning of a host span. See ``load/classify.py`` for the names that map to each."""
+    """Meaning of a host span. ``load/classify.py`` maps names of spans to marks."""
 
     FORWARD = 0
     """``DistributedDataParallel.forward``"""
@@ -130,7 +130,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The process group of a collective, as far as its arguments tell."""
+    """The process group of a collective, as far as its arguments describe it."""
 
     name: str | None = None
     size: int | None = None
@@ -157,7 +157,7 @@ class Work(_Table):
     kernel: Int32Column
     """index into ``Trace.kernels``, or `UNKNOWN` for copies, which have no identity"""
     launched_ns: Int64Column
-    """start of the host's call that queued it, or `UNKNOWN` on CPU, where an op is its own launch"""
+    """start of the host's call that queued it; `UNKNOWN` on CPU, where an op is its own launch"""
     device: Int32Column
     """accelerator on which it ran, or `UNKNOWN`"""
 
@@ -187,7 +187,7 @@ class Collectives(_Table):
 
     @property
     def asked_ns(self) -> Int64Column:
-        """Time at which the host asked for each collective; where the trace does not say, the collective's start."""
+        """Time at which the host started each collective; if the trace does not have it, the collective's start."""
         return np.where(self.launched_ns == UNKNOWN, self.start_ns, self.launched_ns)
 
 
@@ -208,14 +208,16 @@ class HostSpans(_Table):
 class Step:
     """One training step of one rank.
 
-    ``number`` is that of ``ProfilerStep#number``, or counts from 0 if DDP forwards delimit the steps.
+    ``number`` is taken from ``ProfilerStep#number``, or counts from 0 if steps are delimited by DDP forwards.
     """
 
     number: int
     start_ns: int
     end_ns: int
     cycle: int = 0
-    """index of the profiler window that contains it; each window wrote a file, and nothing is known between them"""
+    """index of the profiler window that contains it; each window wrote a file, and nothing is known about the time
+    between
+    """
 
     @property
     def duration_ns(self) -> int:
@@ -245,20 +247,20 @@ class Trace:
     files: tuple[str, ...] = ()
     """paths of its files, in order of time"""
     steps_are_counted: bool = False
-    """True if the trace has no ``ProfilerStep#k``, so that the steps' numbers count its DDP forwards"""
+    """True if the trace has no ``ProfilerStep#k``, so that step numbers count its DDP forwards"""
     has_cuda: bool = True
-    """False if the host calls functions of an accelerator, and none of CUDA or HIP"""
+    """False if the host calls functions of an accelerator, but none of CUDA or HIP"""
     notes: tuple[str, ...] = ()
     """what is missing or was repaired, in words for the report"""
 
 
 def rows_of(table: TableT, rows: NDArray[Any] | slice) -> TableT:
-    """Return the chosen rows of a dataclass of columns. `rows`: their indices, a mask, or a slice."""
+    """Return the chosen rows of a dataclass of columns. `rows`: indices, a mask, or a slice."""
     return type(table)(*(getattr(table, column.name)[rows] for column in fields(table)))
 
 
 def moved(table: TableT, shift_ns: int) -> TableT:
-    """Return a table of spans whose times are later by `shift_ns`; unknown launches stay unknown."""
+    """Return a table of spans with times that are later by `shift_ns`; unknown launches stay unknown."""
     times = {name: getattr(table, name) + shift_ns for name in ("start_ns", "end_ns")}
     launched_ns = getattr(table, "launched_ns", None)
     if launched_ns is not None:

@@ -1,4 +1,4 @@
-"""``tried.json``: which changes of a run's findings `ddpprof try` has measured."""
+"""``tried.json``: the changes from a run's findings that `ddpprof try` has measured."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from msgspec import Struct
 
 
 class Outcome(StrEnum):
-    """What a trial of one change showed."""
+    """The result of trying one change."""
 
     CONFIRMED = "confirmed"
-    """the step is shorter, by as much as was promised, or more"""
+    """the step is shorter by at least as much as promised"""
     SMALLER = "smaller than promised"
     NO_DIFFERENCE = "no difference"
     SLOWER = "slower"
     CANNOT_TELL = "cannot tell"
-    """the trials differ by more than the gain; more of them may tell"""
+    """the trials differ by more than the gain; more trials may decide"""
     OTHER_RESULTS = "changes the losses"
     FAILED = "failed"
 
@@ -27,15 +27,15 @@ class Measured(Struct, frozen=True):
     gain_ns: int
     low_ns: int | None
     high_ns: int | None
-    """ends of its 95 % interval; ``None`` with fewer than three rounds"""
+    """upper end of its 95 % interval; ``None`` with fewer than three rounds"""
     outcome: Outcome
     num_rounds: int
 
 
 class TriedChange(Struct, frozen=True):
-    """One change of a run's finding, and what it gave."""
+    """One change from a run's finding, and its measured gain."""
 
     rule: str
     code: str
-    """as the finding writes the change"""
+    """the change, as written in the finding"""
     measured: Measured

@@ -1,4 +1,4 @@
-"""A whole training in few numbers, as the pulses of its ranks tell it. Times are ns since 1970, lengths ns per step."""
+"""A summary of a whole training from the pulses of its ranks. Times are ns since 1970, lengths ns per step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class Stretch:
     data_ns: int
     forward_ns: int
     backward_ns: int
-    """backward passes, with all waiting for other ranks"""
+    """backward passes, including all waiting for other ranks"""
     optimizer_ns: int
     wait_ns: int | None
     """waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of buffers,
-    and in collectives of the script; ``None`` if it is unknown"""
+    and in the script's collectives; ``None`` if unknown
+    """
     memory_bytes: int | None
     """resident memory of the process at the last sample"""
     num_flagged: int
@@ -38,13 +39,13 @@ class Stretch:
 
     @property
     def own_ns(self) -> int:
-        """Return the time that the rank needed by itself: the step without its waiting for other ranks."""
+        """Return the time that the rank needed by itself, ns per step: the step without its waiting for other ranks."""
         return self.mean_ns - (self.wait_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A point of the curve of step lengths over time; stands for some consecutive steps."""
+    """A point of the curve of step lengths over time; represents some consecutive steps."""
 
     start_ns: int
     first_step: int
@@ -55,18 +56,18 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class LongStep:
-    """One of the longest steps that are still known one by one."""
+    """One of the longest steps that are still stored individually."""
 
     step: int
     start_ns: int
     length_ns: int
     why: tuple[str, ...]
-    """special events of the step: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``"""
+    """special events in the step: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``"""
 
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteSteps:
-    """The steps of a rank whose loss was NaN or infinite, as far as losses were looked at."""
+    """The steps of a rank whose loss was NaN or infinite, as far as losses were read."""
 
     first_step: int
     num_steps: int
@@ -76,82 +77,89 @@ class NonfiniteSteps:
 
 @dataclass(frozen=True, slots=True)
 class RankWholeRun:
-    """One rank's whole training, from the first noted step on."""
+    """One rank's whole training, from the first recorded step on."""
 
     rank: int
     host: str
     created_ns: int
-    """when the rank began to note"""
+    """when the rank began to record its pulse"""
     first_step: int
-    """number of the first noted step"""
+    """number of the first step in the pulse"""
     num_steps: int
-    """number of finished steps, with those before the first noted one, and so the number of the step that it was in"""
+    """number of finished steps, including those before the first step in the pulse; also the number of the step it was
+    in
+    """
     last_ns: int
-    """last sign of the process"""
+    """last sign of life of the process"""
     ended: str | None
-    """``"finished"``, ``"failed"``, ``"interrupted"``, ``"unwatched"`` (ddpprof stopped noting); ``None`` if unknown"""
+    """``"finished"``, ``"failed"``, ``"interrupted"``, ``"unwatched"`` (ddpprof stopped recording); ``None`` if unknown
+    """
     activity: str
-    """what the training thread did at last, such as ``"backward"``"""
+    """last activity of the training thread, such as ``"backward"``"""
     activity_since_ns: int
     whole: Stretch | None
-    """all noted steps; ``None`` if there are none"""
+    """all steps in the pulse; ``None`` if there are none"""
     stretches: tuple[Stretch, ...] = ()
-    """about ten stretches of equally many steps"""
+    """about ten stretches with equal numbers of steps"""
     curve: tuple[CurvePoint, ...] = ()
     """step lengths over time, in at most 200 points"""
     longest: tuple[LongStep, ...] = ()
-    """longest steps, the longest first"""
+    """longest steps, longest first"""
     first_memory_bytes: int | None = None
-    """resident memory of the process at the first sample that is known"""
+    """resident memory of the process at the first known sample"""
     last_memory_bytes: int | None = None
-    """at the last one"""
+    """resident memory at the last sample"""
     memory_growth_bytes: int | None = None
-    """by how much it grew between samples, except while ddpprof recorded steps; ``None`` without two samples"""
+    """growth of memory between samples, except while ddpprof recorded steps; ``None`` without two samples"""
     own_ns_of_stretches: tuple[int, ...] = ()
-    """median time per step that the rank needed by itself: the step without its waiting for other ranks. One for each
-    of ten stretches of about equally many steps; none if there are fewer, or if that waiting is unknown"""
+    """median time per step that the rank needed by itself: the step without its waiting for other ranks. One value for
+    each of ten stretches with about the same number of steps; empty if there are fewer, or if that waiting is unknown
+    """
     num_unpaired: int = 0
     """number of forwards without a backward pass, beyond those that every step has"""
     unpaired_step: int | None = None
-    """number of the first step with one"""
+    """number of the first step with such a forward"""
     num_passes: int = 0
     """number of synchronising backward passes that it has begun"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
     queued_ns: int | None = None
-    """time for which its threads were runnable but not running, in sum, between the first and the last kept sample;
-    ``None`` without two samples"""
+    """total time for which its threads were runnable but not running, between the first and the last stored sample;
+    ``None`` without two samples
+    """
     sampled_ns: int = 0
     """time between these samples"""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """The whole training, from the first step that ranks noted in their pulses."""
+    """The whole training, from the first step in the ranks' pulses."""
 
     num_steps: int
-    """number of steps that the rank furthest ahead has finished, with those before the first noted one"""
+    """number of finished steps of the rank that is furthest ahead, including those before the first step in the pulse
+    """
     first_step: int
-    """number of the first noted step"""
+    """number of the first step in the pulse"""
     duration_ns: int
-    """from the beginning of the notes to their end"""
+    """time from the beginning of the pulses to their end"""
     ranks: tuple[RankWholeRun, ...]
-    """ranks with a pulse; only the first one with steps has its course over time, as DDP keeps the ranks in step"""
+    """ranks with a pulse; only the first one with steps has its course over time, because DDP keeps the ranks in step
+    """
     slowdowns: tuple[StepSlowdown, ...] = ()
-    """times in which steps took longer, without a known pause, in order"""
+    """periods in which steps took longer without a known pause, in order"""
     pauses: tuple[Pause, ...] = ()
-    """what checkpoints, evaluation, recording and new epochs took"""
+    """time taken by checkpoints, evaluation, recording and new epochs"""
     hang: Verdict | None = None
     """last verdict on a hang of the job"""
     captures: tuple[int, ...] = ()
-    """numbers of the runs, such as ``capture-1``, that ``ddpprof capture`` asked for"""
+    """numbers of the runs, such as ``capture-1``, that ``ddpprof capture`` requested"""
 
     @property
     def shown(self) -> RankWholeRun | None:
-        """Return the rank whose steps stand for those of the job; ``None`` if no step was noted."""
+        """Return the rank whose steps represent the job's; ``None`` if no step was recorded."""
         return next((one for one in self.ranks if one.whole is not None), None)
 
     @property
     def steps(self) -> Stretch | None:
-        """Return all noted steps of that rank as one stretch."""
+        """Return all recorded steps of that rank as one stretch."""
         return self.shown.whole if self.shown is not None else None

@@ -1,1 +1,1 @@
-"""Whole runs: the pulses of all ranks, who reads them, and verdicts on jobs that slow down, hang or fail."""
+"""Monitoring of whole runs: pulses of all ranks, their readers, and verdicts on jobs that slow down, hang or fail."""

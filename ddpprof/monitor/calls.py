@@ -1,8 +1,9 @@
-"""Which rank called another collective than the rest, or left one out, so that all wait, or died of it?
+"""Which rank called a different collective than the others, or skipped one, so that the job hangs or failed?
 
-Torch numbers the collectives of each process group. The first number under which ranks called different ones shows
-where they parted. Most ranks are right. If neither side has most of them, earlier steps decide: a collective that comes
-as regularly as before belongs there, so that who left it out is to blame; a new one should not have been called.
+Torch numbers the collectives of each process group. The first number at which ranks called different collectives shows
+where they diverged. The majority of ranks is assumed to be right. Without a majority, earlier steps decide: if the
+collective occurs as regularly as before, the rank that skipped it is at fault; if it is new, the rank that called it
+is.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from ddpprof.monitor.verdicts import lost_a_peer, unusual_collective_of, verdict
 from ddpprof.words import clauses
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
-"""how well a collective fits to earlier steps"""
+"""how well a collective fits the pattern of earlier steps"""
 _REGULAR = 3
-"""least number of calls that are regular"""
+"""minimum number of calls for a collective to count as regular"""
 
 
 @dataclass(frozen=True, slots=True)
 class OddRank:
-    """The rank to blame, and why; without a rank, the calls of all do not belong together."""
+    """The rank at fault, and why. Without a rank: the calls of the ranks do not match each other."""
 
     position: Position | None
     fault: Fault
@@ -49,7 +50,7 @@ class _Side:
 
     @property
     def is_of_ddp(self) -> bool:
-        """Whether the collective is DDP's own, as far as is known."""
+        """Whether the collective is one of DDP's own, as far as is known."""
         waiting = [one for one in self.callers if one.calls[-1] == self.call]
         if waiting:
             return waiting[0].waits_in_ddp
@@ -66,8 +67,8 @@ class _Side:
 
 
 def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank whose collectives differ; ``None`` if they do not, or torch does not tell."""
-    positions = [one for one in positions if one.calls]  # a process that was killed has left none
+    """Return the rank whose collectives differ; ``None`` if there is none, or torch does not provide them."""
+    positions = [one for one in positions if one.calls]  # a process that was killed has left no calls
     if len(positions) < 2:
         return None
     groups = sorted({call.group for one in positions for call in one.calls})
@@ -77,7 +78,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the one rank that has begun fewer collectives of a group than all others, which wait for it."""
+    """Return the one rank that has begun fewer collectives of a group than all other ranks, which wait for it."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -88,12 +89,12 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
         if len(behind) == 1 and len(last) == len(positions):
             ahead = next(calls for one, calls in numbered if calls[-1].sequence == most)
             missing = next((call for call in ahead if call.sequence == fewest + 1), ahead[-1])
-            return OddRank(behind[0], Fault.MISSING_COLLECTIVE, f"it left out {missing.name}", Hint.WITHIN_BACKWARD)
+            return OddRank(behind[0], Fault.MISSING_COLLECTIVE, f"it skipped {missing.name}", Hint.WITHIN_BACKWARD)
     return None
 
 
 def _call_left_out(position: Position) -> str | None:
-    """Return the collective of the script that was due when a rank called one of DDP's instead, out of turn.
+    """Return the script's collective that was due when a rank called one of DDP's out of turn.
 
     It is found without the numbers of other ranks. ``None`` if there was none.
     """
@@ -110,14 +111,14 @@ def _call_left_out(position: Position) -> str | None:
 
 
 def _is_in_due_call(position: Position) -> bool:
-    """Return whether a rank is, or died, in a collective of the script that comes as regularly as in earlier steps."""
+    """Return True if a rank is, or died, in a collective of the script that occurs as regularly as in earlier steps."""
     if not position.calls or position.waits_in_ddp:
         return False
     return _Side(position.calls[-1], (position,)).fits == _DUE
 
 
 def _where_they_part(positions: Sequence[Position], group: str) -> list[_Side] | None:
-    """Return who called what under the first number for which ranks differ, most ranks first."""
+    """Return which ranks called what at the first number at which they differ, largest group of ranks first."""
     numbered = [(one, {call.sequence: call for call in one.calls if call.group == group}) for one in positions]
     members = [(one, calls) for one, calls in numbered if calls]
     common = set.intersection(*(set(calls) for _, calls in members)) if len(members) > 1 else set()
@@ -142,10 +143,10 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 
 
 def _blame(odd: _Side, usual: _Side) -> OddRank:
-    """Return the fault of the first rank of the odd side."""
+    """Return the fault of the first rank on the odd side."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
-        said = f"it called {odd.call.name} with {odd.call.numel:,} values, and the others with {usual.call.numel:,}"
+        said = f"it called {odd.call.name} with {odd.call.numel:,} values, but the others with {usual.call.numel:,}"
         return OddRank(blamed, _fault_of(blamed), said, Hint.OTHER_AMOUNT)
     is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     if is_explained or odd.fits == _NEW:
@@ -159,22 +160,22 @@ def _blame(odd: _Side, usual: _Side) -> OddRank:
 
 
 def _fault_of(blamed: Position) -> Fault:
-    """Return the fault of a rank that called another collective, which it may have died of."""
+    """Return the fault of a rank that called a different collective and may have died because of it."""
     is_known = blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     return blamed.fault if is_known else Fault.OTHER_COLLECTIVE
 
 
 def _left_out(side: _Side) -> str:
-    """Say which collective a rank has left out, and where others called it."""
+    """Return the sentence that says which collective a rank skipped, and where the others called it."""
     waiting = next((one for one in side.callers if one.calls[-1] == side.call and one.place is not None), None)
     if waiting is None:
-        return f"it left out {side.call.name}"
+        return f"it skipped {side.call.name}"
     is_named = waiting.waits_in not in (None, WORK_WAIT, REDUCER)
-    return f"it left out {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
+    return f"it skipped {waiting.waits_in if is_named else side.call.name}, at {waiting.place}"
 
 
 def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
-    """Return whether DDP may have called the collective: it is as large as a bucket, or broadcasts buffers."""
+    """Return True if the collective may be DDP's: it has the size of a bucket, or broadcasts buffers."""
     record = position.evidence.record
     modules = () if record is None else record.modules
     if call.name.startswith("broadcast"):
@@ -186,7 +187,7 @@ def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
 
 
 def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
-    """Return that ranks wait in different process groups, each in a collective that another has not called yet."""
+    """Detect ranks that wait in different process groups, each in a collective that another one has not called yet."""
     if any(one.waits_in_ddp for one in positions) or len({one.calls[-1].group for one in positions}) < 2:
         return None
     last = [{call.group: call.sequence for call in one.calls} for one in positions]
@@ -199,12 +200,12 @@ def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _short_place(position: Position) -> str:
-    """Return the line of the user's code without the folders of its file, of which all ranks have the same."""
+    """Return the line of the user's code without the folders of its file, which are the same on all ranks."""
     return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"
 
 
 def of_calls_that_failed(table: Table) -> Verdict | None:
-    """A collective met one of another size, the job died of that, and the ranks' numbers tell whose call was odd."""
+    """A collective met one of another size, the job died of that, and the sequence numbers show which call was odd."""
     odd = odd_by_calls(table) if _died_of_another_size(table) else None
     if odd is None or odd.position is None:
         return None
@@ -212,7 +213,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """The same, where the processes of some ranks were killed before they could tell."""
+    """The same, for ranks of which some were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -225,57 +226,60 @@ def of_call_left_out(table: Table) -> Verdict | None:
     ((blamed, name),) = found
     if any(_of_unequal_sizes(one) for one in others_of(table, blamed)):
         return _of_amounts(table, blamed)
-    detail = f"it left out {name}" if name else None
+    detail = f"it skipped {name}" if name else None
     return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
 
 
 def _of_unequal_sizes(position: Position) -> bool:
-    """Return whether a rank died in a collective to which ranks may give different amounts of data."""
+    """Return True if a rank died in a collective to which ranks may contribute different amounts of data."""
     record = position.evidence.record
     return record is not None and (record.ended_in or "").startswith("all_to_all")
 
 
 def _of_amounts(table: Table, ahead: Position) -> Verdict:
-    """Most died in such a collective. The one that was elsewhere may have left it out, or have come through it."""
+    """Return the verdict if most ranks died in such a collective.
+
+    The rank that was elsewhere may have skipped the collective, or may have completed it.
+    """
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
     detail = (
-        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it has left that out, or "
-        "the ranks do not agree on how much each of them sends to each other one"
+        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it skipped that call, or "
+        "the ranks disagree on how much data each rank sends to each other rank"
     )
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """The same, where only places and errors tell."""
+    """The same, based only on lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
 
 def of_collectives_that_met(table: Table) -> Verdict | None:
-    """A thread of the backend aborted a rank in a collective, and nothing tells whose call was odd."""
+    """A backend thread aborted a rank in a collective, and no information shows whose call was odd."""
     records = [one.evidence.record for one in table]
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
         return None
-    detail = "the backend aborted a rank as its collective met another one, of another size"
+    detail = "the backend aborted a rank because its collective met one of a different size"
     places_of = {one.place for one in table if one.place is not None}
     place = next(iter(places_of)) if len(places_of) == 1 else None
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""errors of collectives that met others of another size"""
+"""errors raised when a collective meets one of another size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
-    """Return whether all ranks died, and one of them because its collective met one of another size."""
+    """Return True if all ranks died, and at least one because its collective met one of another size."""
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
 
 def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Position]:
-    """Return the ranks that died in DDP's own collectives while most died in one of the script."""
+    """Return the ranks that died in DDP's own collectives while most ranks died in one of the script's."""
     if not _died_of_another_size(positions):
         return []
     in_script = [one for one in positions if _collective_of_script(one)]
@@ -283,9 +287,9 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
 
 
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:
-    """Return the rank whose collective met one of DDP of another size, if the job died of that.
+    """Return the rank whose collective met a DDP collective of another size, if the job died of that.
 
-    Either rank may notice: with an error, or gloo aborts its process.
+    Either rank may detect the mismatch: it raises an error, or gloo aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
     is_said = any(map(_says_another_size, dead))
@@ -293,10 +297,10 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
     if len(in_script) == len(positions):
-        return None  # all of them called one: see `_of_mismatch`
+        return None  # all ranks called one: see `_of_mismatch`
     in_ddp = [one for one in positions if one not in in_script and _is_surely_in_ddp(one)]
     if in_script and len(in_ddp) < len(positions) - len(in_script) and len(in_ddp) <= len(positions) / 2:
-        return None  # those of which nothing is known may have called it, too
+        return None  # ranks of which nothing is known may also have called it
     went_on = [one for one in dead if lost_a_peer(one.evidence) and unusual_collective_of(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
@@ -311,7 +315,7 @@ def _is_surely_in_ddp(position: Position) -> bool:
 
 
 def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
-    """Return the verdict on ranks that called different collectives of the script at once, if the job died of that."""
+    """Return the verdict on ranks that called different script collectives at once, if the job died of that."""
     dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
     noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
     if len(dead) < 2 or len(dead) < len(positions) or not noticed:
@@ -320,7 +324,9 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     calls = {one.rank: f"{one.ended_in}{f' at {one.ended_place}' if one.ended_place else ''}" for one in records}
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
-        detail = f"all called {next(iter(calls.values()))}, but with different amounts of data, or not equally often"
+        detail = (
+            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data or numbers of calls"
+        )
     first = min(dead, key=lambda one: one.evidence.state.step)
     return Verdict(
         fault=Fault.MISMATCH,
@@ -335,13 +341,13 @@ _MOST_CALLS = 8
 
 
 def _says_another_size(position: Position) -> bool:
-    """Return whether the rank's error says that its collective met one of another size."""
+    """Return True if the rank's error says that its collective met one of another size."""
     record = position.evidence.record
     return record is not None and record.ended is not None and _MISMATCHED.search(record.ended) is not None
 
 
 def _was_aborted_by_gloo(position: Position) -> bool:
-    """Return whether SIGABRT ended the rank in a collective of gloo: one that is known, or DDP's in a backward pass."""
+    """Return True if SIGABRT ended the rank in a gloo collective: a known one, or DDP's in a backward pass."""
     record, seen = position.evidence.record, position.evidence.exit
     if record is None or record.ended is not None or not backend_of(record.backend).aborts:
         return False

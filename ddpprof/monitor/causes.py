@@ -1,12 +1,12 @@
-"""Which ranks cause a slow-down, and what takes their time?
+"""Which ranks cause a slow-down, and in which part of the step?
 
     own time    = length of the step - waiting for other ranks, in all-reduces, buffers and the script's collectives
-    guilty      the rank whose own time, or a part of it, grew most, if by at least half of what the step grew by,
+    guilty      the rank whose own time, or a part of it, grew most, if by at least half of the step's growth,
                 and ranks with at least 0.6 of that
 
-If all ranks are guilty, everybody is slower. If some are, the others wait for them. If none is and all wait longer, it
-is the link, unless only some of the job's ranks are known. What the system says about a process goes first, since
-waiting for a processor lengthens a rank's own time and the waiting of all others.
+If all ranks are guilty, all of them are slower. If some are, the others wait for them. If none is and all wait longer,
+the link is the cause, unless only some of the job's ranks are known. The operating system's data about a process is
+checked first, because waiting for a CPU core lengthens a rank's own time and the waiting of all others.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from ddpprof.model.tables import UNKNOWN, Int64Column
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""share of the worst rank's growth that makes another rank guilty as well"""
+"""minimum share of the worst rank's growth for another rank to be guilty as well"""
 _NOTABLE = 0.4
-"""share of a slow-down that has to be spent without a processor to be its cause; the system counts one thread's time"""
+"""minimum share of a slow-down spent waiting for a CPU core for this to be its cause; the system counts one thread's
+time
+"""
 _MOST = 0.8
-"""share of a rank's longer own time that it has to spend waiting for a processor, if that is the cause"""
+"""minimum share of the growth of a rank's own time spent waiting for a CPU core for this to be the cause"""
 _LEAST_KNOWN = 4
-"""least number of steps whose waiting is known"""
+"""minimum number of steps whose waiting is known"""
 _FAULTS_PER_STEP = 1.0
 _CLOCK_FELL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """How a rank spends a step, in ns per step; ``None`` is not known."""
+    """How a rank spends a step, in ns per step; ``None`` if unknown."""
 
     length_ns: float
     parts: Mapping[StepPart, float]
-    """the rank's own time"""
+    """parts of the rank's own time"""
     wait_ns: float | None
     first_gradient_ns: float | None = None
     cpu_ns: float | None = None
@@ -51,7 +53,7 @@ class Portrait:
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """A rank before and in a slow-down."""
+    """A rank's steps before a slow-down and during it."""
 
     before: Portrait
     after: Portrait
@@ -61,7 +63,7 @@ class RankChange:
         return sum(map(self.part_grew, StepPart))
 
     def part_grew(self, part: StepPart) -> float:
-        """Return by how much a part grew; 0 if it is known only before or only after."""
+        """Return the growth of a part; 0 if it is known only before or only after."""
         before, after = self.before.parts.get(part), self.after.parts.get(part)
         return 0.0 if before is None or after is None else after - before
 
@@ -72,11 +74,11 @@ class RankChange:
 
     @property
     def slower_ns(self) -> float:
-        """By how much the rank's own time grew, or one part of it if others became shorter by chance."""
+        """Growth of the rank's own time, or of one part of it if other parts became shorter by chance."""
         return max(self.own_ns, self.part_grew(self.largest_part))
 
     def grew(self, name: str) -> float:
-        """Return by how much a value per step grew; 0 if it is not known."""
+        """Return the growth of a value per step; 0 if it is unknown."""
         before, after = getattr(self.before, name), getattr(self.after, name)
         return 0.0 if before is None or after is None else after - before
 
@@ -90,7 +92,7 @@ class Reason:
 
 
 def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portrait | None:
-    """Return how a rank spends these steps, by medians; ``None`` if there are none."""
+    """Return how a rank spends these steps, as medians; ``None`` if there are none."""
     if not len(steps):
         return None
     length = steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
@@ -113,15 +115,15 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portr
 
 
 def _median(column: Int64Column) -> float | None:
-    """Return the median of what is known, which for many gradients is not every step."""
+    """Return the median of the known values: a rank with many gradients does not know every step's."""
     known = column[column != UNKNOWN]
     return float(np.median(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
 
 
 def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> dict[str, float | None]:
-    """Return what the system counted in these steps, per step, as far as there are samples around them.
+    """Return the system's counts per step in these steps, where samples around them exist.
 
-    Samples are a second apart; between two of them all sums grow evenly.
+    Samples are a second apart. Between two samples, all totals are assumed to grow evenly.
     """
     if len(samples) < 2:
         return {}
@@ -144,7 +146,7 @@ def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> d
 
 
 def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
-    """Return why the steps of these ranks became longer."""
+    """Return the reason why the steps of these ranks became longer."""
     longer_ns = float(np.median([change.grew("length_ns") for change in ranks.values()]))
     everybody = tuple(sorted(ranks))
     if longer_ns <= 0:
@@ -163,7 +165,7 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
 
 
 def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:
-    """Return the reason that the system gives for some ranks."""
+    """Return the reason that the system's data gives for some ranks."""
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
         (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),
@@ -177,7 +179,7 @@ def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | No
 
 
 def _lacks_processor(change: RankChange, longer_ns: float) -> bool:
-    """Return whether a rank waits for a processor, rather than having more to compute, or sleeping."""
+    """Return True if a rank waits for a CPU core, rather than having more to compute, or sleeping."""
     enough_ns = max(_NOTABLE * longer_ns, _MOST * change.own_ns)
     return change.grew("queued_ns") >= enough_ns and change.grew("cpu_ns") < _HALF * longer_ns
 

@@ -1,6 +1,6 @@
-"""Everything that is known of each rank of a run, gathered from outside.
+"""Everything known about each rank of a run, collected from outside.
 
-Where all threads of the ranks stand, py-spy can read, without stopping a process.
+py-spy can read the stacks of all threads of the ranks without stopping a process.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
-"""seconds between two looks at a process, which show whether it computes"""
+"""seconds between two samples of a process, which show whether it computes"""
 _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
 _MOVES_BYTES_PER_S = 2**20
-"""least that a thread moves while it writes a file, even to slow storage; one that asks for something moves less"""
+"""minimum rate of a thread that writes a file, even to slow storage; one that polls moves less"""
 _SWAPPING_PER_S = 50
-"""least number of pages a second that a swapping thread reads back"""
+"""minimum number of pages per second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
 _NO_FACTS = OverdueFacts()
 
@@ -48,23 +48,23 @@ class RankEvidence:
     state: PulseState
     steps: PulseSteps
     stack: tuple[Frame, ...]
-    """where the training thread stands, the innermost frame last; empty if unknown"""
+    """stack of the training thread, innermost frame last; empty if unknown"""
     record: Record | None
     process: Process | None
-    """its process, if that is on this machine and alive"""
+    """the rank's process, if it is on this machine and alive"""
     workers: tuple[Process, ...]
     computes: bool
     helpers_compute: bool
-    """whether processes that it has started compute, or on the CPU other threads of its own"""
+    """whether processes started by the rank compute or, on CPU, its other threads"""
     moves_data: bool
-    """whether its main thread reads or writes much"""
+    """whether its main thread reads or writes a lot"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
-    """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
+    """number of processes that the kernel killed on its host because memory was full; see `ProcessExit`"""
     now_ns: int
     facts: OverdueFacts = _NO_FACTS
-    """what the process itself tells while its step is overdue"""
+    """what the process itself reports while its step is overdue"""
 
     @property
     def rank(self) -> int:
@@ -72,12 +72,12 @@ class RankEvidence:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs, or ran, on this machine."""
+        """Whether the rank runs, or ran, on this machine."""
         return pulse_files.is_here(self.identity)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank itself said that its training was over."""
+        """Whether the rank reported the end of its training."""
         return self.state.ended != Ended.NOT_YET
 
     @property
@@ -93,28 +93,28 @@ class RankEvidence:
 
     @property
     def lingers_s(self) -> float:
-        """For how many seconds its process has been alive after its training was over; 0 if it is not."""
+        """Seconds for which its process has stayed alive after its training ended; 0 if it has not."""
         process, ended_ns = self.process, self.state.ended_ns
         if not self.has_ended or self.exit is not None or process is None:
             return 0.0
         if process.started_ns is not None and process.started_ns > ended_ns:
-            return 0.0  # another process has got its number
+            return 0.0  # its PID has been reused
         return max(0, self.now_ns - ended_ns) / 1e9
 
     @property
     def wait(self) -> Wait | None:
-        """For what its training thread sleeps, as its machine tells, or else as the process itself says."""
+        """What its training thread waits for, according to its machine or else to the process itself."""
         seen = None if self.process is None else self.process.wait
         return seen if self.is_silent else seen or self.facts.wait
 
     @property
     def is_silent(self) -> bool:
-        """Whether even ddpprof's own thread in the process does not run."""
+        """Whether not even ddpprof's own thread in the process runs."""
         return pulse_files.is_silent(self.identity, self.state, self.now_ns)
 
 
 def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
-    """Return the evidence of all ranks that left a pulse; without `records`, only what tells whether a rank waits.
+    """Return the evidence of all ranks that left a pulse. Without `records`, only what shows whether a rank waits.
 
     Raises ``OSError`` if there is no such directory.
     """
@@ -129,7 +129,7 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 
 
 def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
-    """Tell a lock that something outside the job holds from others."""
+    """Distinguish a lock that is held outside the job from other locks."""
     if one.process is None or one.process.wait is not Wait.LOCK:
         return one
     holder = holder_of_lock(one.process.pid)
@@ -138,7 +138,7 @@ def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
 
 
 def are_all_on_cpu(evidence: Sequence[RankEvidence]) -> bool:
-    """Return whether all ranks of the job are seen, and train on CPU. On an accelerator they may wait at any line."""
+    """Return True if all ranks of the job are visible and train on CPU. On an accelerator they may wait at any line."""
     are_all = {one.identity.world_size for one in evidence} == {len(evidence)}
     return are_all and all(one.identity.device == "cpu" for one in evidence)
 
@@ -150,7 +150,7 @@ def _process_now(directory: Path, rank: int) -> Process | None:
 
 
 def _process_of(head: PulseHead) -> Process | None:
-    """Return the rank's living process on this machine. Another one may have got the number of a dead one."""
+    """Return the rank's living process on this machine. The PID of a dead process may have been reused."""
     identity = head.identity
     if not is_here(identity) or (head.state.ended == Ended.NOT_YET and is_gone(identity)):
         return None
@@ -193,7 +193,7 @@ def _of_rank(
 
 
 def _facts_of(head: PulseHead) -> OverdueFacts:
-    """Return what the process tells of where it stands now, or stood as it failed."""
+    """Return what the process reports about where it is now, or where it failed."""
     if head.facts is None:
         return _NO_FACTS
     is_of_now = head.state.ended == Ended.FAILED or head.facts.stack_crc == crc_of(head.stack or "")
@@ -208,7 +208,10 @@ def _computes(earlier: Process | None, now: Process) -> bool:
 
 
 def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
-    """Return whether others compute for the main thread. On an accelerator threads of libraries may spin for ever."""
+    """Return True if other threads or processes compute for the main thread.
+
+    On an accelerator, threads of libraries may spin forever, so only processes count.
+    """
     if now.do_children_run and earlier.do_children_run:
         return True
     if with_threads and now.do_threads_run and earlier.do_threads_run:
@@ -224,10 +227,10 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 
 
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
-    """Return whether the process reads its memory back from swap again and again.
+    """Return True if the process keeps reading its memory back from swap.
 
-    Some of it may lie in swap for good, and pages of files in memory are read from a disk, too. `swapped_in`: number of
-    pages that the machine read back from swap in the meantime.
+    Some of its memory may stay in swap, and pages of mapped files are also read from a disk. `swapped_in`: number of
+    pages that the machine has read back from swap in the meantime.
     """
     num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
@@ -235,7 +238,7 @@ def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
 
 
 def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:
-    """Return how the rank's process ended, as its launcher saw it. If the job ended well, then so did the rank."""
+    """Return how the rank's process ended, as its launcher saw it. If the job succeeded, so did the rank."""
     own = (one for one in exits if not one.is_job and _is_of(one, identity))
     of_job = (one for one in exits if one.is_job and one.exit_code == 0 and _is_later(one, identity))
     return next(own, None) or next(of_job, None)
@@ -246,14 +249,14 @@ def _is_later(seen: ProcessExit, identity: PulseIdentity) -> bool:
 
 
 def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
-    """Return whether it is the end of this rank, and not of one of the same number in an earlier attempt."""
+    """Return True if this is the end of this rank, not of a rank with the same number in an earlier attempt."""
     if not _is_later(seen, identity):
         return False
     return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
 
 
 def record_of(directory: Path, rank: int) -> Record | None:
-    """Return the record of a rank, as far as it can be read."""
+    """Return the record of a rank, or as much of it as can be read."""
     try:
         return load_record(directory, rank)
     except BadRecordError as error:
@@ -261,7 +264,7 @@ def record_of(directory: Path, rank: int) -> Record | None:
 
 
 _PATIENCE_S = 20.0
-"""seconds that py-spy gets for one process"""
+"""time limit of py-spy for one process, seconds"""
 
 
 def find_py_spy() -> str:
@@ -274,7 +277,7 @@ def find_py_spy() -> str:
 
 
 def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
-    """Return the stacks of all threads of the ranks that run on this machine, or why one cannot be read.
+    """Return the stacks of all threads of the ranks on this machine, or the reason why a stack cannot be read.
 
     Raises `DdpprofError` if py-spy is not installed.
     """
@@ -284,9 +287,9 @@ def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
 
 def _stacks_of(py_spy: str, one: RankEvidence) -> str:
     if not one.is_here:
-        return f"Rank {one.rank} runs on {one.identity.host}: run this command there, too.\n"
+        return f"Rank {one.rank} runs on {one.identity.host}: also run this command there.\n"
     if one.process is None:
-        return f"Rank {one.rank} has no process any more.\n"
+        return f"The process of rank {one.rank} no longer exists.\n"
     command = [py_spy, "dump", "--nonblocking", "--full-filenames", "--pid", str(one.process.pid)]
     try:
         found, said = _output_of(command)
@@ -298,12 +301,12 @@ def _stacks_of(py_spy: str, one: RankEvidence) -> str:
 
 
 def _output_of(command: list[str]) -> tuple[str, str]:
-    """Return what a command prints, which is nothing if it fails, and the last thing that it complains of."""
+    """Return a command's output (empty if it fails) and the last line that it wrote to stderr."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with start(command, helper_environment(), begin=None, **options) as process:
         try:
             printed, complaints = process.communicate(timeout=_PATIENCE_S)
         finally:
             process.kill()
-    last = (complaints.strip().splitlines() or ["it does not say why"])[-1].removeprefix("Reason: ")
+    last = (complaints.strip().splitlines() or ["it gives no reason"])[-1].removeprefix("Reason: ")
     return ("" if process.returncode else printed.strip()), last

@@ -1,4 +1,4 @@
-"""What is wrong with the job in a run directory? The launcher's watch and ``ddpprof diagnose`` both ask `examine`."""
+"""What is wrong with the job in a run directory? The launcher's watch and ``ddpprof diagnose`` both call `examine`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ddpprof.monitor.pulse_files import read_heads, read_verdict
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found about a job."""
+    """What was found out about a job."""
 
     verdict: Verdict | None = None
-    """what is wrong; ``None`` if nothing is"""
+    """what is wrong; ``None`` if nothing is wrong"""
     overdue: Overdue | None = None
-    """step that no rank ends, if the job runs"""
+    """step that no rank completes, if the job runs"""
     standstill: Standstill | None = None
-    """why that is no hang"""
+    """why the standstill is not a hang"""
     evidence: tuple[RankEvidence, ...] = ()
-    """what was gathered to find whether the job still runs"""
+    """evidence that was gathered to find out whether the job still runs"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False
-    """whether the verdict is about the hang in which the job ended"""
+    """whether the verdict is about the hang that ended the job"""
 
 
 def examine(directory: Path, detector: HangDetector | None = None, missed_s: float = 0.0) -> Examination:
-    """Look at a job: one that runs, whose processes do not exit, or that has ended. Raises ``OSError``.
+    """Examine a job that runs, whose processes do not exit, or that has ended. Raises ``OSError``.
 
-    `detector`: that of a launcher, which has looked at the job from the beginning and knows that it runs.
-    `missed_s`: see `HangDetector.look`.
+    `detector`: the launcher's, which has watched the job from the beginning and knows that it runs. `missed_s`: see
+    `HangDetector.look`.
     """
     evidence: tuple[RankEvidence, ...] = ()
     if detector is None:
@@ -59,7 +59,7 @@ def examine(directory: Path, detector: HangDetector | None = None, missed_s: flo
 
 
 def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examination | None:
-    """Return how the job ended; ``None`` if it runs."""
+    """Return how the job ended; ``None`` if it is running."""
     if not evidence:  # it may have failed before its ranks had pulses
         records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
         early = judge_records([one for one in records if one is not None], load_exits(directory))
@@ -80,19 +80,19 @@ def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examina
 
 
 def hung_at_last(directory: Path) -> Verdict | None:
-    """Return the verdict on the hang in which the job ended, if it did."""
+    """Return the verdict on the hang that ended the job, if one did."""
     verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
     ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
     if ended_well and _all_have_ended(directory):
-        return None  # it went on, and exited in the end or is looked at now
+        return None  # it continued, and has exited or is being examined now
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 
 def _all_have_ended(directory: Path) -> bool:
-    """Return whether every rank has finished training, as far as they have pulses."""
+    """Return True if every rank with a pulse has finished training."""
     return all(head.state.ended == Ended.FINISHED for head in read_heads(directory, 1))
 
 
 def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:
-    """Return whether the job's first process has ended on the rank's host, and the rank is no longer there."""
+    """Return True if the job's first process on the rank's host has ended and the rank no longer exists."""
     return job is not None and job.host in (None, rank.identity.host) and rank.process is None

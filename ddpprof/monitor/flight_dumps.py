@@ -1,7 +1,7 @@
-"""Dumps of torch's flight recorder: which rank has not called a collective, or another one than the rest?
+"""Dumps of torch's flight recorder: which rank skipped a collective, or called a different one than the others?
 
-NCCL's watchdog writes them when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``), one pickle for each rank;
-torch can write those of gloo, and JSON, too. Files of strangers may be anything: the unpickler makes plain values only.
+NCCL's watchdog writes them when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``), one pickle per rank. Torch can
+also write gloo's, and JSON. Files from others are not trusted: the unpickler creates plain values only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
 _OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
-"""collectives to which ranks may give different amounts: only one of them gives what is scattered"""
+"""collectives to which ranks may contribute different amounts: in a scatter, only one rank contributes"""
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ENTRIES = 1_000_000
 _MOST_TENSORS = 1_000_000
-"""of all collectives in a dump; torch keeps 2,000 collectives"""
+"""maximum number of tensors in all collectives of a dump; torch keeps 2,000 collectives"""
 _MOST_CHARACTERS_OF_ERROR = 200
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Sizes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**48)]], msgspec.Meta(max_length=64)]
@@ -42,7 +42,7 @@ _DEFAULT_GROUP = "0"
 class DumpedCollective(NamedTuple):
     group: str
     sequence: int
-    """number in its group"""
+    """sequence number in its group"""
     name: str
     numel: int
     dtype: str
@@ -50,7 +50,7 @@ class DumpedCollective(NamedTuple):
 
     @property
     def call(self) -> tuple[str, int, str]:
-        """The part of the call that is the same on all ranks of a group, unless one of them is to blame."""
+        """The part of the call that is the same on all ranks of a group unless one of them is at fault."""
         if _OF_UNEQUAL_SIZES.match(self.name):
             return self.name, 0, ""
         return self.name, self.numel, self.dtype
@@ -60,14 +60,14 @@ class DumpedCollective(NamedTuple):
 
 
 class _PlainValues(pickle.Unpickler):
-    """Unpickler that makes no objects: no class is ever looked up."""
+    """Unpickler that creates no objects: it never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and plain values do not")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and a dump may only contain plain values")
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
-    """Return the files in a folder whose names end in a rank, such as ``nccl_trace_rank_3``, by rank."""
+    """Return the files in a folder whose names end in a rank number, such as ``nccl_trace_rank_3``, by rank."""
     found = {}
     for path in sorted(folder.iterdir())[:_MOST_FILES]:
         match = _RANK.search(path.name)
@@ -77,7 +77,7 @@ def dumps_in(folder: Path) -> dict[int, Path]:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A collective as a dump has it, within bounds: a pickle's lists may share their items, and so be endless."""
+    """A collective as stored in a dump, with limits: lists in a pickle may share items, and so be endless."""
 
     process_group: tuple[str | int, ...] | None = None
     collective_seq_id: _Number | None = None
@@ -90,7 +90,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
-    """Return the collectives in a dump, oldest first. Raises `DdpprofError` if it is none."""
+    """Return the collectives in a dump, oldest first. Raises `DdpprofError` if the file is not a dump."""
     try:
         content = read_small(path, _MOST_BYTES)
         decoded = json.loads(content) if content[:1] == b"{" else _unpickled(content)
@@ -103,10 +103,12 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
 
 
 def _unpickled(content: bytes) -> Any:
-    """Return the values in a pickle. The unpickler allocates as many places for marked values as the highest number."""
+    """Return the values in a pickle. The unpickler allocates as many memo slots as the highest index it finds."""
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
-            raise pickle.UnpicklingError(f"it has {number_of_opcodes:,} values before one that is number {argument:,}")
+            raise pickle.UnpicklingError(
+                f"it refers to value number {argument:,} after only {number_of_opcodes:,} values"
+            )
     return _PlainValues(io.BytesIO(content)).load()
 
 
@@ -130,9 +132,9 @@ def _collectives(entries: Sequence[Any]) -> Iterator[DumpedCollective]:
 
 
 def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | None:
-    """Return which rank is to blame; ``None`` if all ranks have called the same collectives.
+    """Return the rank at fault; ``None`` if all ranks have called the same collectives.
 
-    A rank that called another collective than most, under the same number, comes before one that called fewer.
+    A rank that called a different collective than most at the same number takes precedence over one that called fewer.
     """
     by_group = _by_group(ranks)
     differing = map(_first_difference, by_group.values())
@@ -141,7 +143,10 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the groups in which only one rank called collectives. Dumps do not tell whether others belong to them."""
+    """Return the groups in which only one rank called collectives.
+
+    Dumps do not show whether other ranks belong to them.
+    """
     return {group: next(iter(called)) for group, called in _by_group(ranks).items() if len(called) == 1}
 
 
@@ -168,14 +173,14 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
             blamed = next(rank for rank, called in ranks.items() if called[number].call == rarest)
             others = [rank for rank, called in ranks.items() if called[number].call == usual and rank != blamed]
             detail = (
-                f"its collective {number} is {ranks[blamed][number]}, and that of others is {ranks[others[0]][number]}"
+                f"its collective {number} is {ranks[blamed][number]}, but that of others is {ranks[others[0]][number]}"
             )
             return Verdict(Fault.OTHER_COLLECTIVE, rank=blamed, waiting=tuple(others), detail=detail)
     return None
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return which of the group's members is behind, perhaps one that called nothing in it."""
+    """Return which member of the group is behind; it may have called nothing in it."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

@@ -1,8 +1,8 @@
-"""Does a job hang? It does if no rank ends its step for ten times as long as usual, and at least for some seconds.
+"""Does a job hang? Yes, if no rank ends its step for ten times as long as usual, and for at least some seconds.
 
-Pauses that jobs make on purpose are told apart: the first steps, saving and evaluation, the first batch of a pass over
-the data, a script that computes, reads or writes by itself or awaits a program or something outside the job, a
-debugger; and a machine that slept.
+Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of a pass over the data,
+a script that computes, reads or writes by itself, or that waits for a program or for something outside the job, and a
+debugger. A machine that slept does not count either.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
-"""seconds that a step may take among the first ones, in which torch.compile compiles"""
+"""seconds that each of the first steps may take, in which torch.compile compiles"""
 _ON_PURPOSE_S = 600.0
-"""seconds that a rank may save or evaluate"""
+"""seconds that a rank may spend saving or evaluating"""
 _FIRST_BATCH_S = 120.0
-"""seconds that a rank may wait for the first batch of an epoch, while it or its workers do anything: see `_IDLE_S`"""
+"""seconds that a rank may wait for the first batch of an epoch while it or its workers are active: see `_IDLE_S`"""
 _WORKS_S = 120.0
-"""seconds that a rank may compute, read, write or await a program outside DDP in a step without an evaluation"""
+"""seconds that a rank may compute, read, write or wait for a program outside DDP in a step without an evaluation"""
 _POLLS_S = 60.0
-"""seconds that a rank may look for something again and again, and sleep in between"""
+"""seconds that a rank may poll for something, sleeping in between"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""seconds of computing that show that a rank is not idle; one that only asks now and then for a batch needs less"""
+"""seconds of computing that show that a rank is not idle; a rank that only polls for a batch needs less"""
 _IDLE_S = 60.0
-"""seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
+"""seconds after which a rank that neither computes nor reads nor writes is no longer in an intended pause"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
-"""seconds that a rank may wait for something outside the job, though it does nothing"""
+"""seconds that an inactive rank may wait for something outside the job"""
 _LIKE_BEFORE = 2.0
-"""a pause that was said to be a hang, and ended, may last so many times as long the next time"""
+"""if a pause reported as a hang ended by itself, the next one may last this many times as long"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""least seconds in which a step may end after a pause in it, and seconds for one of the first steps"""
+"""minimum time for a step to end after a pause in it, in seconds; the second is for the first steps"""
 _MOST_MOVES = 3
-"""number of times that a job is left alone because a rank has just begun to do something else, in one step"""
+"""number of times per step that a job is not reported because a rank has just begun to do something else"""
 _FORWARD_S = 3.0
-"""seconds that DDP's broadcast of buffers may take in an evaluation, while another rank waits elsewhere"""
+"""seconds that DDP's broadcast of buffers may take in an evaluation while another rank waits elsewhere"""
 _STEPS = 64
 _SLEPT_S = 5.0
-"""seconds by which a look is only late if the machine slept, this process was stopped, or somebody set the clock"""
+"""seconds; a check is this late only if the machine slept, this process was stopped, or the clock was set"""
 _STACKS_S = 2.5
-"""seconds for the ranks to write where they stand, which they do once their step is overdue"""
+"""seconds for the ranks to write their stacks, which they do once their step is overdue"""
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A step that no rank ends."""
+    """A step that no rank completes."""
 
     step: int
     waited_s: float
@@ -75,7 +75,7 @@ class Overdue:
 
 
 class HangDetector:
-    """Looks at the run in a directory again and again, while it hangs or afterwards."""
+    """Checks the run in a directory repeatedly, while it hangs or afterwards."""
 
     def __init__(self, directory: Path, clock: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
@@ -85,9 +85,9 @@ class HangDetector:
         self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
-        """Return the step that is overdue now; ``None`` while all is well, or nothing is known.
+        """Return the step that is overdue now; ``None`` if all is well or nothing is known.
 
-        `missed_s`: by how much this look comes later than it was meant to, or by how much the clock was set.
+        `missed_s`: delay of this check compared with its schedule, or the amount by which the clock was set.
         """
         now = self._clock()
         if missed_s > _SLEPT_S:
@@ -109,14 +109,14 @@ class HangDetector:
         return None if self._pause.was_just_now(overdue, now) else overdue
 
     def _wakes(self, now_ns: int) -> None:
-        """Handle that times before now say nothing: the machine slept, or the clock was set."""
+        """Handle that timestamps before now have no meaning: the machine slept, or the clock was set."""
         self._waking.wakes(now_ns)
         self._idle = _IdleTimes()
 
     def diagnose(self, overdue: Overdue) -> Verdict | Standstill | None:
-        """Return what holds up a job whose step is overdue, or why that is no hang; ``None`` if it has gone on.
+        """Return what holds up a job whose step is overdue, or why it is not a hang; ``None`` if the job has continued.
 
-        Ranks that can still write where they stand get some seconds for it.
+        Ranks that can still write their stacks get a few seconds to do so.
         """
         deadline = time.monotonic() + _STACKS_S
         evidence = gather(self._directory, records=False)
@@ -132,12 +132,12 @@ class HangDetector:
             evidence = gather(self._directory)
             if _has_gone_on(evidence, overdue):
                 return None
-            # On a busy machine, a rank that computes may have had no core at the first look.
+            # On a busy machine, a rank that computes may have had no core at the first sample.
             standstill = None if was_told else self.standstill(evidence, overdue, told)
         return judge(evidence) if standstill is None else standstill
 
     def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
-        """Return whether the launcher has said that the job hangs in this very step."""
+        """Return True if the launcher has reported that the job hangs in this same step."""
         if told is None or told.resumed_unix_ns is not None or told.at_unix_ns is None:
             return False
         return told.at_unix_ns > self._clock() - overdue.waited_s * 1e9
@@ -145,9 +145,9 @@ class HangDetector:
     def standstill(
         self, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None = None
     ) -> Standstill | None:
-        """Return why an overdue job does not hang, if a rank pauses on purpose or has just ended a pause; it is noted.
+        """Return and store why an overdue job does not hang, if a rank is in an intended pause or has just ended one.
 
-        `told`: the last hang of the job, which is over.
+        `told`: the last reported hang of the job, which has ended.
         """
         now = self._clock()
         pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
@@ -167,14 +167,14 @@ class HangDetector:
     def _pause_of(
         self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
     ) -> Standstill | None:
-        """Return what the rank pauses for, and until when, if it does."""
+        """Return what the rank pauses for, and until when; ``None`` if it does not pause."""
         idle_s = self._idle.of(one, self._clock())
         debugged, outside = is_debugged(one.stack), _outside_of(one)
         works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
         outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
         if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
             return None
-        waits_for = "somebody who debugs it" if debugged else OUTSIDE[outside] if outside is not None else None
+        waits_for = "a person in a debugger" if debugged else OUTSIDE[outside] if outside is not None else None
         place = place_of_user(one.stack)
         return Standstill(
             waited_s=overdue.waited_s,
@@ -193,27 +193,30 @@ class HangDetector:
 
 
 class _Waking:
-    """The time since which clocks can be trusted: the machine may have slept, and somebody may have set the clock."""
+    """The time since which clocks can be trusted: the machine may have slept, and the clock may have been set."""
 
     def __init__(self) -> None:
         self._since_ns = 0
         self._took_long = False
-        """whether the last look took so long that the machine may have slept meanwhile"""
+        """whether the last check took so long that the machine may have slept during it"""
         self._seen: tuple[int, int] = (-1, 0)
-        """the current step, and since when it is seen"""
+        """the current step, and since when it has been seen"""
 
     def wakes(self, now_ns: int) -> None:
-        """Trust no clock before now."""
+        """Trust no timestamp before now."""
         self._since_ns = now_ns
         self._seen = (-1, 0)
 
     def may_have_slept(self, took_ns: int) -> bool:
-        """Return whether the machine may have slept in a look; if looks take long again and again, storage is slow."""
+        """Return True if the machine may have slept during a check.
+
+        If several checks in a row take long, storage is slow.
+        """
         took_long_before, self._took_long = self._took_long, took_ns > _SLEPT_S * 1e9
         return self._took_long and not took_long_before
 
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
-        """Return when the current step began: by its pulse, unless that is in the future, as after a clock was set."""
+        """Return when the current step began: by its pulse, unless that is in the future because the clock was set."""
         if self._seen[0] != state.step:
             self._seen = state.step, now_ns
         is_past = state.step_since_ns <= now_ns + _SLEPT_S * 1e9
@@ -221,7 +224,7 @@ class _Waking:
 
 
 class _IdleTimes:
-    """Idle times of ranks and their workers, as far as they were seen."""
+    """Idle times of ranks and their workers, as far as they were observed."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[tuple[float, int], int]] = {}
@@ -242,27 +245,27 @@ class _IdleTimes:
 
 
 def _of_helpers_s(one: RankEvidence, process: Process) -> float:
-    """Return what others have computed for the rank, in steps that are more than ddpprof's own thread needs."""
+    """Return CPU time spent for the rank by others, in increments larger than ddpprof's own thread needs."""
     computed_s = process.children_cpu_s + (process.threads_cpu_s if one.identity.device == "cpu" else 0.0)
     return computed_s // _HELPERS_STEP_S * _HELPERS_STEP_S
 
 
 class _Pause:
-    """The last pause on purpose that was seen in the current step."""
+    """The last intended pause that was seen in the current step."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.seen_ns = 0
         self.num_moves = 0
-        """how often ranks were seen to move on in the step, except in an evaluation"""
+        """how often ranks were seen to progress in the step, outside evaluations"""
 
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
-        """Return whether it was a moment ago, so that the rest of its step may still be to come."""
+        """Return True if the pause ended a moment ago, so that the rest of its step may still be running."""
         return self.step == overdue.step and now_ns - self.seen_ns < _rest_s(overdue.usual_s) * 1e9
 
 
 def _outside_of(one: RankEvidence) -> Wait | None:
-    """Return for what outside the job a living rank waits, outside DDP."""
+    """Return what a living rank waits for outside the job and outside DDP."""
     process = one.process
     is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
     is_held = process is not None and (process.is_stopped or process.is_traced)
@@ -271,7 +274,7 @@ def _outside_of(one: RankEvidence) -> Wait | None:
 
 
 def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
-    """Return how long a rank may pause at a line at which it paused before, and then went on."""
+    """Return how long a rank may pause at a line where it paused before and then continued."""
     place = place_of_user(one.stack)
     if told is None or told.resumed_unix_ns is None or told.since_unix_ns is None or place is None:
         return 0.0
@@ -280,7 +283,7 @@ def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
 
 
 def _has_gone_on(evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
-    """Return whether a rank has ended the step, or all ranks have ended."""
+    """Return True if a rank has ended the step, or all ranks have ended."""
     training = [one.state.step for one in evidence if not one.has_ended]
     return not training or max(training) > overdue.step
 
@@ -290,14 +293,14 @@ def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
 
 
 def _rest_s(usual_s: float | None) -> float:
-    """Return in how many seconds a step ends after a pause in it."""
+    """Return the time in seconds in which a step should end after a pause in it."""
     return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
 
 
 def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
-    """Return whether every rank is busy with the script's own code, so that none holds another up.
+    """Return True if every rank is busy with the script's own code, so that none holds up another.
 
-    Or some have finished, and the others are busy after as many backward passes.
+    Alternatively, some ranks have finished, and the others are busy after the same number of backward passes.
     """
     left = [one for one in evidence if one.state.ended != Ended.FINISHED]
     is_after_training = len(left) == len(evidence) or len({one.state.num_passes for one in evidence}) == 1
@@ -312,14 +315,14 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks that have begun what they do within the last seconds. In a job that hangs, none has."""
+    """Return the ranks whose activity began within the last seconds. In a job that hangs, there are none."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 
 def _evaluates_alone(one: RankEvidence, evidence: Sequence[RankEvidence]) -> bool:
-    """Return whether the rank's evaluation waits in DDP's broadcast of buffers for ranks that do not evaluate.
+    """Return True if the rank's evaluation waits in DDP's broadcast of buffers for ranks that do not evaluate.
 
-    If all ranks evaluate with the DDP module, each of them is in that broadcast now and then.
+    If all ranks evaluate with the DDP module, each of them is in that broadcast from time to time.
     """
     if one.state.activity != Activity.EVALUATION or not is_of_ddp(collective_of(one.stack)):
         return False
@@ -328,25 +331,25 @@ def _evaluates_alone(one: RankEvidence, evidence: Sequence[RankEvidence]) -> boo
 
 
 def _is_outside_evaluation(one: RankEvidence) -> bool:
-    """Return whether the rank takes part in no evaluation any more: it trains, waits elsewhere, or has ended."""
+    """Return True if the rank no longer takes part in an evaluation: it trains, waits elsewhere, or has ended."""
     if one.has_ended or one.is_dead or one.state.activity == Activity.BACKWARD:
         return True
     return one.state.activity != Activity.EVALUATION and collective_of(one.stack) is not None
 
 
 def _usual_s(head: PulseHead) -> float | None:
-    """Return the usual length of a step; ``None`` among the first steps."""
+    """Return the usual duration of a step; ``None`` during the first steps."""
     usual = usual_ns(head.steps, _FEW_STEPS)
     return None if usual is None else usual / 1e9
 
 
 def overdue_limit_s(usual_s: float | None) -> float:
-    """Return how many seconds a step may take before its job is looked at."""
+    """Return the number of seconds a step may take before its job is examined."""
     return _FIRST_STEPS_S if usual_s is None else overdue_after_s(usual_s)
 
 
 def pause_limit_s(one: RankEvidence) -> float:
-    """Return how many seconds what a living rank does may take; 0 if that is nothing that jobs pause for."""
+    """Return the seconds that a living rank's current activity may take; 0 if it is not an intended pause."""
     process, activity, flags = one.process, one.state.activity, one.state.flags
     if one.is_dead or one.has_ended or (process is not None and process.is_stopped):
         return 0.0

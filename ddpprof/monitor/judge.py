@@ -1,8 +1,8 @@
-"""From the evidence to a verdict: which rank holds the others up, and for what do they wait?
+"""From the evidence to a verdict: which rank holds up the others, and what do they wait for?
 
-Each rank is one row of a table (`Position`): where it stands, whether it waits for others, what holds it from outside,
-which collectives it has called. The rules look at the table in their order; the first one that fits gives the verdict.
-Ranks that wait for others are innocent as long as there is one that does not wait.
+Each rank is one row of a table (`Position`): where it is, whether it waits for others, what holds it up from outside,
+and which collectives it has called. The rules are tried in order, and the first one that fits gives the verdict. Ranks
+that wait for others are not at fault as long as one rank does not wait.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _HOLDS_A_MACHINE = (Fault.STOPPED, Fault.TRACED, Fault.SWAPPING)
 
 
 def judge(evidence: Sequence[RankEvidence]) -> Verdict:
-    """Return the verdict on a job that hangs or has ended badly."""
+    """Return the verdict on a job that hangs or has failed."""
     table = _with_early_ends([position_of(one) for one in evidence])
     if not table:
         return Verdict(Fault.UNKNOWN)
@@ -82,7 +82,7 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 
 def _with_early_ends(table: Table) -> Table:
-    """Mark the ranks that have left the training loop while others have not. After the loop of all, none is early."""
+    """Mark the ranks that have left the training loop while others have not. Once all have left it, none is early."""
     trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
     over = [
@@ -104,13 +104,13 @@ def _as_early(position: Position) -> Position:
 
 
 def _is_behind_loop(position: Position) -> bool:
-    """Return whether a rank is in a collective of the script that no loop contains, and so comes after the loop."""
+    """Return True if a rank is in a script collective that is in no loop, and so comes after the training loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
     return is_in_collective and is_in_a_loop(position.evidence.stack) is False
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """A rank skipped a backward pass and has finished; the others wait, or lost it."""
+    """A rank skipped a backward pass and has finished; the others wait for it, or failed because it left."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -120,8 +120,8 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
         return None
     later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
     detail = (
-        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, gradients of "
-        "different batches have been averaged"
+        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has averaged "
+        "gradients of different batches"
     )
     return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 
@@ -154,7 +154,7 @@ def _has_more_passes(one: Position, other: Position) -> bool:
 
 
 def _of_barrier_in_vain(table: Table) -> Verdict | None:
-    """A ``monitored_barrier()`` gave up, and its error names the ranks that did not come."""
+    """A ``monitored_barrier()`` failed, and its error names the ranks that did not arrive."""
     errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
     named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
     if named is None:
@@ -171,7 +171,7 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Collectives of all other ranks timed out, and a launcher then ended the one that had not taken part."""
+    """Collectives of all other ranks timed out, and a launcher then ended the rank that had not taken part."""
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -180,7 +180,7 @@ def _of_timeout(table: Table) -> Verdict | None:
 
 
 def _stood_outside(one: Position) -> bool:
-    """Return whether a rank was in no collective when it ended, as far as is known."""
+    """Return True if a rank was in no collective when it ended, as far as is known."""
     is_outside = one.evidence.state.activity == Activity.OTHER and collective_of(one.evidence.stack) is None
     return one.fault is Fault.DIED and is_outside
 
@@ -191,7 +191,7 @@ def _timed_out(one: Position) -> bool:
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
-    """A rank has trained as often as those that have finished, and its process does not go on after the training."""
+    """A rank has trained as often as the finished ones, and its process does not continue after the training."""
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
@@ -206,7 +206,7 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_devices(table: Table) -> Verdict | None:
-    """All ranks stand at one line until their accelerators have finished, as in ``loss.item()``."""
+    """All ranks are at the same line until their accelerators have finished, as in ``loss.item()``."""
     if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
         return None
     where = {(one.fault, one.place, one.progress) for one in table}
@@ -216,16 +216,16 @@ def _of_devices(table: Table) -> Verdict | None:
 
 
 def _may_await_a_device(position: Position) -> bool:
-    """Return whether the rank may be waiting for its accelerator, at a line of the user's or within torch.
+    """Return True if the rank may be waiting for its accelerator, at a line of the user's code or within torch.
 
-    A thread that waits so does not sleep: it asks the accelerator again and again.
+    A thread that waits like this does not sleep: it polls the accelerator.
     """
     innermost = position.evidence.stack[-1]
     return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Something holds all ranks at once, so that none of them is to blame."""
+    """Something holds up all ranks at once, so no single rank is at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None
@@ -248,13 +248,13 @@ def _of_free_rank(table: Table) -> Verdict | None:
 
 
 def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
-    """Return whether a launcher saw all other ranks of the host fail. It notes all that do not exit with 0."""
+    """Return True if a launcher saw all other ranks of the host fail. It records all that exit with a non-zero code."""
     beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
     return bool(beside) and all(one.evidence.exit is not None for one in beside)
 
 
 def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
-    """Return a key that is smaller the more likely the rank is to blame."""
+    """Return a sort key that is smaller the more likely the rank is at fault."""
     is_dead, seen = position.fault is Fault.DIED, position.evidence.exit
     ended_ns = (seen.unix_ns or 0) if is_dead and seen is not None else 0
     consequence = how_likely_a_consequence(position.evidence) if is_dead else 0
@@ -263,18 +263,18 @@ def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
 
 
 def _ended_at(evidence: RankEvidence) -> int:
-    """Return when a rank ended, or last did something."""
+    """Return when a rank ended or was last active."""
     return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.since_ns
 
 
 def _are_by_themselves(table: Table) -> bool:
-    """Return whether all ranks of the job are seen to be in the script's own code."""
+    """Return True if all ranks of the job are seen to be in the script's own code."""
     are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in table)
     return are_free and are_all_on_cpu([one.evidence for one in table])
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """All wait, and at most half of them in an evaluation with the DDP module."""
+    """All ranks wait, and at most half of them in an evaluation with the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
@@ -282,7 +282,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """All wait, and torch's numbers of collectives tell which rank called another one, or left one out."""
+    """All ranks wait, and torch's sequence numbers show which rank called a different collective or skipped one."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -294,7 +294,7 @@ def _on_odd_rank(odd: OddRank | None, table: Table) -> Verdict | None:
 
 
 def _of_odd_place(table: Table) -> Verdict | None:
-    """All wait, and one waits where most do not, or if it is one against one, in a collective of the script."""
+    """All ranks wait, and one waits where most do not or, with two ranks, in a collective of the script."""
     places_of = Counter(map(_waits_at, table)).most_common()
     if len(places_of) == 1:
         return None
@@ -306,13 +306,13 @@ def _of_odd_place(table: Table) -> Verdict | None:
     blamed = min(others, key=lambda one: one.progress)
     usual = next(one for one in table if _waits_at(one) == places_of[0][0])
     if most > next_most and blamed.waits_in_ddp and not usual.waits_in_ddp:
-        detail = f"it left out {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
+        detail = f"it skipped {usual.waits_in}{f', at {usual.place}' if usual.place else ''}"
         return verdict_on(Fault.MISSING_COLLECTIVE, replace(blamed, detail=detail), others_of(table, blamed))
     return verdict_on(blamed.fault, blamed, others_of(table, blamed))
 
 
 def _of_different_roots(table: Table) -> Verdict | None:
-    """Some wait in a collective that has a root, and another rank has come through it, as torch's numbers tell."""
+    """Some ranks wait in a collective with a root, and torch's numbers show that another rank has completed it."""
     waiting = [one for one in table if one.calls and one.waits_in in _ROOTED]
     if not waiting:
         return None
@@ -321,7 +321,7 @@ def _of_different_roots(table: Table) -> Verdict | None:
     if len(through) + len(waiting) < len(table) or not all(last in one.calls for one in table):
         return None
     wait = f"{ranks_in_words([one.rank for one in waiting])} wait{'s' if len(waiting) == 1 else ''}"
-    came = f"{ranks_in_words([one.rank for one in through])} came through it"
+    came = f"{ranks_in_words([one.rank for one in through])} completed it"
     said = f"{wait} in {waiting[0].waits_in}, at {waiting[0].place}, and {came}"
     return verdict_on_all(Fault.MISMATCH, waiting, said, Hint.DIFFERENT_ROOTS)
 
@@ -338,7 +338,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """All wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
+    """All ranks wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -347,7 +347,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """All wait in the same backward pass, and one of them has not begun a reduction that all others have begun."""
+    """All ranks wait in the same backward pass, and one has not begun a reduction that all others have begun."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
@@ -372,18 +372,18 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_fewer_passes,
     _of_fewer_calls,
 )
-"""in their order; if none fits, all ranks wait at the same place, and the link is to blame"""
+"""in order; if none fits, all ranks wait at the same place, and the link is the cause"""
 
 
 _EXIT_S = 8.0
-"""seconds that a process may take to exit once its training is over"""
+"""seconds that a process may take to exit once its training has ended"""
 
 
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
-    """Return the verdict on a job whose training is over while a process does not exit; ``None`` if all is well.
+    """Return the verdict on a job whose training has ended while a process does not exit; ``None`` if all is well.
 
-    Only a process that said that it exits, and has since written where it stands, is looked at: after a ``with`` block
-    the script goes on. One that computes, reads or writes is still busy.
+    Only a process that reported that it exits, and has since written its stack, is examined: after a ``with`` block,
+    the script continues. A process that computes, reads or writes is still busy.
     """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
         return None

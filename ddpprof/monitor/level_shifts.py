@@ -1,20 +1,21 @@
-"""Since which step do steps take longer, and by how much? This is found while the steps come.
+"""Since which step do steps take longer, and by how much? Slow-downs are detected online.
 
-    value       log of a step's length, averaged over two steps in a row, since in some jobs every second step is longer
+    value       log of a step's length, mean of two consecutive steps, since in some jobs every second step is longer
     level       median of the last 512 values of normal steps, or of the last 192 if that is less
     window      mean of the middle half of the last 32 values
     slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows), but at most log 2
 
 The noise of windows is learned from the last 1024 values, with each slow-down's own increase subtracted, so that it
-includes the correlation between neighbouring values. Values are measured from the median of the 512 around them, since
-a job that became faster for good is no noisier than before. Windows with two levels more than 10 % apart are ignored,
-because they probably hold a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to
-differ as much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
-(`StepFlag`) are left out.
+includes the correlation between neighbouring values. Values are measured relative to the median of the 512 around them,
+because a job that became permanently faster is not noisier than before. Windows with two levels more than 10 % apart
+are ignored, because they probably contain a slow-down too short to be detected. A slow-down is withdrawn if its own
+steps turn out to vary by as much as it. One among the first 512 values is also withdrawn if later steps do. Steps that
+are longer for a known reason (`StepFlag`) are left out.
 
-The last three times 9 values have medians above half the threshold, and 4 %, as well, so that a burst is no slow-down.
-The first step is where the sum of deviations from the middle between both levels is least (CUSUM). A slow-down ends
-when less than 3 % of the normal length remains; another change of length within it ends it, and begins another one.
+The medians of each of the last three groups of 9 values must also be above half the threshold and above 4 %, so that a
+burst is not a slow-down. The first step is where the cumulative sum of deviations from the middle between both levels
+is smallest (CUSUM). A slow-down ends when less than 3 % of the normal length remains. Another change of length within a
+slow-down ends it and begins a new one.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 _OF_NORMAL = 1.4826
-"""standard deviation of a normal distribution over the median of deviations from its median"""
+"""standard deviation of a normal distribution divided by its median absolute deviation"""
 _OF_MEDIAN = 1.2533
-"""standard error of a median over that of a mean"""
+"""standard error of a median divided by that of a mean"""
 _THREE_OF_FOUR = 1.1503
-"""deviations within which three of four normal values are"""
+"""three quarters of normally distributed values deviate by less than this, in standard deviations"""
 _FOLLOWED = 1.1
-"""factor that makes up for the median around windows, which follows them and so hides part of how much they differ"""
+"""correction factor: the median around windows follows them, and so hides part of their variation"""
 
 
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
     """Return the standard deviation of windows of steady values.
 
-    It is what windows show, and at least what single values promise. Values count from the median of the `around`
-    values around them, so that a change that lasts is no noise. Windows whose halves are `two_levels` or more apart
-    are left out. `share_steps`: two values in a row have a step in common.
+    It is the larger of the windows' own and the one expected from single values. Values are measured relative to the
+    median of the `around` values around them, so that a lasting change is not noise. Windows whose halves are
+    `two_levels` or more apart are left out. `share_steps`: two consecutive values have a step in common.
     """
     values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
@@ -60,7 +61,7 @@ def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool
 
 
 def _levels_around(values: Floats, width: int, every: int) -> Floats:
-    """Return, for each value, the median of the `width` values around it; `every` values in a row share one median."""
+    """Return, for each value, the median of the `width` values around it. `every` values in a row share one."""
     half = width // 2
     medians = [np.median(values[max(0, at - half) : at + half]) for at in range(0, len(values), every)]
     return np.repeat(medians, every)[: len(values)]
@@ -93,73 +94,74 @@ def change_point(values: Floats, old: float, new: float) -> int:
 
 
 LEAST_GROWTH = 0.05
-"""least share by which a slow-down makes steps longer"""
+"""minimum relative increase of step length in a slow-down"""
 LEAST_SHIFT = log(1 + LEAST_GROWTH)
 LASTING = log(1.04)
-"""least shift of each of the last parts of a window"""
+"""minimum shift of each of the last parts of a window"""
 OVER = log(1.03)
-"""a slow-down is over if less than this remains"""
+"""a slow-down has ended if less than this remains"""
 TWO_LEVELS = log(1.10)
-"""least change of length within a slow-down that makes it another one"""
+"""minimum change of length within a slow-down that begins another one"""
 MOST_SHIFT = log(2)
-"""a slow-down to twice the length of a step is one, however noisy the steps before were"""
+"""a slow-down that doubles the length of a step always counts, however noisy the steps before it were"""
 NOISES = 5.0
 _PARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LevelShift:
-    """A time in which steps took longer than normal."""
+    """A period in which steps took longer than normal."""
 
     first_step: int
     last_step: int | None
-    """``None`` as long as it lasts"""
+    """``None`` while it lasts"""
     before_ns: int
-    """normal length of a step"""
+    """normal length of a step, ns"""
     after_ns: int
     num_steps: int
-    """number of values of which `after_ns` is the median"""
+    """number of values over which `after_ns` is the median"""
     is_noise: bool = False
-    """whether later steps showed that steps differ as much as that"""
+    """whether later steps showed that step lengths vary by this much"""
 
     @property
     def lost_ns(self) -> int:
-        """Return by how much longer its steps took in all; 0 if it was no slow-down."""
+        """Return the total time by which its steps took longer, ns; 0 if it turned out not to be a slow-down."""
         return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
 
     @property
     def was_slow(self) -> bool:
-        """Whether it lasts, or all of its steps together say that it was a slow-down."""
+        """Whether it still lasts, or its steps taken together show that it was a slow-down."""
         if self.is_noise:
             return False
         return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
     def holds(self, number: Int64Column) -> Flags:
-        """Return which of these steps belong to it."""
+        """Return a mask of the given steps that belong to it."""
         begun: Flags = number >= self.first_step
         return begun if self.last_step is None else begun & (number <= self.last_step)
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How many values say what."""
+    """Numbers of values used for each purpose."""
 
     window: int = 32
     part: int = 9
-    """number of values in each of the last `_PARTS` parts of a window, all of which have to be longer"""
+    """number of values in each of the last `_PARTS` parts of a window, each of which has to be longer"""
     least_normal: int = 48
-    """number of normal values below which nothing is found"""
+    """minimum number of normal values for a slow-down to be detected"""
     most_normal: int = 512
-    """number of last normal values that say how long normal steps take"""
+    """number of most recent normal values that determine the normal step length"""
     most_noise: int = 1024
-    """number of last values that say how much values differ"""
+    """number of most recent values that determine the noise"""
     recent: int = 192
-    """number of last normal values that say how long steps took just before a slow-down, and that lower the level if
-    they are shorter, as after a busy time"""
+    """number of most recent normal values that determine the step length just before a slow-down; they also lower the
+    level if they are shorter, as after a busy period
+    """
     refresh: int = 32
-    """number of values after which level and noise are learned anew"""
+    """number of values after which level and noise are computed again"""
     most_slow: int = 2048
-    """number of last values that say how long steps take in a slow-down"""
+    """number of most recent values that determine the step length in a slow-down"""
     averages_pairs: bool = True
 
 
@@ -178,15 +180,15 @@ OF_SUMMARIES = Windows(
 
 
 class LevelShifts:
-    """A detector that is given all steps once, in order."""
+    """A detector that receives all steps once, in order."""
 
     def __init__(self, windows: Windows = OF_STEPS) -> None:
         self.shifts: list[LevelShift] = []
-        """slow-downs in the order of their steps; the last one may still last"""
+        """slow-downs in the order of their steps; the last one may still be going on"""
         self._counts = windows
         self._normal = _Values()
         self._steady: Floats = _NOTHING
-        """normal values, and those of slow-downs without what these added: they say how much values differ"""
+        """normal values, and slow-down values without the slow-down's increase, from which the noise is computed"""
         self._pending = _Values()
         """values since the last change; all before the last window are known to be of one level"""
         self._last_log: float | None = None
@@ -196,14 +198,14 @@ class LevelShifts:
         self._since_refresh = 0
 
     def normal_before(self, shift: LevelShift, number: Int64Column) -> Flags:
-        """Return which of these steps came before a slow-down, and belong to no earlier one."""
+        """Return a mask of the given steps that came before a slow-down and belong to no earlier one."""
         normal: Flags = number < shift.first_step
         for other in self.shifts:
             normal &= ~other.holds(number)
         return normal
 
     def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
-        """Look at more steps: their numbers, lengths, and whether no known reason makes them longer."""
+        """Process more steps: their numbers, lengths in ns, and whether they have no known reason to be longer."""
         usual = is_usual & (length_ns > 0)
         numbers, values = number[usual], np.log(length_ns[usual].astype(np.float64))
         if not len(values):
@@ -218,7 +220,7 @@ class LevelShifts:
             numbers, values = numbers[count:], values[count:]
 
     def _take(self, numbers: Int64Column, values: Floats) -> None:
-        """Look at values up to the next time at which level and noise are learned."""
+        """Process values up to the next time at which level and noise are computed again."""
         num_before = len(self._pending)
         self._pending.extend(numbers, values)
         self._since_refresh += len(values)
@@ -231,7 +233,7 @@ class LevelShifts:
             self._refresh()
 
     def _first_change(self, begin: int) -> int | None:
-        """Return the number of pending values by which the length is known to have changed, if above `begin`."""
+        """Return the number of pending values by which the length is known to have changed, if greater than `begin`."""
         window = self._counts.window
         first = max(begin + 1, window)
         if self._level is None or first > len(self._pending):
@@ -252,7 +254,7 @@ class LevelShifts:
         return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
-        """Return for each row whether it has left the level, and not just for a moment."""
+        """Return, for each row, whether it has left the level for more than a moment."""
         part = self._counts.part
         ends = [windows.shape[1] - number * part for number in range(_PARTS)]
         parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
@@ -262,7 +264,7 @@ class LevelShifts:
         return above
 
     def _change(self, at: int) -> None:
-        """Handle a change that the first `at` pending values show."""
+        """Handle a change after the first `at` pending values."""
         new = float(np.median(self._pending.values[at - self._counts.window // 2 : at]))
         begin = max(1, change_point(self._pending.values[:at], self._level_before(at), new))
         step = int(self._pending.numbers[begin])
@@ -283,14 +285,14 @@ class LevelShifts:
             self.shifts.append(self._slow.shift(self._pending.values, None))
 
     def _level_before(self, at: int) -> float:
-        """Return the length, as a log, of the steps before the change that the first `at` pending values show."""
+        """Return the log length of the steps before the change after the first `at` pending values."""
         assert self._level is not None
         if self._slow is None:
             return self._level
         return self._slow.level(self._pending.values[: at - self._counts.window // 2])
 
     def _refresh(self) -> None:
-        """Take what is older than the last window as known, and learn from it."""
+        """Accept the values older than the last window as known, and learn from them."""
         counts = self._counts
         known = self._pending.take_first(max(0, len(self._pending) - counts.window))
         if self._slow is not None:
@@ -306,12 +308,12 @@ class LevelShifts:
         self._steady = self._with(values)
 
     def _with(self, values: Floats) -> Floats:
-        """Return steady values with some more."""
+        """Return the steady values together with some more."""
         steady: Floats = np.concatenate((self._steady, values))[-self._counts.most_noise :]
         return steady
 
     def _learn(self) -> None:
-        """Learn from normal values how long steps take, and how much they differ."""
+        """Compute the normal step length and its noise from normal values."""
         counts = self._counts
         if len(self._normal) < counts.least_normal:
             return
@@ -327,7 +329,7 @@ class LevelShifts:
         )
 
     def _judge_again(self, slow: _Slow) -> None:
-        """Withdraw a slow-down that has not lasted long if its own steps show that steps differ as much as that."""
+        """Withdraw a slow-down that has not lasted long if its own steps show that step lengths vary by as much."""
         if not 0 < len(slow.values) <= self._counts.most_normal:
             return
         self._noise = self._noise_of(self._with(slow.without_growth))
@@ -339,7 +341,7 @@ class LevelShifts:
             self._learn()
 
     def _withdraw(self, first: int, least_growth: float = inf) -> None:
-        """Take back slow-downs from number `first` on that make steps less than so many times as long."""
+        """Withdraw slow-downs from number `first` on whose relative growth is smaller than `least_growth`."""
         for number, shift in enumerate(self.shifts[first:], first):
             if shift.after_ns < least_growth * shift.before_ns:
                 self.shifts[number] = replace(shift, is_noise=True)
@@ -349,7 +351,7 @@ _NOTHING: Floats = np.empty(0)
 
 
 class _Values:
-    """Values and the numbers of their steps."""
+    """Values together with the numbers of their steps."""
 
     def __init__(self) -> None:
         self.numbers: Int64Column = np.empty(0, np.int64)
@@ -365,7 +367,7 @@ class _Values:
         self.values = np.concatenate((self.values, values))[first:]
 
     def take_first(self, count: int) -> tuple[Int64Column, Floats]:
-        """Remove the first values, and return them with the numbers of their steps."""
+        """Remove the first values and return them with their step numbers."""
         taken = self.numbers[:count], self.values[:count]
         self.numbers, self.values = self.numbers[count:], self.values[count:]
         return taken
@@ -376,22 +378,22 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """A slow-down that lasts."""
+    """A slow-down that is going on."""
 
     first_step: int
     base: float
     """normal length, as a log"""
     values: _Values
-    """values that belong to it, without the pending ones"""
+    """values that belong to it, without pending ones"""
 
     def level(self, pending: Floats) -> float:
-        """Return the median of its values; the first one is left out, as it is half the step before."""
+        """Return the median of its values, except the first, which is half the step before."""
         values = np.concatenate((self.values.values, pending))
         return float(np.median(values[1:] if len(values) > 1 else values))
 
     @property
     def without_growth(self) -> Floats:
-        """Return its values less what the slow-down added to them."""
+        """Return its values minus the slow-down's increase."""
         values = self.values.values
         return values - (self.level(_NOTHING) - self.base) if len(values) else values
 

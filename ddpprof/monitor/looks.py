@@ -1,4 +1,4 @@
-"""What a thread of the launcher says of a job: does it hang, do its steps take longer, is a loss NaN, and why?"""
+"""What a thread of the launcher reports about a job: does it hang, do its steps take longer, is a loss NaN, and why?"""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from ddpprof.topics.whole_run import slowdown_sentence
 Say = Callable[[str], None]
 
 _LAUNCHER_S = 30.0
-"""seconds in which a launcher, once a rank has died, ends the others"""
+"""seconds that a launcher takes to end the other ranks once one has died"""
 _RESTART_S = 600.0
-"""seconds in which it starts all ranks anew, if none of them is left"""
+"""seconds that it takes to restart all ranks, if none of them is left"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""jobs that ``--kill-after`` never ends, nor one whose training is over"""
+"""jobs that ``--kill-after`` never ends; nor does it end one whose training is over"""
 
 
 class HangLook:
-    """Says when a job hangs, and why. It never touches the job, unless it was told to end one that hangs."""
+    """Reports that a job hangs, and why. It leaves the job alone unless it was told to end one that hangs."""
 
     every_s = 1.0
 
@@ -56,11 +56,11 @@ class HangLook:
         self._hangs_at: int | None = None
         """step of the current hang"""
         self._told_of: set[tuple[int | None, str | None]] = set()
-        """ranks and lines of standstills that were told"""
+        """ranks and lines of standstills that were reported"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
-        if is_over:  # how a job ended is told by others
+        if is_over:  # how a job ended is reported elsewhere
             return
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
@@ -75,10 +75,10 @@ class HangLook:
         elif self._is_to_end():
             self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
             self._kill_after_s = None
-            os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
+            os.kill(os.getpid(), signal.SIGTERM)  # as if a user had sent it: it is passed on to the job
 
     def _examine(self, directory: Path, missed_s: float) -> None:
-        """Say once what is wrong, or for what outside the job a rank waits while others wait for it."""
+        """Report once what is wrong, or what a rank waits for outside the job while others wait for it."""
         seen = examine(directory, self._detector, missed_s)
         if seen.standstill is not None:
             self._tell_of_standstill(seen.standstill)
@@ -92,7 +92,7 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return whether the user wants the job to be ended. What it waits for outside may still answer."""
+        """Return True if the user wants the job to be ended, and the job does not wait for something outside."""
         if self._kill_after_s is None or self._verdict is None:
             return False
         if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
@@ -100,7 +100,7 @@ class HangLook:
         return time.monotonic() - self._judged_at > self._kill_after_s
 
     def _tell_of_standstill(self, found: Standstill) -> None:
-        """Say once for each line for what outside the job a rank waits there, while others wait for it."""
+        """Report, once per line, what a rank waits for outside the job at that line while others wait for it."""
         place = found.rank, found.place
         if found.waits_for is not None and found.waiting and place not in self._told_of:
             self._told_of.add(place)
@@ -121,10 +121,10 @@ class HangLook:
         except OSError as error:
             self._say(f"cannot write {path}: {error.strerror}")
         else:
-            self._say(f"Where all threads stand: {path}")
+            self._say(f"Stacks of all threads: {path}")
 
     def _goes_on(self, directory: Path) -> None:
-        """Note that a job that hung has ended the step."""
+        """Record that a job that hung has ended the step."""
         if self._verdict is None or self._hangs_at is None:
             return
         if not any(head.state.step > self._hangs_at for head in read_heads(directory, 1)):
@@ -136,31 +136,31 @@ class HangLook:
 
 
 def _patience_s(directory: Path) -> float:
-    """Return for how many seconds a job in which a rank has died may stand still, because its launcher goes on."""
+    """Return the seconds for which a job with a dead rank may stand still while its launcher handles this."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
     return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
 
 
 def _has_left(head: PulseHead) -> bool:
-    """Return whether a rank's process is dead, as far as can be seen from here."""
+    """Return True if a rank's process is dead, as far as this machine can tell."""
     is_dead = is_gone(head.identity)
     return is_silent(head.identity, head.state, time.time_ns()) if is_dead is None else is_dead
 
 
 class LossLook:
-    """Says once that a loss is NaN or infinite, and on which rank it began."""
+    """Reports once that a loss is NaN or infinite, and on which rank this began."""
 
     every_s = 2.0
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._told_of: Path | None = None
-        """the attempt of which it has spoken"""
+        """the attempt for which this has been reported"""
         self._waits_in: Path | None = None
-        """the attempt in which it gave the ranks time to tell their learning rates"""
+        """the attempt in which it gave the ranks time to report their learning rates"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
-        """Speak of it once the other ranks have had a step in which to follow, or the job has ended."""
+        """Report this once the other ranks have had a step in which to follow, or the job has ended."""
         if self._told_of == directory:
             return
         heads = list(read_heads(directory, 0))
@@ -179,17 +179,17 @@ class LossLook:
 
 
 _MOST_SAID = 20
-"""number of slow-downs of which the launcher speaks; all are in the report"""
+"""maximum number of slow-downs that the launcher reports; all are in the report"""
 _WORTH_SAYING = 0.10
-"""growth of a step from which on the launcher speaks of it"""
+"""minimum growth of a step for the launcher to report it"""
 _MUCH_WORSE = 0.5
-"""growth beyond that of which it spoke from which on it speaks of it again"""
+"""minimum growth beyond the reported one for the launcher to report it again"""
 _LASTING_S = 20.0
-"""seconds for which steps are slow before the launcher speaks of it"""
+"""seconds that a slow-down must last before the launcher reports it"""
 
 
 class SlowdownLook:
-    """Says since when, by how much and why steps take longer, and keeps ``slowdowns.json``."""
+    """Reports since when, by how much and why steps take longer, and writes ``slowdowns.json``."""
 
     every_s = 2.0
 
@@ -197,10 +197,10 @@ class SlowdownLook:
         self._say = say
         self._directory: Path | None = None
         self._told: dict[int, float] = {}
-        """slow-downs of which it has spoken, by their first step, with the growth that it told; 0 once they are over"""
+        """reported slow-downs, by their first step, with the reported growth; 0 once they have ended"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
-        """Speak of what is new, and keep it; at the end, also keep what all pauses took."""
+        """Report and store what is new; at the end, also store how long all pauses took."""
         if self._directory != directory:
             self._directory, self._watch = directory, SlowdownWatch()
             self._told = {}
@@ -234,14 +234,14 @@ class SlowdownLook:
             elif told and last.last_step is not None:
                 self._told[step] = 0.0
                 if chain is chains[-1]:
-                    self._say(f"from step {last.last_step + 1:,} on, steps are as before")
+                    self._say(f"from step {last.last_step + 1:,} on, steps take as long as before")
             elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
                 self._say(slowdown_sentence(last, world_size))
                 self._told[step] = last.growth
 
 
 def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
-    """Return slow-downs that follow each other without a normal step in between, together."""
+    """Return groups of slow-downs that follow each other without a normal step in between."""
     chains: list[list[StepSlowdown]] = []
     for one in slowdowns:
         if chains and chains[-1][-1].last_step == one.first_step - 1:
@@ -252,7 +252,7 @@ def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
 
 
 def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
-    """Return whether slow-downs took longer than what other work on a machine does to a step now and then."""
+    """Return True if slow-downs lasted longer than the usual effect of other work on the machine."""
     if any(one.began_ns is None for one in slowdowns):
         return True
     now_ns = time.time_ns()

@@ -1,7 +1,7 @@
-"""Metrics of a running job, from the pulses of its ranks: names and units as Prometheus and OpenTelemetry want them.
+"""Metrics of a running job, from the pulses of its ranks, with names and units as in Prometheus and OpenTelemetry.
 
-Names end in their unit, seconds or bytes, and those of counters in ``_total``. The only labels are the rank, and the
-part or quantile of a step, and no more than `MOST_RANKS` ranks are told apart, so that their number is bounded.
+Names end in their unit, seconds or bytes, and those of counters in ``_total``. The only labels are the rank and the
+part or quantile of a step, and at most `MOST_RANKS` ranks have separate values, so the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _PARTS = (*_WITHOUT_WAITING, "wait", "own")
 
 @dataclass(frozen=True, slots=True)
 class MetricKind:
-    """What one metric is, whatever its values."""
+    """The description of a metric, without its values."""
 
     name: str
-    """name without the prefix ``ddpprof_``, and for a counter without ``_total``"""
+    """name without the prefix ``ddpprof_`` and, for a counter, without ``_total``"""
     documentation: str
     unit: str
-    """unit by UCUM, as OpenTelemetry wants it; ``"1"`` for a number"""
+    """UCUM unit, as OpenTelemetry requires; ``"1"`` for a number"""
     is_counter: bool = False
-    """whether it only grows"""
+    """whether its value only increases"""
 
 
 STEPS = MetricKind("steps", "Training steps that the rank has finished", "{step}", is_counter=True)
@@ -50,10 +50,10 @@ STEP_AGE_SECONDS = MetricKind("step_age_seconds", "Time since the rank finished 
 UP = MetricKind("up", "1 while the rank trains and gives signs of life, else 0", "1")
 ACTIVITY = MetricKind(
     "activity",
-    f"What the rank does: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
+    f"Current activity of the rank: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
     "1",
 )
-HANG = MetricKind("hang", "1 while the job hangs, by the last verdict of who watches it, else 0", "1")
+HANG = MetricKind("hang", "1 while the job hangs according to the last verdict on it, else 0", "1")
 METRICS = (STEPS, STEP_SECONDS, STEP_PART_SECONDS, STEP_AGE_SECONDS, UP, ACTIVITY, HANG)
 
 
@@ -68,7 +68,7 @@ class Metric:
 
 
 def read_metrics(out: Path) -> list[Metric]:
-    """Return the metrics of the job that writes into `out`; none while it has not begun."""
+    """Return the metrics of the job that writes into `out`; empty if it has not begun."""
     if not rundir.is_run(out):
         return []
     directory = rundir.last_attempt(out)
@@ -87,7 +87,7 @@ def read_metrics(out: Path) -> list[Metric]:
 
 
 def _each(kind: MetricKind, heads: Sequence[PulseHead], value: Callable[[PulseHead], float]) -> Metric:
-    """Return a metric with one value for each rank."""
+    """Return a metric with one value per rank."""
     return Metric(kind, tuple((_of(head), float(value(head))) for head in heads))
 
 

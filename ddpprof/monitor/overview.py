@@ -1,8 +1,8 @@
 """What does a running job do? An overview of its ranks, from their pulses.
 
-DDP keeps ranks in step, so the steps of the lowest rank stand for those of the job. A rank's own time is its step
-without its waiting for other ranks, the median of its last steps. Ranks wait for one that has begun fewer backward
-passes than they have, or for the one whose own time is the largest.
+DDP keeps the ranks in step, so the steps of the lowest rank represent the job's. A rank's own time is the length of its
+step without its waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has begun fewer
+backward passes than they have, or for the one with the largest own time.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
 
 _LATE_SIGN_NS = 2 * 10**9
-"""age of a sign, which comes every second, beyond which it is worth checking whether the process still exists"""
+"""minimum age of the last sign of life for a check whether the process still exists; there is one every second"""
 
 
 class Standing(StrEnum):
-    """How a rank stands."""
+    """The state of a rank."""
 
     TRAINING = "training"
     WAITS = "waits"
-    """it has been in its backward pass for longer than it computes there, and waits for the other ranks"""
+    """it has been in its backward pass for longer than it computes there, so it waits for the other ranks"""
     NO_SIGN = "no sign"
-    """not even ddpprof's own thread runs: the process is stopped, or something holds the interpreter's lock"""
+    """not even ddpprof's own thread runs: the process is stopped, or something holds Python's GIL"""
     GONE = "gone"
-    """the process is dead and has noted no end"""
+    """the process is dead and has recorded no end"""
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     UNWATCHED = "unwatched"
-    """ddpprof stopped noting, while training went on"""
+    """ddpprof stopped recording while training continued"""
 
     @property
     def is_over(self) -> bool:
-        """Return whether the rank will report nothing more."""
+        """Return True if the rank will report nothing more."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property
     def is_trouble(self) -> bool:
-        """Return whether the rank holds the others up, whatever they do."""
+        """Return True if the rank holds up the others, whatever they do."""
         return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 
@@ -65,7 +65,7 @@ _ENDS: Mapping[int, Standing] = {
 
 @dataclass(frozen=True, slots=True)
 class RankNow:
-    """One rank at this moment. Lengths are medians of its last steps; ages count until now."""
+    """One rank at this moment. Durations are medians over its last steps; ages count until now."""
 
     rank: int
     host: str
@@ -84,7 +84,7 @@ class RankNow:
     num_passes: int
     stack: str | None
     nonfinite: NonfiniteSteps | None = None
-    """its steps whose loss was NaN or infinite"""
+    """number of its steps whose loss was NaN or infinite"""
 
 
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
@@ -112,13 +112,13 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
 
 
 def _usual(steps: PulseSteps) -> PulseSteps:
-    """Return the steps in which nothing special happened, or all of them if there are none."""
+    """Return the steps in which nothing special happened, or all steps if there are none."""
     usual = rows_of(steps, steps.flags == 0)
     return usual if len(usual) else steps
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
-    """Return the steps whose waiting is known, which with many gradients is not every one."""
+    """Return the steps whose waiting is known; with many gradients, it is not known for every step."""
     return rows_of(steps, steps.wait_ns != UNKNOWN)
 
 
@@ -137,7 +137,7 @@ def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
 
 
 def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
-    """Return whether the rank has been in its backward pass for longer than it usually computes in it."""
+    """Return True if the rank has been in its backward pass for longer than it usually computes in it."""
     known = _with_waiting(usual)
     if head.state.activity != Activity.BACKWARD or not len(known):
         return False
@@ -145,19 +145,19 @@ def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
 
 
 _STUCK_NS = 10**9
-"""least time for which a rank stands where it stands before it is said to wait for a rank that is behind"""
+"""minimum time without progress before a rank is reported to wait for a rank that is behind"""
 _WORTH = 0.1
-"""least share of a step by which a rank's own time must be larger than that of others"""
+"""minimum share of a step by which a rank's own time must exceed that of others"""
 _MOST_NAMED = 3
 
 
 def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
-    """Return a sentence for each reason for which ranks wait."""
+    """Return one sentence for each reason why ranks wait."""
     return (*_behind(ranks), *([] if any(one.standing.is_trouble for one in ranks) else _slowest(ranks)))
 
 
 def _behind(ranks: Sequence[RankNow]) -> list[str]:
-    """Name ranks that have begun fewer backward passes than others that stand and wait."""
+    """Return sentences that name ranks with fewer backward passes than others that wait."""
     ahead = max(one.num_passes for one in ranks)
     late = [one for one in ranks if one.num_passes < ahead]
     waiting = [one for one in ranks if one.num_passes == ahead and _stands(one)]
@@ -182,7 +182,7 @@ def _where(one: RankNow, ahead: int) -> str:
 
 
 def _slowest(ranks: Sequence[RankNow]) -> list[str]:
-    """Name the rank whose own time is the largest, if the others wait for it."""
+    """Return a sentence that names the rank with the largest own time, if the others wait for it."""
     known = [(one.own_ns, one) for one in ranks if one.own_ns is not None and one.wait_ns is not None]
     if len(known) < 2:
         return []
@@ -194,12 +194,12 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
     if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:
         return []
     take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the others take", "wait")
-    times = f"{own_ns / 1e6:.1f} ms of its own per step; {take} {usual_ns / 1e6:.1f} ms"
+    times = f"{own_ns / 1e6:.1f} ms of own time per step; {take} {usual_ns / 1e6:.1f} ms"
     return [f"rank {slowest.rank} is the slowest: {times}, and {wait} {waiting_ns / 1e6:.1f} ms in each step"]
 
 
 WINDOW_NS = 300 * 10**9
-"""the last minutes, which percentiles and the sparkline are about"""
+"""the period that percentiles and the sparkline cover"""
 _RATE_NS = 60 * 10**9
 _STEPS_OF_A_RANK = 50
 _NUM_PIECES = 60
@@ -207,17 +207,17 @@ _NUM_PIECES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Steps of the last minutes. DDP keeps the ranks in step, so those of one rank stand for all."""
+    """Steps of the last minutes. DDP keeps the ranks in step, so one rank represents all."""
 
     rank: int
     num_steps: int
     span_ns: int
-    """from the first of these steps to now, or to the end of the training"""
+    """time from the first of these steps to now, or to the end of training"""
     median_ns: int
     p90_ns: int
     p99_ns: int
     spark_ns: tuple[int | None, ...]
-    """median length in equal pieces of the last minutes, oldest first; ``None`` where no step ended"""
+    """median step length in equal intervals of the last minutes, oldest first; ``None`` where no step ended"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +227,13 @@ class Overview:
     run: str
     world_size: int
     num_steps: int
-    """number of steps that the rank furthest ahead has finished"""
+    """number of finished steps of the rank that is furthest ahead"""
     steps_per_s: float | None
     running_ns: int
     times: StepTimes | None
     ranks: tuple[RankNow, ...]
     waiting: tuple[str, ...]
-    """who waits for whom, in sentences"""
+    """sentences that say which ranks wait for which"""
     missing: tuple[str, ...] = ()
     """pulses that cannot be read, and why"""
 
@@ -247,23 +247,23 @@ def is_starting(path: Path) -> bool:
 
 
 def refuse_starting(path: Path) -> None:
-    """Raise `DdpprofError` if a job was just started into `path`, and none of its ranks trains yet."""
+    """Raise `DdpprofError` if a job was just started with `path` as its output, and none of its ranks trains yet."""
     if is_starting(path):
         raise DdpprofError(f"{STARTING.format(path)} Try again in a few seconds.")
 
 
-STARTING = "the job that records into {} is starting: none of its ranks trains yet."
-"""said of a folder in which there will be a run"""
+STARTING = "the job that records into {} is starting: no rank is training yet."
+"""message about a folder that will contain a run"""
 
 
 def find_pulses(path: Path) -> Path:
-    """Return the folder with the pulses of a run: that of its last attempt.
+    """Return the folder with the pulses of a run, that is, of its last attempt.
 
     Raises `NotARun`, and `DdpprofError` if no rank has a pulse.
     """
     refuse_starting(path)
     if path.is_file():
-        raise NotARun(f"{path} is a file. Give the --out of ddpprof watch or trace.")
+        raise NotARun(f"{path} is a file. Give a run directory: the --out of ddpprof watch or trace.")
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
     if runs := rundir.repeated_runs_in(path):
@@ -274,14 +274,17 @@ def find_pulses(path: Path) -> Path:
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
-            f"{path} has no pulse. Ranks begin theirs after the skipped steps, so try again while the job trains; "
-            f"else see: ddpprof report {path}"
+            f"{path} has no pulse. Ranks start writing it after the skipped steps: try again while the job trains, "
+            f"or see: ddpprof report {path}"
         )
     return with_pulses[-1]
 
 
 def look_at(directory: Path, now_ns: int) -> Overview:
-    """Return what the ranks with a pulse in this folder do. Raises `DdpprofError` if no pulse can be read."""
+    """Return the current state of the ranks with a pulse in this folder.
+
+    Raises `DdpprofError` if no pulse can be read.
+    """
     heads, missing = {}, []
     for rank in rundir.pulses_in(directory):
         try:
@@ -292,7 +295,7 @@ def look_at(directory: Path, now_ns: int) -> Overview:
             missing.append(f"rank {rank}'s pulse cannot be read: {error.strerror}.")
     if not heads:
         why = missing[0] if missing else "its pulses are gone."
-        raise DdpprofError(f"{directory}: {why} See what there is with: ddpprof report {directory}")
+        raise DdpprofError(f"{directory}: {why} See what was recorded with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 
 
@@ -306,7 +309,7 @@ def _pulse(directory: Path, rank: int) -> Pulse | None:
 def overview_of(
     run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...]
 ) -> Overview:
-    """Return the overview of these ranks. `pulse`: that of the lowest, for the last minutes."""
+    """Return the overview of these ranks. `pulse`: the pulse of the lowest rank, for the last minutes."""
     ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
     over = all(one.standing.is_over for one in ranks)
     end_ns = max(head.state.last_ns for head in heads.values()) if over else now_ns
@@ -327,7 +330,7 @@ def overview_of(
 
 
 def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
-    """Return steps per second over the last minute, which falls while the job stands."""
+    """Return the steps per second over the last minute; this falls while the job stands still."""
     if not len(rows):
         return None
     since_ns = max(end_ns - _RATE_NS, int(rows.start_ns[0]))
@@ -341,7 +344,7 @@ def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
 
 
 def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | None:
-    """Return the steps of the last minutes; percentiles are of those that are still known one by one."""
+    """Return the steps of the last minutes. Percentiles use steps that are still stored individually."""
     recent = rows_of(rows, rows.end_ns > end_ns - WINDOW_NS)
     single = recent.longest_ns[recent.num_steps == 1]
     if not len(single):

@@ -1,7 +1,7 @@
-"""Where does a training thread stand, and does its rank wait for others, or do they wait for it?
+"""Where is a training thread, and does its rank wait for others, or do they wait for it?
 
-Functions of libraries tell by their names and files. A `Position` is one row of the table of evidence; the first rule
-that fits a rank makes its row.
+Functions of libraries are recognised by their names and files. A `Position` is one row of the table of evidence. The
+first rule that fits a rank makes its row.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ OUTSIDE = {
     Wait.NETWORK: "the network",
     Wait.PIPE: "a pipe to another program",
     Wait.FILE: "a file",
-    Wait.FOREIGN_LOCK: "the lock of a file that another program holds",
+    Wait.FOREIGN_LOCK: "a file lock that another program holds",
 }
 """what a rank waits for outside the job"""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One rank's place in the job."""
+    """One rank's position in the job."""
 
     evidence: RankEvidence
     waits_in: str | None
     """collective, or `REDUCER`, in which it waits for others; ``None`` if others wait for it"""
     fault: Fault
-    """what holds the others up if this rank is to blame"""
+    """what holds up the others if this rank is at fault"""
     detail: str | None = None
     hint: Hint | None = None
 
@@ -53,7 +53,7 @@ class Position:
 
     @property
     def waits_in_ddp(self) -> bool:
-        """Whether it waits in a collective of DDP's, and not of the script's, or died in one."""
+        """Whether it waits, or died, in one of DDP's own collectives, not one of the script's."""
         if self.fault is Fault.DIED:
             in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
             record = self.evidence.record
@@ -62,7 +62,7 @@ class Position:
 
     @property
     def place(self) -> str | None:
-        """Innermost line of the user's code, where the rank stands or died."""
+        """Innermost line of the user's code where the rank is, or where it died."""
         frame, record = place_of_user(self.evidence.stack), self.evidence.record
         if frame is None and self.fault is Fault.DIED and record is not None:
             return record.ended_place
@@ -70,18 +70,18 @@ class Position:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Collectives that it has called, the last one last, as far as torch knows them."""
+        """Collectives that it has called, most recent last, as far as torch knows them."""
         return self.evidence.facts.calls
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of backward passes, and of buckets of the last one, whose reduction this rank has begun."""
+        """Number of backward passes, and of buckets in the last one, whose reduction this rank has begun."""
         state = self.evidence.state
         return state.num_passes, state.bucket + 1
 
 
 Table = Sequence[Position]
-"""a row for each rank"""
+"""one row per rank"""
 
 
 def others_of(table: Table, blamed: Position) -> list[Position]:
@@ -102,7 +102,7 @@ def _is_over(one: RankEvidence) -> Position | None:
 
 
 def _is_held(one: RankEvidence) -> Position | None:
-    """Return the position of a process that cannot run, or hardly."""
+    """Return the position of a process that cannot run, or can hardly run."""
     process = one.process
     if process is not None and process.is_frozen:
         return Position(one, None, Fault.STOPPED, "its control group is frozen", Hint.FROZEN)
@@ -136,7 +136,7 @@ def _waits_for_others(one: RankEvidence) -> Position | None:
 
 
 def _in_collective(one: RankEvidence, collective: str) -> Position:
-    """Return the position of a rank in a collective that the script calls."""
+    """Return the position of a rank in a collective called by the script."""
     if one.facts.error is not None:
         return Position(one, collective, Fault.OTHER_COLLECTIVE, _error_in_flight(one), Hint.ERROR_IN_FLIGHT)
     if is_of_peers(collective):
@@ -173,7 +173,7 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
     if one.wait is Wait.SLEEP and polls(one.stack) and not one.computes:
-        said = "it looks for something again and again, and sleeps in between"
+        said = "it polls for something, and sleeps in between"
         return Position(one, None, Fault.OWN_CODE, said, Hint.WAITS_OUTSIDE)
     if one.computes or wait is None:
         return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
@@ -194,7 +194,7 @@ _RULES = (
 
 
 def outside_wait(one: RankEvidence) -> Wait | None:
-    """Return for what a rank waits in the script's own code, if that is outside the job."""
+    """Return what a rank waits for in the script's own code, if that is outside the job."""
     if not one.stack or collective_of(one.stack) is not None:
         return None
     if one.wait is Wait.EVENTS:
@@ -203,23 +203,23 @@ def outside_wait(one: RankEvidence) -> Wait | None:
 
 
 def ran_out(evidence: RankEvidence) -> bool:
-    """Return whether the rank's loader had no more batches, and no other pass over one has begun."""
+    """Return True if the rank's loader had no more batches, and no other pass over one has begun."""
     flags = evidence.state.flags
     return bool(flags & StepFlag.RAN_OUT) and not flags & StepFlag.BEGAN_EPOCH
 
 
 def why_ended(one: RankEvidence) -> Hint | None:
-    """Return that a rank left its training loop though no `DataLoader` had run out."""
+    """Return the hint for a rank that left its training loop although no `DataLoader` was exhausted."""
     return None if one.state.flags & StepFlag.RAN_OUT else Hint.LEFT_LOOP
 
 
 def _workers(evidence: RankEvidence) -> str | None:
-    """Say which of the rank's workers cannot run, or else how many there are."""
+    """Return which of the rank's workers cannot run, or else how many there are, in words."""
     held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
     if held:
         return f"of its workers, {', '.join(held[:4])}"
     if not evidence.workers:
-        return "it has no workers: the training process reads by itself"
+        return "it has no workers: the training process loads the data itself"
     listed = ", ".join(str(one.pid) for one in evidence.workers[:4])
     return f"its workers are alive: {listed}{' …' if len(evidence.workers) > 4 else ''}"
 
@@ -231,65 +231,65 @@ _LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subpro
 _SOCKETS = re.compile(r"/(?:socket|ssl|http/.*|urllib3/.*|requests/.*|httpx/.*|httpcore/.*|grpc/.*)\.py$")
 _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
-"""from `subprocess.run` down to the selector in which it may wait"""
+"""frames between `subprocess.run` and the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
 _CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
 
 
 def is_at_a_lock(stack: Sequence[Frame]) -> bool:
-    """Return whether the thread waits for a lock, a queue, a socket or another process."""
+    """Return True if the thread waits for a lock, a queue, a socket or another process."""
     return bool(stack) and _LOCKS.search(stack[-1].file) is not None
 
 
 def is_at_a_socket(stack: Sequence[Frame]) -> bool:
-    """Return whether a thread that waits for events waits for the network: in a call of the user's, or of a library."""
+    """Return True if a thread that waits for events waits for the network, in the user's or a library's call."""
     return bool(stack) and (stack[-1].is_of_user or _SOCKETS.search(stack[-1].file) is not None)
 
 
 def awaits_a_program(stack: Sequence[Frame]) -> bool:
-    """Return whether the thread waits for a program that it has started, such as one that evaluates a checkpoint."""
+    """Return True if the thread waits for a program that it has started, such as one that evaluates a checkpoint."""
     return any(_PROGRAM.search(frame.file) for frame in stack[-_FRAMES_OF_SUBPROCESS:])
 
 
 def is_in_checkpoint(stack: Sequence[Frame]) -> bool:
-    """Return whether the thread writes or reads its part of a checkpoint of all ranks."""
+    """Return True if the thread writes or reads its part of a checkpoint of all ranks."""
     return any(_CHECKPOINT.search(frame.file) for frame in stack)
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:
-    """Return whether somebody is debugging the script with a debugger in the same process."""
+    """Return True if the script is being debugged with a debugger in the same process."""
     return any(_DEBUGGERS.search(frame.file) for frame in stack)
 
 
 def is_in_engine(stack: Sequence[Frame]) -> bool:
-    """Return whether the thread is in autograd's engine itself, and not in a function of Python that it has called."""
+    """Return True if the thread is in autograd's engine itself, not in a Python function that the engine has called."""
     return bool(stack) and _BACKWARD.search(stack[-1].file) is not None
 
 
 _AT_EXIT = {
-    "_finalize_join": "a multiprocessing.Queue still holds what the process has put into it",
-    "_python_exit": "an executor of concurrent.futures still has work",
-    "_shutdown_workers": "the workers of a DataLoader do not end",
-    "_shutdown": "a thread that is not a daemon still runs",
+    "_finalize_join": "a multiprocessing.Queue still contains items that the process has put into it",
+    "_python_exit": "a concurrent.futures executor still has work",
+    "_shutdown_workers": "the workers of a DataLoader do not exit",
+    "_shutdown": "a non-daemon thread is still running",
     "_exit_function": "code that was registered to run at exit does not return",
 }
-"""functions of Python that run at the exit of a process, and why one of them may not return"""
+"""Python functions that run at the exit of a process, and why each of them may not return"""
 
 
 def why_no_exit(stack: Sequence[Frame]) -> str | None:
-    """Return why the process does not exit, if the thread stands in code that runs at its exit."""
+    """Return why the process does not exit, if the thread is in code that runs at its exit."""
     functions = {frame.function for frame in stack if not frame.is_of_user}
     return next((why for function, why in _AT_EXIT.items() if function in functions), None)
 
 
 def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame outside `threading`, in which all waits for threads end."""
+    """Return the innermost frame outside `threading`, where all waits for threads end."""
     return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
 
 
 def polls(stack: Sequence[Frame]) -> bool:
-    """Return whether a ``while`` loop of the function that sleeps, or of one that calls it, looks for something again.
+    """Return True if a ``while`` loop, in the function that sleeps or in one of its callers, polls for something.
 
     Callers count up to the innermost line of the user's code.
     """
@@ -305,7 +305,7 @@ def polls(stack: Sequence[Frame]) -> bool:
 
 
 def is_in_a_loop(stack: Sequence[Frame]) -> bool | None:
-    """Return whether any line of the user's code on the stack is part of a loop; ``None`` if no source can be read."""
+    """Return True if any line of the user's code on the stack is in a loop; ``None`` if no source can be read."""
     found = [(frame.line, _loops_in(frame.file)) for frame in stack if frame.is_of_user]
     known = [(line, loops) for line, loops in found if loops is not None]
     return any(loop.first <= line <= loop.last for line, loops in known for loop in loops) if known else None
@@ -316,13 +316,13 @@ class _Loop(NamedTuple):
     last: int
     is_while: bool
     function: int
-    """line of the function that it is in; 0 outside of functions"""
+    """line of the function that contains it; 0 outside of functions"""
     exits: tuple[int, ...]
     """lines at which a ``break`` or a ``return`` leaves it"""
 
 
 def loop_left(stack: Sequence[Frame]) -> str | None:
-    """Say how the last loop before the thread's line can be left before its end; ``None`` if it cannot.
+    """Return, in words, how the last loop before the thread's line can be left early; ``None`` if it cannot.
 
     Of the user's functions on the stack, the innermost one with such a loop counts.
     """
@@ -362,7 +362,7 @@ _LOOPS = (ast.For, ast.While)
 
 @lru_cache(maxsize=32)
 def _loops_in(file: str) -> tuple[_Loop, ...] | None:
-    """Return the bodies of all loops in a file of Python."""
+    """Return all loops in a Python file."""
     tree = _tree_of(file)
     if tree is None:
         return None
@@ -380,7 +380,7 @@ def _loops_in(file: str) -> tuple[_Loop, ...] | None:
 
 
 def _exits_of(nodes: Sequence[ast.AST], in_loop: bool) -> Iterator[int]:
-    """Yield the lines at which statements leave the loop around them. `in_loop`: they are in a loop within it."""
+    """Yield the lines of statements that leave the loop around them. `in_loop`: they are in a nested loop."""
     for node in nodes:
         if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not in_loop):
             yield node.lineno

@@ -1,7 +1,7 @@
-"""What does the system tell of a rank's process, and for what does a thread of it sleep?
+"""What does the system report about a rank's process, and what does one of its threads wait for?
 
-It is only looked at, never touched. The system call of a thread tells for what it sleeps, or if that is hidden, the
-kernel's function it sleeps in.
+The process is only read, never changed. A thread's system call shows what it waits for or, if that is hidden, the
+kernel function in which it sleeps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpprof.linux_files import OF_MACHINE, is_frozen, number_in, stat_of
 from ddpprof.model.overdue import Wait
 
 _CALLS_ON_FILES = {"x86_64": {0, 1, 17, 18, 19, 20}, "aarch64": {63, 64, 65, 66, 67, 68}}
-"""numbers of read, write, and their variants"""
+"""numbers of the system calls read and write, and their variants"""
 _OTHER_CALLS = {
     "x86_64": {
         Wait.NETWORK: {42, 43, 44, 45, 46, 47, 288},
@@ -47,11 +47,11 @@ _PLACES = {
     Wait.SLEEP: re.compile("nanosleep|pause"),
     Wait.EVENTS: re.compile("poll|do_select|ep_"),
 }
-"""functions of the kernel in which threads sleep"""
+"""kernel functions in which threads sleep"""
 
 
 def wait_of(thread: Path) -> Wait | None:
-    """Return for what a thread sleeps; ``None`` if it does not, or the system does not tell.
+    """Return what a thread waits for; ``None`` if it does not sleep, or the system does not report it.
 
     `thread`: its folder in ``/proc``.
     """
@@ -73,7 +73,7 @@ def _by_call(thread: Path, number: int, argument: int, slept_in: str) -> Wait | 
 
 
 def _by_file(thread: Path, number: int) -> Wait:
-    """Return the kind of the file on which a thread waits. A terminal is standard input, whatever its number."""
+    """Return the kind of file a thread waits for. A terminal counts as standard input, whatever its descriptor."""
     with suppress(OSError):
         target = str((thread / "fd" / str(number)).readlink())
         if number == 0 or target.startswith(("/dev/pts/", "/dev/tty")):
@@ -100,37 +100,37 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of this machine. Its main thread is here the one that trains, if that is another one."""
+    """A process on this machine. "Main thread" means the training thread, even if that is another thread."""
 
     pid: int
     name: str
     state: str
-    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
+    """process state letter: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
     tracer: int | None
-    """process of the debugger that is attached"""
+    """PID of the attached debugger"""
     main_thread_cpu_s: float
     threads_cpu_s: float
-    """time that its other threads have computed"""
+    """CPU time of its other threads, seconds"""
     children_cpu_s: float
-    """time that its living descendants have computed"""
+    """CPU time of its living descendants, seconds"""
     num_paged_in: int
-    """number of pages that its main thread has had to read from a disk: from swap, or from a file in memory"""
+    """number of major page faults of its main thread: pages read from a disk (swap, or a mapped file)"""
     swapped_bytes: int
-    """memory of the process that is in swap"""
+    """memory of the process that is in swap, bytes"""
     seen_s: float
-    """when it was looked at, by the monotonic clock"""
+    """time of the sample, by the monotonic clock"""
     wait: Wait | None
-    """for what its main thread sleeps; ``None`` if it does not, or the system does not tell"""
+    """what its main thread waits for; ``None`` if it does not sleep, or the system does not report it"""
     moved_bytes: int
-    """bytes that its main thread has read and written so far, whatever the file; 0 if the system does not tell"""
+    """bytes that its main thread has read and written so far, to any file; 0 if the system does not report it"""
     started_ns: int | None = None
-    """when it was started, ns since 1970, to a tick of the system; ``None`` if the system does not tell"""
+    """start time, ns since 1970, with the resolution of the system's tick; ``None`` if the system does not report it"""
     is_frozen: bool = False
     """whether its control group is frozen"""
     do_children_run: bool = False
-    """whether one of its living descendants computes now, or is ready to"""
+    """whether any of its living descendants computes now, or is runnable"""
     do_threads_run: bool = False
-    """the same of its other threads"""
+    """the same for its other threads"""
 
     @property
     def is_stopped(self) -> bool:
@@ -142,9 +142,9 @@ class Process:
 
 
 def look_at(pid: int, thread: int | None = None) -> Process | None:
-    """Return the process; ``None`` if there is none, or it is dead.
+    """Return the process; ``None`` if it does not exist or is dead.
 
-    `thread`: the system's number of the thread to look at instead of the main one.
+    `thread`: the system's ID of the thread to use instead of the main one.
     """
     main_thread, whole = stat_of(Path(f"/proc/{pid}/task/{pid}")), stat_of(Path(f"/proc/{pid}"))
     if main_thread is None or whole is None or main_thread.is_dead:
@@ -174,12 +174,12 @@ def look_at(pid: int, thread: int | None = None) -> Process | None:
 
 
 def workers_of(pid: int) -> list[Process]:
-    """Return the living children of a process, such as the workers of its data loaders."""
+    """Return the living children of a process, such as data loader workers."""
     return [found for child in children(pid) if (found := look_at(child)) is not None]
 
 
 def holder_of_lock(pid: int, locks: Path = Path("/proc/locks")) -> int | None:
-    """Return the process that holds the lock of a file for which a process waits; ``None`` if it waits for none."""
+    """Return the process that holds the file lock that a process waits for; ``None`` if it waits for none."""
     holders: dict[str, int] = {}
     with suppress(OSError, ValueError, IndexError):
         for line in locks.read_text(encoding="ascii", errors="replace").splitlines():
@@ -201,7 +201,7 @@ def _started_ns(pid: int) -> int | None:
 
 
 def _does_another_run(pid: int, thread: int) -> bool:
-    """Return whether a thread of the process other than the given one computes, or is ready to."""
+    """Return True if a thread of the process other than the given one computes, or is runnable."""
     with suppress(OSError):
         others = (folder for folder in Path(f"/proc/{pid}/task").iterdir() if folder.name != str(thread))
         return any(found is not None and found.state == "R" for found in map(stat_of, others))
@@ -214,5 +214,5 @@ def _moved_bytes(pid: int, thread: int) -> int:
 
 
 def num_swapped_in() -> int:
-    """Return how many pages this machine has read back from swap, for whichever process; 0 if it does not tell."""
+    """Return how many pages this machine has read back from swap, for all processes; 0 if it does not report it."""
     return number_in(OF_MACHINE, "pswpin") or 0

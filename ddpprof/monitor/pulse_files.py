@@ -1,8 +1,8 @@
-"""The pulses of a run, read from outside while its ranks train, hang or are dead, and what a watcher keeps beside them.
+"""The pulses of a run, read from outside while its ranks train, hang or are dead, and the files that a watcher writes.
 
-A rank writes its pulse in memory (``/dev/shm``) and copies it into the run directory every second. On the rank's own
-machine the one in memory is read, on any other the copy. A watcher keeps what it has found in ``hang.json`` and
-``slowdowns.json``.
+A rank writes its pulse to memory (``/dev/shm``) and copies it into the run directory every second. On the rank's own
+machine, the one in memory is read; on any other machine, the copy. A watcher writes what it has found to ``hang.json``
+and ``slowdowns.json``.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from ddpprof.model.tables import rows_of
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
 SILENT_NS = 4 * 10**9
-"""a process is silent if its last sign is older; ddpprof's own thread in it gives one every second"""
+"""a process is silent if its last sign of life is older; ddpprof's own thread in it gives one every second"""
 SILENT_FAR_NS = 15 * 10**9
-"""the same on another machine, whose clock may differ, and whose files a shared file system may show late"""
+"""the same on another machine: its clock may differ, and a shared file system may show its files late"""
 MOST_COMPARED = 64
-"""number of ranks that are compared step by step, at most"""
+"""maximum number of ranks that are compared step by step"""
 
 
 @cache
 def machine_id() -> str:
-    """Return an id of where process numbers mean the same: a machine's boot, or a container on it."""
+    """Return an ID of the scope in which PIDs are unique: a machine's boot, or a container on it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -57,7 +57,7 @@ def shared_path(rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PulseHead:
-    """The part of a pulse that a live view reads often: who, what now, and the last steps."""
+    """The part of a pulse that a live view reads often: identity, current activity, and last steps."""
 
     identity: PulseIdentity
     state: PulseState
@@ -98,26 +98,26 @@ def _has_facts(state: PulseState) -> bool:
 
 
 def is_here(identity: PulseIdentity) -> bool:
-    """Return whether the rank runs, or ran, on this machine."""
+    """Return True if the rank runs, or ran, on this machine."""
     return identity.machine_id == machine_id()
 
 
 def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
-    """Return when the training thread, or ddpprof's own thread in its process, last did something, ns since 1970."""
+    """Return the time, ns since 1970, at which the training thread or ddpprof's own thread was last active."""
     return max(state.last_ns, identity.created_ns)
 
 
 def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
-    """Return whether nothing runs, not even ddpprof's own thread, in a process that has noted no end.
+    """Return True if nothing runs, not even ddpprof's own thread, in a process that has recorded no end.
 
-    The process is stopped, or something holds the interpreter's lock, or it is dead.
+    The process is stopped, or something holds Python's GIL, or the process is dead.
     """
     most_ns = SILENT_NS if is_here(identity) else SILENT_FAR_NS
     return state.ended == Ended.NOT_YET and now_ns - last_sign_ns(identity, state) > most_ns
 
 
 def is_gone(identity: PulseIdentity) -> bool | None:
-    """Return whether the process of a rank that has noted no end is dead; ``None`` on another machine."""
+    """Return True if the process of a rank that has recorded no end is dead; ``None`` on another machine."""
     if not _is_in_this_memory(identity):
         return None
     try:
@@ -136,12 +136,12 @@ def is_gone(identity: PulseIdentity) -> bool | None:
 
 
 def _is_in_this_memory(identity: PulseIdentity) -> bool:
-    """Return whether the rank's pulse is, or was, in the memory of this machine."""
+    """Return True if the rank's pulse is, or was, in the memory of this machine."""
     return is_here(identity) and Path(identity.shared).parent == SHARED_FOLDER
 
 
 def _last_memory_bytes(file: int, state: PulseState) -> int | None:
-    """Return the memory in the last sample."""
+    """Return the memory in the last sample, bytes."""
     if state.num_samples <= 0:
         return None
     row = layout.SAMPLES.row
@@ -163,7 +163,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
-    """Give the state and the last steps of each rank whose pulse can be read, which one that just begins cannot.
+    """Yield the state and last steps of each rank whose pulse can be read. A rank that is just starting has none.
 
     Raises ``OSError`` if there is no such directory.
     """
@@ -173,7 +173,7 @@ def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
 
 
 def read_pulses(directory: Path) -> dict[int, Pulse]:
-    """Return the pulses of all ranks that can be read, up to `MOST_COMPARED` of them."""
+    """Return the pulses of all ranks that can be read, at most `MOST_COMPARED` of them."""
     found = {}
     for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
         with suppress(OSError, DdpprofError):
@@ -207,7 +207,7 @@ def _newest(path: Path) -> Iterator[int]:
 
 
 def _open_shared(copy: int) -> int | None:
-    """Return the pulse in memory that belongs to this copy, if it is on this machine and belongs to the same user."""
+    """Return the pulse in memory that belongs to this copy, if it is on this machine and of the same user."""
     try:
         head = os.pread(copy, layout.HEAD_BYTES, 0)
         identity = layout.decode_identity(head)
@@ -223,7 +223,7 @@ def _open_shared(copy: int) -> int | None:
 
 
 def gather_left() -> None:
-    """Bring the pulses of dead ranks of this user from memory into their run directories, and free the memory."""
+    """Copy the pulses of this user's dead ranks from memory into their run directories, and free the memory."""
     with suppress(OSError):
         for name in os.listdir(SHARED_FOLDER):
             if name.startswith(f"{_PREFIX}{os.getuid()}-"):
@@ -241,7 +241,7 @@ def _gather(shared: Path) -> None:
         try:
             _keep(content)
         except NotAPulseError:
-            return  # of another ddpprof, which brings it home itself
+            return  # from another ddpprof process, which gathers it itself
         except OSError:
             pass  # its run directory is gone
         own_files.remove_file(shared)
@@ -250,7 +250,7 @@ def _gather(shared: Path) -> None:
 
 
 def _keep(content: bytes) -> None:
-    """Replace the copy in the run directory, and the rank's last step, unless they have become another recording's."""
+    """Replace the copy in the run directory, and the rank's last step, unless they belong to another recording now."""
     head = content[: layout.HEAD_BYTES]
     identity, state = layout.decode_identity(head), layout.decode_state(content[layout.STATE_AT :])
     kept = Path(identity.kept)
@@ -282,5 +282,5 @@ def write_slowdowns(directory: Path, found: Slowdowns) -> None:
 
 
 def read_slowdowns(directory: Location) -> Slowdowns | None:
-    """Return the slow-downs and pauses so far, if a watcher has written them."""
+    """Return the slow-downs and pauses so far; ``None`` if no watcher has written them."""
     return rundir.read_json(directory / rundir.SLOWDOWNS_FILE, Slowdowns)

@@ -16,18 +16,18 @@ from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import is_gone, read_head
 
 _MOST_BYTES = 65_536
-"""of an answer, which is one line; the path of a folder is the longest part"""
+"""maximum size of an answer, which is one line; the path of a folder is its longest part"""
 FIRST_ANSWER_S = 180.0
-"""seconds; a job refuses a capture on which its ranks have not agreed after two minutes"""
+"""seconds; a job refuses a capture if its ranks have not agreed on it after two minutes"""
 LATER_ANSWERS_S = 30.0
-"""seconds after which a silent job is looked at; it may be waiting for a slow-down"""
+"""seconds of silence after which the job is checked; it may be waiting for a slow-down"""
 
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
-    """Send a request to the job that writes into `directory`, and yield its answers as they come.
+    """Send a request to the job that writes into `directory`, and yield its answers as they arrive.
 
-    Raises `DdpprofError` if no job takes requests there, the request is refused, or what answers is no job of
-    ddpprof. If the job dies, answers end.
+    Raises `DdpprofError` if no job accepts requests there, the request is refused, or the response is not from ddpprof.
+    If the job dies, the answers end.
     """
     with closing(_connect(directory)) as job, suppress(ConnectionError):
         job.sendall(msgspec.json.encode(request) + b"\n")
@@ -35,14 +35,14 @@ def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
             try:
                 answer = msgspec.json.decode(line, type=CaptureAnswer)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise _no_answer(directory, "gives an answer that ddpprof cannot read") from error
+                raise _no_answer(directory, "sent an answer that ddpprof cannot read") from error
             if answer.refused is not None:
                 raise DdpprofError(answer.refused)
             yield answer
 
 
 def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
-    """Yield the lines of a job's answers until it closes the connection, or has died without that."""
+    """Yield the lines of a job's answers until it closes the connection, or has died without closing it."""
     received, has_answered = b"", False
     while True:
         job.settimeout(LATER_ANSWERS_S if has_answered else FIRST_ANSWER_S)
@@ -60,12 +60,13 @@ def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
         if not part:
             return
         if len(received) > _MOST_BYTES:
-            raise _no_answer(directory, "gives an answer without end")
+            raise _no_answer(directory, "sent an answer that does not end")
 
 
 def _no_answer(directory: Path, why: str) -> DdpprofError:
     return DdpprofError(
-        f"what takes requests in {directory} {why}. Does the job still run? See: ddpprof top {directory}"
+        f"the process that accepts requests in {directory} {why}. Is the job still running? "
+        f"See: ddpprof top {directory}"
     )
 
 
@@ -81,18 +82,18 @@ def _connect(directory: Path) -> socket.socket:
     except OSError as error:
         job.close()
         if _is_over(directory):
-            why = f"the job in {directory} is over. See its whole run with: ddpprof report {directory}"
+            why = f"the job in {directory} has ended. See the whole run with: ddpprof report {directory}"
         else:
             why = (
-                f"no job takes requests in {directory}. It must run under ddpprof trace or watch, be past its first "
-                "steps, and be asked on the machine of the lowest rank that trains."
+                f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and be past "
+                "its first steps. Run this command on the machine of the lowest rank that trains."
             )
         raise DdpprofError(why) from error
     return job
 
 
 def _is_over(directory: Path) -> bool:
-    """Return whether no rank of the job trains any more, as far as their pulses tell."""
+    """Return True if no rank of the job trains any more, as far as their pulses show."""
     try:
         heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
     except (OSError, DdpprofError):

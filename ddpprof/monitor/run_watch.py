@@ -1,4 +1,4 @@
-"""A thread of the launcher that looks at the job's pulses while it runs, and says what is wrong as soon as it is."""
+"""A thread of the launcher that checks the job's pulses while it runs, and reports a problem as soon as it appears."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ Say = Callable[[str], None]
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
-"""most of a core that each kind of looking may take, on average"""
+"""maximum average share of a core that each kind of check may take"""
 _LONG_S = 1.0
-"""seconds from which on a look takes long"""
+"""minimum duration of a check that counts as long, seconds"""
 _MOST_FAILURES = 30
-"""number of failures in a row, such as of a disk, after which the job is no longer watched"""
+"""number of consecutive failures, such as of a disk, after which the job is no longer watched"""
 _RETRY_S = 1.0
-"""seconds until the next try after a failure"""
+"""seconds until the next attempt after a failure"""
 
 
 class Look(Protocol):
-    """One question about a running job, which is asked again and again."""
+    """One question about a running job, asked repeatedly."""
 
     every_s: float
-    """seconds between two looks, or more if a look takes long"""
+    """seconds between two checks; longer if a check takes long"""
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
-        """Look at the run in a directory.
+        """Check the run in a directory.
 
-        `missed_s`: by how much the time has gone on unseen since the last look.
-        `is_over`: whether the job has ended, so that this look is the last one.
+        `missed_s`: time that has passed unobserved since the last check. `is_over`: whether the job has ended, so that
+        this check is the last one.
         """
 
 
 class RunWatch:
-    """Looks at one run until it is ended."""
+    """Watches one run until it is ended."""
 
     def __init__(
         self, out: Path, say: Say, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
     ) -> None:
-        """`names_top`: name the command that shows the ranks, once it can."""
+        """`names_top`: print the command that shows the ranks, once it works."""
         self._out = out
         self._say = say
         self._kill_after_s = kill_after_s
@@ -58,7 +58,7 @@ class RunWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop looking; call this before the run is read."""
+        """Stop watching. Call this before the run is read."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -67,7 +67,7 @@ class RunWatch:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
         try:
             self._look_until_the_end()
-        except Exception as error:  # noqa: BLE001 (the job goes on, whatever happens to who watches it)
+        except Exception as error:  # noqa: BLE001 (the job continues, whatever happens to its watcher)
             self._say(f"no longer watches the job: {error}")
 
     def _look_until_the_end(self) -> None:
@@ -93,7 +93,7 @@ class RunWatch:
                 look.at(directory, 0.0, is_over=True)
 
     def _looks(self) -> tuple[Look, ...]:
-        """Import what takes a while, which the start of a job need not wait for."""
+        """Import modules that take a while to load, so that the start of the job need not wait for them."""
         from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
 
         return (
@@ -103,25 +103,25 @@ class RunWatch:
         )
 
     def _name_top(self, directory: Path) -> None:
-        """Say once where the run is, as soon as its ranks can be seen."""
+        """Print once where the run is, as soon as its ranks can be shown."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
             self._say(f"the run is in {self._out}. See its ranks while they train: ddpprof top {self._out}")
 
     def _directory(self) -> Path | None:
-        """Return the directory of the attempt that runs now, once there is one."""
+        """Return the directory of the attempt that is running, once there is one."""
         return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
 
 
 class _Failures:
-    """Failures of a disk in a row, such as of a network's for a moment, after which looking goes on."""
+    """Consecutive failures of a disk, for example a short network outage, after which watching continues."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Swallow an ``OSError``, unless there were too many of them in a row."""
+        """Suppress an ``OSError``, unless there were too many of them in a row."""
         try:
             yield
             self.in_a_row = 0
@@ -132,7 +132,7 @@ class _Failures:
 
 
 class _Turn:
-    """One kind of looking: when it is due, and how it went the last time."""
+    """One kind of check: when it is due, and how it went last time."""
 
     def __init__(self, look: Look, time_of_day_s: float) -> None:
         self.look = look
@@ -143,9 +143,9 @@ class _Turn:
         self._failures = _Failures()
 
     def look_at(self, directory: Path, slow_s: float) -> float:
-        """Look at the run; return the seconds that it took if it takes long again and again, as on slow storage.
+        """Check the run. Return the seconds it took if several checks in a row took long, as on slow storage.
 
-        `slow_s`: sum of these seconds so far. They make looks late, though the time has not gone on unseen.
+        `slow_s`: sum of these seconds so far. They delay checks, although no time has passed unobserved.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)
@@ -162,10 +162,10 @@ class _Turn:
 
 
 def _now_s() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
+    """Return the time of a clock that keeps counting while the machine sleeps, where the system has one, in seconds."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _time_of_day_s() -> float:
-    """Return the time of day less `_now_s`: it changes if somebody sets the clock."""
+    """Return the time of day minus `_now_s`; it changes when the clock is set."""
     return time.time() - _now_s()

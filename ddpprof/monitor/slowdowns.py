@@ -1,14 +1,14 @@
-"""The slow-downs of a job with their causes, while it runs and after the fact, and the pauses between its steps.
+"""The slow-downs of a job with their causes, during the run and afterwards, and the pauses between its steps.
 
-All-reduces keep the ranks in step, so that a step takes nearly as long on each. The job's step is the median of them. A
-flag that a step has on one rank, it has on all: when one rank saves, the others wait.
+All-reduces keep the ranks in step, so a step takes nearly the same time on each. The length of the job's step is their
+median. A flag that a step has on one rank applies to all ranks: when one rank saves, the others wait.
 
-A slow-down's size and cause are refined as long as it lasts, and stay once it is over. It is withdrawn if all of its
-steps together turn out to have been hardly longer, or steps of this job to differ as much as that.
+The size and cause of a slow-down are updated while it lasts, and are final once it has ended. It is withdrawn if its
+steps taken together turn out to have been hardly longer, or if steps of this job turn out to vary by that much.
 
-After the fact, there is a row for each of the last steps, and of earlier ones a summary of 100 steps or more. In
-summaries a slow-down is found if it lasts for three of them or more. Where both show one, the steps count; but they
-show none that begins among the first of them, since nothing tells how long normal steps take.
+Afterwards, each of the last steps has a row, and earlier ones have summaries of 100 steps or more. In summaries, a
+slow-down is detected if it lasts for at least three of them. Where both show a slow-down, the steps are used. They
+cannot show one that begins with the first of them, because the normal length before it is then unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelS
 
 @dataclass(frozen=True, slots=True)
 class JobSteps:
-    """Steps that all ranks have finished; each rank's rows are those of the same steps."""
+    """Steps that all ranks have finished. The rows of all ranks are of the same steps."""
 
     number: Int64Column
     start_ns: Int64Column
@@ -39,7 +39,7 @@ class JobSteps:
 
     @property
     def is_usual(self) -> Flags:
-        """Whether no known reason makes a step longer."""
+        """Mask of the steps that have no known reason to be longer."""
         usual: Flags = self.flags == 0
         return usual
 
@@ -68,13 +68,14 @@ _KINDS = (
     (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
     (StepFlag.RAN_OUT, PauseKind.EPOCH),
 )
-"""A step with several flags counts for the first of them."""
+"""kinds of pauses; a step with several flags counts for the first kind"""
 
 
 def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
-    """Return the pauses of each kind that there were; none if no normal step shows how much longer they took.
+    """Return the pauses by kind; empty if no normal step shows how much longer they took.
 
-    In a step that saves and evaluates, what saving took counts for the checkpoint, and the rest for the evaluation.
+    In a step that both saves and evaluates, the time spent saving counts for the checkpoint, and the rest for the
+    evaluation.
     """
     if not steps.is_usual.any():
         return ()
@@ -94,20 +95,20 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
 
 
 _MOST_KEPT = 200
-"""number of slow-downs that are kept; a job of weeks may have more"""
+"""number of slow-downs that are kept; a job that runs for weeks may have more"""
 _COMPARED_BEFORE = 200
 _COMPARED_AFTER = 512
-"""number of steps that are compared for the cause, at most"""
+"""maximum number of steps that are compared to find the cause"""
 
 _Rows = TypeVar("_Rows", PulseSteps, PulseSummaries)
 
 
 class SlowdownWatch:
-    """A watch over one job. It has to be shown the pulses often enough that no step leaves their rings unseen."""
+    """A watch over one job. It must receive the pulses often enough that no step is overwritten unseen."""
 
     def __init__(self) -> None:
         self._found: list[StepSlowdown] = []
-        """a slow-down for each of the detector's"""
+        """one slow-down for each one of the detector"""
         self._detector = LevelShifts()
         self._last_step = -1
         self._normal: list[Mapping[int, Portrait]] = []
@@ -115,11 +116,11 @@ class SlowdownWatch:
 
     @property
     def slowdowns(self) -> tuple[StepSlowdown, ...]:
-        """All slow-downs so far, in the order of their steps; the last one may still last."""
+        """All slow-downs so far, in the order of their steps; the last one may still be going on."""
         return tuple(one for one, shift in zip(self._found, self._detector.shifts, strict=True) if shift.was_slow)
 
     def update(self, pulses: Mapping[int, Pulse]) -> None:
-        """Look at the steps that all of these ranks have finished since the last time."""
+        """Process the steps that all of these ranks have finished since the last call."""
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
         if steps is None:
             return
@@ -140,7 +141,7 @@ class SlowdownWatch:
             self._forget()
 
     def _forget(self) -> None:
-        """Keep the half that made steps longest in all, and the last one, which may still last."""
+        """Keep the half that lost the most time, and the last one, which may still be going on."""
         shifts = self._detector.shifts
         ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
         kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])
@@ -158,7 +159,7 @@ class SlowdownWatch:
 
 
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
-    """Return the slow-down with its times, as far as its steps are among these."""
+    """Return the slow-down with its times, as far as these steps cover it."""
     begins = np.flatnonzero(steps.number == shift.first_step)
     ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]
     return StepSlowdown(
@@ -183,9 +184,9 @@ def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int,
 
 
 def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
-    """Return why steps became longer, judged by the ranks that are known before and after.
+    """Return why steps became longer, judged by the ranks known both before and after.
 
-    If these all wait, they may wait for one of the job's other ranks.
+    If all of these wait, they may wait for one of the job's other ranks.
     """
     ranks = {rank: RankChange(before[rank], after[rank]) for rank in before if rank in after}
     reason = reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())
@@ -195,12 +196,12 @@ def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]
 
 
 def world_size_of(pulses: Mapping[int, Pulse]) -> int:
-    """Return the number of ranks of the job, of which these may be a part."""
+    """Return the number of ranks of the job; `pulses` may have only some of them."""
     return max((one.identity.world_size for one in pulses.values()), default=0)
 
 
 _COMPARED = 64
-"""number of summaries that are compared for the cause, at most"""
+"""maximum number of summaries that are compared to find the cause"""
 
 
 def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
@@ -226,7 +227,7 @@ def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:
 
 
 def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
-    """Return the slow-downs that last for three summaries or more."""
+    """Return the slow-downs that last for at least three summaries."""
     ranks = _common({rank: pulse.summaries for rank, pulse in pulses.items()})
     if not ranks:
         return []
@@ -238,9 +239,9 @@ def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
 
 
 def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
-    """Return the summaries of the same steps, in order, which a damaged file may not have them in.
+    """Return the summaries of the same steps on all ranks, in order. A damaged file may have another order.
 
-    They differ if ranks have halved the number of theirs at other times.
+    Summaries differ between ranks that merged theirs at other times.
     """
     if not ranks:
         return {}

@@ -1,4 +1,4 @@
-"""Verdicts, made of one rank to blame and of those that wait for it."""
+"""Verdicts, made from one rank at fault and the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddpprof.monitor.position import Position
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 UNREDUCED = "Expected to have finished reduction"
-"""how DDP's error begins if parameters got no gradient"""
+"""beginning of DDP's error about parameters without gradient"""
 
 
 def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:
-    """Return the verdict on a rank, for which others wait."""
+    """Return the verdict on a rank that others wait for."""
     state, identity = blamed.evidence.state, blamed.evidence.identity
     first = min(waiting, key=_waits_since, default=None)
     module, bucket = _missing_bucket(blamed, first)
@@ -50,13 +50,13 @@ def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> V
 
 
 def _are_over(positions: Sequence[Position]) -> bool:
-    """Return whether all ranks have ended, and some of them badly: what is over does not hang."""
+    """Return True if all ranks have ended, and at least one has failed: such a job does not hang."""
     ends = [one.evidence.is_dead for one in positions]
     return any(ends) and all(dead or one.evidence.has_ended for dead, one in zip(ends, positions, strict=True))
 
 
 def _place(blamed: Position, fault: Fault) -> str | None:
-    """Return the line of the user's code that is to blame: where the rank stands, or where an error ended it."""
+    """Return the line of the user's code that is at fault: where the rank is, or where an error ended it."""
     record = blamed.evidence.record
     if blamed.place is not None or record is None:
         return blamed.place
@@ -65,14 +65,14 @@ def _place(blamed: Position, fault: Fault) -> str | None:
 
 
 def _hint(blamed: Position, fault: Fault) -> Hint | None:
-    """Return the fact on which the advice depends."""
+    """Return the fact that the advice depends on."""
     if fault is not Fault.DIED:
         return blamed.hint
     return hint_on_death(blamed.evidence.record, blamed.evidence.exit)
 
 
 def hint_on_death(record: Record | None, seen: ProcessExit | None) -> Hint | None:
-    """Return what is known of the end of a rank, beside its own words."""
+    """Return what is known about the end of a rank, apart from its own error message."""
     if record is not None and error_in(record.ended) is not None:
         return Hint.STATIC_GRAPH if without_gradient(record) and _has_static_graph(record) else None
     if seen is None:
@@ -90,7 +90,7 @@ def _has_static_graph(record: Record) -> bool:
 
 
 def _unreduced(blamed: Position) -> tuple[str, ...]:
-    """Return the parameters without gradient of which DDP complained when the rank ended, if it did."""
+    """Return the parameters without gradient from DDP's error that ended the rank, if there was one."""
     record = blamed.evidence.record
     return () if record is None else without_gradient(record)
 
@@ -103,7 +103,7 @@ def without_gradient(record: Record) -> tuple[str, ...]:
 
 
 def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
-    """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
+    """Return further details; for a dead rank, its own error message, unless that reports success."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
     if blamed.hint in (Hint.OF_PEERS, Hint.OTHER_AMOUNT):
@@ -121,7 +121,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
 
 
 def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
-    """Return in which collective the rank is, and in which a rank is that waits for it, or was in at the end."""
+    """Return the collective of the rank, and that of a rank that waits for it, now or at the end, in words."""
     own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
     if own is None:
         return None
@@ -145,7 +145,7 @@ def _call(position: Position) -> str | None:
 def verdict_on_all(
     fault: Fault, positions: Sequence[Position], detail: str | None = None, hint: Hint | None = None
 ) -> Verdict:
-    """Return a verdict that blames no single rank: all wait for each other, or something holds all of them."""
+    """Return a verdict without a rank at fault: all wait for each other, or something holds up all of them."""
     first = min(positions, key=_waits_since)
     state = first.evidence.state
     waiting = [one for one in positions if one.waits_in is not None or fault is Fault.LINK]
@@ -169,13 +169,13 @@ def verdict_on_all(
 
 
 def _waits_since(position: Position) -> int:
-    """Return when a rank began to wait: when it launched its last bucket, or began what it does."""
+    """Return when a rank began to wait: when it launched its last bucket, or began its current activity."""
     state = position.evidence.state
     return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
 
 
 def _missing_bucket(blamed: Position, waiting: Position | None) -> tuple[DdpModule | None, int | None]:
-    """Return the first bucket that `waiting` has launched in its backward pass, and `blamed` has not."""
+    """Return the first bucket that `waiting` has launched in its backward pass and `blamed` has not."""
     if waiting is None or not waiting.waits_in_reducer:
         return None, None
     launched, behind = waiting.evidence.state, blamed.evidence.state
@@ -204,18 +204,18 @@ def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
 
 
 def unusual_collective_of(position: Position) -> UnusualCollective | None:
-    """Return the collective of its last step that other steps did not have, and for which it did not wait."""
+    """Return the collective that only its last step had, if the rank did not wait for it."""
     record = position.evidence.record
     return None if record is None else record.unusual_collective
 
 
 def lost_a_peer(evidence: RankEvidence) -> bool:
-    """Return whether a rank may have ended because another one did."""
+    """Return True if a rank may have ended because another one did."""
     return how_likely_a_consequence(evidence) > 0
 
 
 def how_likely_a_consequence(evidence: RankEvidence) -> int:
-    """Return 2 if a rank says that it lost another one, 1 if SIGTERM ended it, which launchers send, else 0."""
+    """Return 2 if a rank reports that it lost another one, 1 if SIGTERM (from a launcher) ended it, else 0."""
     ended = evidence.record.ended if evidence.record is not None else None
     if ended is None:
         return int(evidence.exit is not None and evidence.exit.exit_code == -signal.SIGTERM)

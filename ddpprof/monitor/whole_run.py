@@ -1,7 +1,7 @@
-"""How did a whole training go: how did the length of its steps develop, and how did each rank end?
+"""How did a whole training run go: how did the length of its steps change, and how did each rank end?
 
-A pulse has every one of the last steps, and summaries of hundreds of steps from the first on. `history` joins both into
-one table, in which each step counts once: summaries until the first kept step, then rows of one step each.
+A pulse has each of the last steps, and summaries of hundreds of steps from the first step on. `history` joins both into
+one table in which each step counts once: summaries until the first step that is kept, then rows of one step each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_STEPS = 10**9
 
 
 def history(pulse: Pulse) -> PulseSummaries:
-    """Return rows for all noted steps, in their order."""
+    """Return rows for all recorded steps, in order."""
     steps, summaries = pulse.steps, _sound(pulse.summaries)
     first_kept = int(steps.number[0]) if len(steps) else np.iinfo(np.int64).max
     before = rows_of(summaries, summaries.first_step < first_kept)
@@ -33,7 +33,7 @@ def history(pulse: Pulse) -> PulseSummaries:
 
 
 def _sound(rows: PulseSummaries) -> PulseSummaries:
-    """Leave out rows with numbers that no training has, which a damaged file may hold."""
+    """Drop rows with impossible numbers, which a damaged file may contain."""
     times_are = (rows.start_ns >= 0) & (rows.start_ns <= rows.end_ns) & (rows.end_ns < _LATEST_NS)
     lengths_are = (rows.median_ns >= 0) & (rows.median_ns <= rows.longest_ns) & (rows.longest_ns < _LATEST_NS)
     counts_are = (rows.num_steps > 0) & (rows.num_steps < _MOST_STEPS) & (np.abs(rows.first_step) < _LATEST_NS)
@@ -42,7 +42,7 @@ def _sound(rows: PulseSummaries) -> PulseSummaries:
 
 
 def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
-    """Return a row for each step."""
+    """Return one row per step."""
     return PulseSummaries(
         first_step=steps.number,
         num_steps=np.ones(len(steps), np.int64),
@@ -61,7 +61,7 @@ def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
 
 
 def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
-    """Return up to `most` stretches of about equally many steps, in their order."""
+    """Return up to `most` stretches with about the same number of steps each, in order."""
     if not len(rows):
         return ()
     part = _parts(rows, most)
@@ -71,7 +71,7 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
 def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
     """Return the median time per step, ns, that the rank needed by itself in each of `most` stretches.
 
-    Return none if there are fewer, or if nothing is known of its waiting in one of them.
+    Empty if there are fewer stretches, or if the rank's waiting is unknown in one of them.
     """
     if not len(rows):
         return ()
@@ -84,7 +84,7 @@ def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
 
 
 def _parts(rows: PulseSummaries, most: int) -> Int64Column:
-    """Return which of up to `most` stretches of about equally many steps each row belongs to."""
+    """Return, for each row, the index of its stretch; there are up to `most`, with about equally many steps."""
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2
     part: Int64Column = np.minimum(middle * most // until[-1], most - 1).astype(np.int64)
@@ -92,7 +92,7 @@ def _parts(rows: PulseSummaries, most: int) -> Int64Column:
 
 
 def stretch_of(rows: PulseSummaries) -> Stretch:
-    """Return one or more rows as one stretch."""
+    """Return one or more rows as a single stretch."""
     weights = rows.num_steps
     waits = rows.wait_ns != UNKNOWN
     return Stretch(
@@ -113,7 +113,7 @@ def stretch_of(rows: PulseSummaries) -> Stretch:
 
 
 def usual_length_ns(rows: PulseSummaries) -> int:
-    """Return the median length of the steps without a `StepFlag`, or of all if every step has one."""
+    """Return the median length of the steps without a `StepFlag`, or of all steps if every step has one, ns."""
     usual = np.maximum(rows.num_steps - rows.num_flagged, 0)
     return weighted_median(rows.median_ns, usual if usual.any() else rows.num_steps)
 
@@ -146,7 +146,7 @@ _FLAGS = {
 
 
 def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
-    """Return the rank's training in few numbers. Without its course over time, only what is needed to compare ranks."""
+    """Return a summary of the rank's training. Without its course over time, only what is needed to compare ranks."""
     state, rows = pulse.state, history(pulse)
     sampled = pulse.samples.memory_bytes
     first_sample = sampled[:1] if state.num_samples == len(sampled) else sampled[:0]  # unless it has been overwritten
@@ -180,10 +180,10 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
 
 
 def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
-    """Add what each sample has more than the one before, except what ddpprof took while it recorded a step.
+    """Return the sum of the increases between samples, except what ddpprof used while it recorded a step, bytes.
 
-    Summaries stand for samples that have been overwritten. They do not tell which of their steps were recorded: the
-    first one may have those with which most runs begin.
+    Summaries represent samples that have been overwritten. They do not show which of their steps were recorded; the
+    first summary may include the recorded steps that most runs begin with.
     """
     samples = rows_of(pulse.samples, pulse.samples.memory_bytes != UNKNOWN)
     until_ns = samples.at_ns[0] if len(samples) else np.iinfo(np.int64).max
@@ -202,7 +202,7 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
     for more, counts in zip(np.diff(memory_bytes).tolist(), is_between.tolist(), strict=True):
         if not counts:
             held += more
-        else:  # what recording took may be given back later
+        else:  # memory used by recording may be freed later
             released = max(0, min(held, -more))
             held -= released
             growth += more + released
@@ -212,7 +212,7 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
 def whole_run(
     ranks: Sequence[RankWholeRun], found: Slowdowns, hang: Verdict | None, captures: tuple[int, ...]
 ) -> WholeRun:
-    """Return the whole training of all ranks that left a pulse, of which there is at least one."""
+    """Return the whole training of all ranks that left a pulse; there is at least one."""
     begin_ns, end_ns = min(one.created_ns for one in ranks), max(one.last_ns for one in ranks)
     return WholeRun(
         num_steps=max(one.num_steps for one in ranks),

@@ -1,1 +1,1 @@
-"""Analysis of many ranks, or a few large ones: who reads them, where results are kept, and how they form one report."""
+"""Analysis of many ranks, or a few large ones: who reads them, where results are cached, and how they are merged."""

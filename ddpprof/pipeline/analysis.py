@@ -1,4 +1,4 @@
-"""The analysis of a run: which of its ranks are read, their summaries, and the report; it says which are not read."""
+"""The analysis of a run: its ranks, their summaries, and the report, which says which ranks are not read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Selection:
     ranks: tuple[RankFiles, ...]
     left_out: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
-    """what is not read, in words for the report"""
+    """description of what is not read, for the report"""
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
@@ -56,7 +56,7 @@ def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int 
         wanted = _sampled(wanted, late, sample)
     if len(wanted) == len(files):
         return Selection(tuple(files), notes=notes)
-    how = "" if sample is None else f", of which {_named(late)} in the light record" if late else ", evenly chosen"
+    how = "" if sample is None else f"; {_named(late)} in the light record" if late else ", evenly chosen"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
     note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as requested{how}"
     return Selection(tuple(wanted), left_out, (note, *notes))
@@ -71,7 +71,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """Return the late ranks, and others at even distances, including the first and the last."""
+    """Return the late ranks, and other ranks at even distances, including the first and the last."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1
@@ -81,37 +81,37 @@ def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> li
 
 
 def _suspects(files: Iterable[RankFiles]) -> list[int]:
-    """Return the ranks that the others wait for according to the light recorder, the latest first."""
+    """Return the ranks that the others wait for according to light recording, latest first."""
     progress = {one.rank: _progress(one) for one in files if one.rank is not None}
     found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
     return [one.rank for one in found.stragglers] if found is not None else []
 
 
 def _progress(files: RankFiles) -> list[StepProgress]:
-    """Return the rank's light steps; on an accelerator the host's times are only a hint."""
+    """Return the rank's light steps. On an accelerator, the host's times are only a hint."""
     record = record_or_none(files)
     steps = [step for step in record.steps if step.mode is StepMode.LIGHT] if record is not None else []
     return [row for step in steps if (row := measure_recorded_progress(step)) is not None]
 
 
 _MERGED_AT_ONCE = 32
-"""number of summaries in a merge; each is large until its kernels are merged with others'"""
+"""number of summaries per merge; each is large until its kernels are merged with others'"""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisOptions:
-    """What is read, and by which processes."""
+    """What to read, and with which processes."""
 
     ranks: Numbers | None = None
-    """``None`` for all"""
+    """ranks to read; ``None`` for all"""
     steps: Container[int] | None = None
     sample: int | None = None
-    """most ranks to read"""
+    """maximum number of ranks to read"""
     use_cache: bool = True
     jobs: int | None = None
     """number of processes; ``None`` for as many as cores and memory allow"""
     scheduler: str | None = None
-    """address of a Dask scheduler; ``None`` for this machine's cores"""
+    """address of a Dask scheduler; ``None`` to use this machine's cores"""
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
     """further parts of the same run, if its hosts share no file system"""
@@ -122,7 +122,7 @@ ALL = AnalysisOptions()
 
 @dataclass(frozen=True, slots=True)
 class TracedRank:
-    """A rank that has a trace: its summary, its drawing, and the trace's files in order of time."""
+    """A rank that has a trace: its summary, its drawing, and the trace's files in time order."""
 
     summary: RankSummary
     about: DrawnRank
@@ -131,7 +131,7 @@ class TracedRank:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """An analysis, valid while the context that made it is open, since timelines are drawn from data on disk."""
+    """An analysis, valid while the context that made it is open, because timelines are drawn from data on disk."""
 
     _reduced: Reduced
     _cache: Cache
@@ -143,7 +143,7 @@ class Analysis:
         return self._reduced.report
 
     def to_replay(self, also: Collection[int] = ()) -> KnownRun:
-        """Return the input of predictions: enough ranks of a large job, and those in `also`."""
+        """Return the input of predictions: enough ranks of a large job, including those in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
         ranks = [one.rank for one in self.report.ranks_together]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
@@ -152,7 +152,7 @@ class Analysis:
         return KnownRun(self.report, self.modules, recorded, passes)
 
     def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
-        """Yield drawings of the profiled steps that the report measures, for all ranks or those with these numbers."""
+        """Yield drawings of the profiled steps that the report measures, for all ranks or only these ranks."""
         for one in self._ranks:
             if ranks is None or one.rank is None or one.rank in ranks:
                 drawing = read_drawing(self._cache.path(one))
@@ -169,7 +169,7 @@ class Analysis:
                 yield TracedRank(summary, drawing.about, tuple(by_name[name] for name in drawing.about.files))
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
-        """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""
+        """Draw the profiled steps that the report measures, or only these steps and ranks."""
         return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
 
 
@@ -192,7 +192,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
 
 @contextmanager
 def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
-    """Make a ``KeyboardInterrupt`` say what is kept."""
+    """Add to a ``KeyboardInterrupt`` what has been kept so far."""
     before = {one.rank: cache.written_ns(one) for one in ranks}
     try:
         yield
@@ -209,7 +209,7 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
 def _map(
     ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: AnalysisOptions, cache: Cache, watch: Watch
 ) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
-    """Return the merged entries of the ranks, made if missing, and rank → why there is none."""
+    """Return the merged entries of the ranks, made if missing, and a mapping of rank → reason for a missing entry."""
     known: list[RankFiles] = []
     tasks = []
     for one in ranks:
@@ -240,7 +240,7 @@ def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> Run
 
 
 def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
-    """Return the modules of the first rank that has them; DDP builds the same ones on every rank."""
+    """Return the modules of the first rank that has them; DDP builds the same modules on every rank."""
     records = map(record_or_none, ranks)
     return next((record.modules for record in records if record is not None and record.modules), ())
 
@@ -277,7 +277,7 @@ def _on_steps(
 def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
     """Predict the step of a run with each of these bucket caps, or with a series of them if none is given.
 
-    Raises `DdpprofError` if the run cannot tell. ``ddpprof whatif`` can predict more than this function.
+    Raises `DdpprofError` if the run lacks the data. ``ddpprof whatif`` can predict more than this function.
     """
     with analysed(location(path) if isinstance(path, str) else path) as analysis:
         profiled = profile_run(analysis.to_replay(), NO_BENCHES)

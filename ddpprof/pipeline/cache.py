@@ -1,7 +1,7 @@
-"""Storage of entries: in the user's cache folder, or only for one command.
+"""Storage of entries, in the user's cache folder or only for one command.
 
-An entry counts as long as its files have the same size and modification time. Entries of other code, modules or steps
-have other names.
+An entry is valid as long as its files have the same size and modification time. Entries made by other code, for other
+modules or other steps have other names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddpprof.version import __version__
 
 _FOLDER = "summaries"
 _UNUSED_S = 30 * 24 * 3600
-"""seconds after which the entries of a path that nobody reads are removed"""
+"""seconds after which a path's entries are removed if they are not read"""
 
 
 class Cache:
@@ -47,14 +47,14 @@ class Cache:
         return self.folder / f"{name}.{self._kind}.zip"
 
     def written_ns(self, files: RankFiles) -> int | None:
-        """Return when the rank's entry was written; ``None`` if there is none."""
+        """Return when the rank's entry was written, ns since 1970; ``None`` if there is none."""
         try:
             return self.path(files).stat().st_mtime_ns
         except OSError:
             return None
 
     def holds(self, files: RankFiles) -> bool:
-        """Return whether there is an entry for the rank's files as they are now."""
+        """Return True if there is an entry for the current state of the rank's files."""
         try:
             about = read_about(self.path(files))
         except BadEntryError:
@@ -73,7 +73,7 @@ class Cache:
             ) from error
 
     def tidy(self) -> None:
-        """Delete entries of other code, and unfinished ones of dead processes."""
+        """Delete entries of other code versions, and unfinished entries of dead processes."""
         own_files.remove_left_parts(self.folder)
         with suppress(OSError):
             for path in self.folder.glob("*.zip"):
@@ -85,7 +85,7 @@ class Cache:
 def cache_of(
     path: Location, modules: Sequence[DdpModule], steps: Container[int] | None, *, keep: bool
 ) -> Iterator[Cache]:
-    """Open the cache of a path. Without `keep`, open a temporary one that is empty and removed at the end."""
+    """Open the cache of a path. Without `keep`, open an empty temporary one that is removed at the end."""
     folder = _folder_of(path) if keep else None
     if folder is not None:
         yield Cache(folder, modules, steps, is_kept=True)
@@ -95,7 +95,7 @@ def cache_of(
 
 
 def _folder_of(path: Location) -> Path | None:
-    """Return the folder for entries of a path, which counts as used now; ``None`` if none can be written."""
+    """Return the folder for a path's entries, and mark it as used now; ``None`` if it cannot be written."""
     users = user_folder()
     if users is None:
         return None
@@ -117,7 +117,7 @@ def _folder_of(path: Location) -> Path | None:
 
 @cache
 def code_version() -> str:
-    """Return a digest of all code that an entry depends on, since a checkout changes between releases."""
+    """Return a digest of all code that an entry depends on, because a checkout changes between releases."""
     digest = hashlib.blake2b("\n".join((__version__, *versions())).encode(), digest_size=6)
     root = Path(__file__).parents[1]
     for part in _DEPENDS_ON:

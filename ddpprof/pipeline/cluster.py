@@ -1,7 +1,7 @@
-"""The map on a Dask cluster: its workers read the files, merge the summaries in a tree, and return what is kept.
+"""The map step on a Dask cluster: its workers read the files, merge the summaries in a tree, and return what is kept.
 
-Dask repeats the work of lost workers on others. It does not matter how the cluster was started: Dask supports Slurm,
-Kubernetes, SSH and others.
+Dask repeats the work of lost workers on other workers. It does not matter how the cluster was started: Dask supports
+Slurm, Kubernetes, SSH and others.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _LOOK_EVERY_S = 0.1
 def run_on_cluster(
     tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
 ) -> tuple[RunSummary | None, dict[int, str]]:
-    """Write an entry for each rank, of one or more; return the merged summary, and why tasks failed, by index.
+    """Write an entry for each of one or more ranks. Return the merged summary, and why tasks failed, by index.
 
-    The summary is ``None`` if the cluster was lost before the merge; all entries are then there.
+    The summary is ``None`` if the cluster was lost before the merge; all entries exist then.
     """
     client = _connected(address)
     try:
@@ -73,7 +73,9 @@ def _await_workers(client: Client, address: str) -> None:
     try:
         client.wait_for_workers(1, timeout=_WORKERS_COME_S)
     except TimeoutError as error:
-        raise DdpprofError(f"no worker has come to the Dask scheduler at {address} in {_WORKERS_COME_S} s.") from error
+        raise DdpprofError(
+            f"no worker has connected to the Dask scheduler at {address} in {_WORKERS_COME_S} s."
+        ) from error
     try:
         versions = set(client.run(code_version).values())
     except Exception as error:
@@ -100,7 +102,10 @@ def _connected(address: str) -> Client:
 
 
 def _checked(text: str) -> str:
-    """Return the checked address, perhaps from a scheduler file, since Dask retries for long. Raises `DdpprofError`."""
+    """Return the checked address, possibly from a scheduler file, because Dask retries for long.
+
+    Raises `DdpprofError`.
+    """
     address = text
     if text.endswith(".json"):
         try:
@@ -128,7 +133,7 @@ class _SchedulerFile(msgspec.Struct):
 def _keep(
     client: Client, leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch
 ) -> dict[int, str]:
-    """Write entries as they come; return why others do not come."""
+    """Write entries as they arrive. Return, by index, why others do not arrive."""
     from distributed import KilledWorker
 
     progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
@@ -153,7 +158,7 @@ def _keep(
 
 
 def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[Future[bytes]]:
-    """Yield finished futures. Raises `DdpprofError` if all workers are lost and none comes back."""
+    """Yield finished futures. Raises `DdpprofError` if all workers are lost and none reconnects."""
     left, with_workers = list(leaves), time.monotonic()
     while left:
         done = [leaf for leaf in left if leaf.done()]
@@ -174,7 +179,7 @@ def _write(entry: bytes, part: Path) -> None:
 
 
 def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
-    """Merge the summaries in a tree; return ``None`` if that is no longer possible."""
+    """Merge the summaries in a tree. Return ``None`` if that is no longer possible."""
     level = [client.submit(_summary_of, leaf, pure=False) for leaf in leaves]
     while len(level) > 1:
         groups = [level[first : first + _MERGED_AT_ONCE] for first in range(0, len(level), _MERGED_AT_ONCE)]
@@ -189,7 +194,7 @@ def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
 
 
 def _for_others(task: RankTask) -> RankTask:
-    """Return the task with paths that another process on another machine can find."""
+    """Return the task with paths that a process on another machine can find."""
 
     def absolute(path: Location) -> Location:
         return path.absolute() if isinstance(path, Path) else path

@@ -1,11 +1,11 @@
-"""The map: one rank's files → its entry. It runs in any process on any machine that sees the files.
+"""The map step: one rank's files → its entry. It runs in any process on any machine that can read the files.
 
 An entry is a zip file, so that single steps can be read:
 
-about       the files it was made from
-summary     `RunSummary` of the rank alone
-drawing     `DrawnRank`; absent without a trace
-step-N      `StepTimeline` of the step with that index
+    about       the files it was made from
+    summary     `RunSummary` of the rank alone
+    drawing     `DrawnRank`; absent without a trace
+    step-N      `StepTimeline` of the step with that index
 
 `engine/packing.py` makes bytes of each member.
 """
@@ -39,7 +39,7 @@ from ddpprof.words import utf8_text
 
 _T = TypeVar("_T")
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
-"""time stamp of every member, so that equal entries are equal bytes"""
+"""time stamp of every member, so that equal entries have equal bytes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RankTask:
 def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
     """Read a rank and write its entry. `num_processes`: number of processes that may decode its traces.
 
-    Raises `BadTrace` if the rank is one bad trace that the user named.
+    Raises `BadTrace` if the rank is a single unreadable trace that the user named.
     """
     stamps = stamps_of(task.files)  # taken before reading: later writes must not count as known
     loaded = load_rank(task.files, task.limits, num_processes)
@@ -82,11 +82,11 @@ def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
 @dataclass(frozen=True, slots=True)
 class About:
     files: Mapping[str, str]
-    """file's name → its size and modification time; of a remote one, what its server says instead"""
+    """file name → its size and modification time; for a remote file, the version given by its server"""
     is_whole: bool
-    """``False`` if some file could not be read, which may work next time"""
+    """``False`` if a file could not be read, which may work next time"""
     steps: tuple[int, ...] = ()
-    """numbers of all steps that the rank has, including those that were not measured"""
+    """numbers of all steps of the rank, including those that were not measured"""
 
 
 class BadEntryError(DdpprofError):
@@ -108,12 +108,12 @@ def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_about(path: Path) -> About:
-    """Read what the entry was made from. Raises `BadEntryError`."""
+    """Return a description of what the entry was made from. Raises `BadEntryError`."""
     return _read(path, "about", About)
 
 
 def read_summary(source: Path | BinaryIO) -> RunSummary:
-    """Read the rank's summary. Raises `BadEntryError`."""
+    """Return the rank's summary. Raises `BadEntryError`."""
     return _read(source, "summary", RunSummary)
 
 
@@ -141,7 +141,7 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 def stamps_of(files: RankFiles) -> dict[str, str]:
-    """Return the stamps of the existing files, by name."""
+    """Return the stamps of the existing files, by file name."""
     recorded = (
         []
         if files.directory is None or files.rank is None
@@ -158,7 +158,7 @@ _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
 
 def only_steps(rank: Rank, steps: Container[int]) -> Rank:
-    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is dropped, too."""
+    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is also dropped."""
     record = rank.record
     if record is not None:
         record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))

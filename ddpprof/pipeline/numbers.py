@@ -1,4 +1,4 @@
-"""Numbers of ranks or steps that a user requested, or that exist: ``0-7,64``."""
+"""Numbers of ranks or steps, requested by a user or existing: ``0-7,64``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A container of spans, so that a long one costs nothing."""
+    """A set of numbers stored as spans, so that a long range costs nothing."""
 
     spans: tuple[tuple[int, int], ...]
     """first and last of each span"""
@@ -37,7 +37,7 @@ class Numbers:
         return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self.spans)
 
     def without(self, there: Iterable[int]) -> Numbers:
-        """Return the numbers without those in `there`."""
+        """Return the numbers except those in `there`."""
         left: list[tuple[int, int]] = []
         known = sorted(set(there))
         for first, last in self.spans:

@@ -1,6 +1,6 @@
-"""How much memory is left, in the system and in the control groups of this process?
+"""How much memory is available, in the system and in the control groups of this process?
 
-Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File data that a group
+Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File cache that a group
 could drop counts as used there, but is available.
 """
 
@@ -30,7 +30,10 @@ _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """Return the available bytes; ``None`` if the system does not tell. `root`: root of the file system."""
+    """Return the available memory in bytes; ``None`` if the system does not report it.
+
+    `root`: root of the file system.
+    """
     available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
     found = [] if available_kib is None else [available_kib * 1024]
     for group in groups_around("memory", root):
@@ -44,24 +47,27 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 
 
 def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
-    """Return the bytes left in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
+    """Return the bytes available in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
     most, used = (int((group / name).read_text()) for name in (limit, usage))
     return max(0, most - used + (number_in(group / "memory.stat", forgettable) or 0))
 
 
 _BASE_BYTES = 150_000_000
-"""bytes that a process needs for itself, and for measuring"""
+"""bytes that a process needs for itself and for measuring"""
 _BYTES_PER_BYTE = 1.5
-"""memory per byte of a compressed trace: 6 % of its JSON, which is 12 times as large, with a margin"""
+"""memory per byte of a compressed trace: 6 % of its JSON, which is 12 times as large, plus a margin"""
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
-"""amount that is read faster than a process starts"""
+"""number of bytes that are read faster than a process starts"""
 _MOST_PER_RANK = 4
-"""most processes per rank; with more, each would mostly decompress"""
+"""maximum number of processes per rank; with more, each would mostly decompress"""
 
 
 def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
-    """Write an entry for each rank; return why tasks failed, by index. `jobs`: processes, ``None`` for all that fit."""
+    """Write an entry for each rank. Return, by index, why tasks failed.
+
+    `jobs`: processes, ``None`` for all that fit.
+    """
     sizes = [num_bytes(task.files) for task in tasks]
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
     progress = Progress(watch, [task.files for task in tasks], sizes)
@@ -99,7 +105,7 @@ def _run_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progr
 
 
 def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
-    """Write an entry. `told` gets the number of bytes read; `num_processes` share the rank. Raises `DdpprofError`."""
+    """Write an entry. `told` receives the bytes read so far; `num_processes` share the rank. Raises `DdpprofError`."""
 
     def make(part: Path) -> None:
         with part.open("wb") as out, telling(FileBytes(told)):
@@ -116,7 +122,7 @@ def _run(
     per_rank: int,
     progress: Progress,
 ) -> tuple[list[int], list[int]]:
-    """Return tasks that may have killed a process or run out of memory, and tasks that were not begun then."""
+    """Return tasks that may have killed a process or run out of memory, and tasks that had not begun by then."""
     # spawn: forking a process with threads may hang.
     context, of_caller = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     read_bytes = context.RawArray("q", len(tasks))
@@ -169,7 +175,7 @@ def _begin_process(read_bytes: MutableSequence[int]) -> None:
 
 
 _read_bytes: MutableSequence[int] = []
-"""bytes read by index of the task; shared by all processes"""
+"""bytes read, by task index; shared by all processes"""
 
 
 def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) -> None:
@@ -185,6 +191,6 @@ def _that_fit(largest_bytes: int) -> int:
 
 
 def _divided(num_processes: int, num_ranks: int) -> tuple[int, int]:
-    """Return how many ranks are read at a time, and by how many processes each."""
+    """Return how many ranks are read at a time, and how many processes read each rank."""
     at_a_time = max(1, min(num_processes, num_ranks))
     return at_a_time, min(_MOST_PER_RANK, num_processes // at_a_time)

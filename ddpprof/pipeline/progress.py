@@ -1,4 +1,4 @@
-"""Progress of the map, for those who wait for it."""
+"""Progress of the map step, for display while it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReadProgress:
     num_ranks: int
     done_bytes: int
     all_bytes: int
-    """bytes of the files; 0 if unknown"""
+    """total size of the files in bytes; 0 if unknown"""
 
 
 Watch = Callable[[ReadProgress], None]
@@ -32,7 +32,7 @@ class Progress:
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._read: dict[int, int] = {}
-        """bytes read of each rank that was begun"""
+        """bytes read so far of each rank that was started"""
         self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
@@ -41,7 +41,7 @@ class Progress:
         self.read(index, 0)
 
     def read(self, index: int, num_bytes: int) -> None:
-        """Note the bytes of the rank's files read so far."""
+        """Record how many bytes of the rank's files have been read so far."""
         self._read[index] = min(num_bytes, self._sizes[index])
         self._tell()
 
@@ -70,7 +70,7 @@ class FileBytes:
 
 
 def num_bytes(files: RankFiles) -> int:
-    """Return the bytes of its traces; 0 if unknown."""
+    """Return the total size of the rank's traces in bytes; 0 if unknown."""
     total = 0
     for path in files.traces:
         try:

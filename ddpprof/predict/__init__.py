@@ -1,1 +1,1 @@
-"""The replay: how long would the step take with other buckets, another network, more ranks?"""
+"""The replay: how long would a step take with other buckets, another network, or more ranks?"""

@@ -2,10 +2,10 @@
 
 settings   caps of buckets, equal or smaller at the ends; gradients as views of their buckets; a static graph
            instead of the search for unused parameters; a hook that rounds
-distinct   the shortest of the settings that make DDP do the same
-promising  predicted to take less than the unchanged job: first the caps that `choose_caps` advises, then the best for
-           each number of buckets, since the model's error grows with their number; and one of them without what all
-           others have in common
+distinct   the shortest of the settings that have the same effect in DDP
+promising  predicted to be faster than the unchanged job: first the caps recommended by `choose_caps`, then the best
+           for each number of buckets, because the model's error grows with their number; and one setting without
+           what all others have in common
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from ddpprof.predict.training import Training
 
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _EQUAL = 1e-3
-"""fraction of a step; of settings predicted this close, the shorter one comes first"""
+"""fraction of a step; of settings predicted within this distance, the shorter one comes first"""
 
 Arguments = Mapping[str, bool | float | str | list[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast of a step, ns."""
+    """Forecast of a step's length, ns."""
 
     step_ns: float
     low_ns: float
     high_ns: float
-    """ends of a 95 % interval"""
+    """upper end of a 95 % interval"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and its forecast; without any settings, the unchanged job."""
+    """A setting and its forecast. Without any settings: the unchanged job."""
 
     arguments: Arguments = field(default_factory=dict)
     """arguments of DDP's constructor"""
     comm_hook: str | None = None
-    """name in torch's ``default_hooks``; such a hook rounds what is sent"""
+    """name in torch's ``default_hooks``; such a hook rounds the gradients that are sent"""
     forecast: Forecast | None = None
     num_buckets: int | None = None
 
@@ -84,7 +84,7 @@ class _Tried:
 
     @property
     def does(self) -> tuple[object, ...]:
-        """Key that is equal for settings with which DDP does the same."""
+        """Key that is equal for settings that have the same effect in DDP."""
         setting = self.setting
         return (
             self.prediction.bucket_bytes,
@@ -102,12 +102,12 @@ class _Tried:
 @dataclass(frozen=True, slots=True)
 class Shortlist:
     now: Candidate
-    """job as it is"""
+    """the unchanged job"""
     chosen: tuple[Candidate, ...]
     others: tuple[Candidate, ...]
-    """other settings that were considered and differ in effect"""
+    """other settings that were considered and have a different effect"""
     promises: bool
-    """True if at least one is predicted to be faster; otherwise only the best of them is chosen"""
+    """True if at least one setting is predicted to be faster; otherwise only the best one is chosen"""
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
@@ -127,7 +127,7 @@ def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
 
 
 def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
-    """Choose diverse settings from `promising`, which has the best first."""
+    """Choose a varied selection of settings from `promising`, which is sorted best first."""
     best_of: dict[int, _Tried] = {}
     for one in promising:
         best_of.setdefault(len(one.prediction.bucket_bytes), one)
@@ -143,7 +143,7 @@ def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
 
 
 def _shares_switch(a: _Tried, b: _Tried) -> bool:
-    """Return whether both set the same option other than buckets."""
+    """Return True if both change the same option other than buckets."""
     return any(
         (
             a.setting.gradient_as_bucket_view and b.setting.gradient_as_bucket_view,
@@ -191,7 +191,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps that make different numbers of buckets, and each switch alone."""
+    """Choose settings without predictions: caps that give different numbers of buckets, and each other option alone."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}
@@ -210,9 +210,9 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
 
 _FEW_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUALLY_GOOD = 1.001
-"""factor within which other buckets are as good as the recorded ones, which are then kept"""
+"""factor; the recorded buckets are kept if others are not better than them by more than this"""
 _FLAT = 0.01
-"""fraction of the step; of settings predicted this close, none is better"""
+"""fraction of the step; of settings predicted within this distance, none counts as better"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,9 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 class ChosenCaps:
     best: SearchedSetting
     equal_mb: tuple[float, float] | None
-    """smallest and largest cap of all buckets with which the step is as short, as far as the prediction can tell;
-    ``None`` if there is only one"""
+    """smallest and largest single cap with which the step is equally short, within the prediction's accuracy; ``None``
+    if there is only one
+    """
 
 
 def choose_caps(
@@ -247,11 +248,11 @@ def choose_caps(
     target: Network | None = None,
     tried: Sequence[SearchedSetting] = (),
 ) -> ChosenCaps:
-    """Choose among the caps that DDP accepts, and no change; lists of caps only for a single module.
+    """Choose among the caps that DDP accepts, including no change; lists of caps only for a single module.
 
-    A list must be better than all single caps by more than the prediction's error or 1 % of the step. If the best may
-    cost time, as far as the prediction can tell, but others surely save some, it is the one that saves most at least.
-    `tried`: results of `try_caps` and others, if there are any.
+    A list must be better than all single caps by more than the prediction's error or 1 % of the step. If the best
+    setting may cost time, within the prediction's error, but others certainly save some, choose the one with the
+    largest guaranteed saving. `tried`: results of `try_caps` and others, if there are any.
     """
     recorded = SearchedSetting(base, predict(profile, base, target))
     known = [one for one in tried or try_caps(profile, base, target) if accepted.has(one.setting.buckets)]
@@ -274,7 +275,7 @@ def choose_caps(
 
 
 def _least_gain_ns(recorded: SearchedSetting, one: SearchedSetting) -> float:
-    """Return the lower end of what a setting saves."""
+    """Return the lower end of the interval of a setting's saving, ns."""
     return gain(recorded.prediction, one.prediction).low_ns
 
 
@@ -284,7 +285,7 @@ def _is_as_good(one: SearchedSetting, best: SearchedSetting) -> bool:
 
 
 def _equal_caps(single: Iterable[SearchedSetting], best: SearchedSetting) -> tuple[float, float] | None:
-    """Return the ends of the caps around the best one that are as good; ``None`` if it is a list, or stands alone."""
+    """Return the range of caps around the best one that are as good; ``None`` if it is a list or the only cap."""
     if best.setting.buckets is None or best.setting.buckets.list_mb:
         return None
     of_best = float(best.setting.buckets.cap_mb or DEFAULT_CAP_MIB)

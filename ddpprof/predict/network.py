@@ -1,8 +1,8 @@
-"""How long does an all-reduce take between the ranks of a job, and how much of a concurrent computation does it cost?
+"""How long does an all-reduce take between the ranks of a job, and how much does it slow a concurrent computation?
 
-Each is latency + bytes × time per byte, but never below a floor (`statistics.size_model`). The source is
-`ddpprof netbench`, which measures all sizes, or else the buckets of the run itself, which only show the time per byte
-for their sizes, and not what they cost.
+Both are modelled as latency + bytes × time per byte, but never below a floor (`statistics.size_model`). The data comes
+from `ddpprof netbench`, which measures all sizes, or else from the buckets of the run itself, which only show the time
+per byte for their own sizes, and not their cost to computation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ddpprof.statistics.medians import first_quartile
 from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _LEAST_OF_LARGEST = 8
-"""ratio to the largest bucket below which buckets show latency rather than the rate"""
+"""buckets smaller than this fraction of the largest one show latency rather than bandwidth"""
 _FASTEST, _SLOWEST = 1e-4, 1e4
 """limits of ns per byte: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25
-"""number of search steps between these limits, for an accuracy of 0.02 %"""
+"""number of search steps between these limits, which gives an accuracy of 0.02 %"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Network:
     world_size: int
     least_bytes: float
     most_bytes: float
-    """measured sizes"""
+    """largest measured size"""
     num_sizes: int
     relative_error: float
     """root mean square error of the fit, as a fraction of the time"""
@@ -44,7 +44,7 @@ class Network:
 
 
 def network_of_bench(bench: NetBench) -> Network | None:
-    """Fit the first quartile of each size, since longer times were disturbed; ``None`` for fewer than three sizes."""
+    """Fit the first quartile of each size, because longer times were disturbed; ``None`` for fewer than three sizes."""
     sizes = [one.num_bytes for one in bench.sizes]
     model = fit_size_model(sizes, [first_quartile(one.longest_ns) for one in bench.sizes])
     if model is None or model.slope_ns <= 0:
@@ -64,7 +64,7 @@ def _cost(model: SizeModel) -> Cost:
 
 
 def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
-    """Fit the line of Theil and Sen, because the cost to a computation is a small, noisy difference."""
+    """Fit a Theil–Sen line, because the cost to a computation is a small, noisy difference."""
     points = list(zip(sizes, times_ns, strict=True))
     slopes = [(y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2)]
     if not slopes:
@@ -74,16 +74,16 @@ def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
 
 
 def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    """Derive the network from when buckets were ready and when they had been sent; ``None`` if no end was observed.
+    """Derive the network from when buckets were ready and when they were sent; ``None`` if no end was observed.
 
-    If they are sent one after the other, each shows its duration. Otherwise, search the time per byte with which
+    If buckets are sent one after the other, each shows its duration. Otherwise, search for the time per byte with which
     buckets launched at these times would finish when they did.
     """
     return _of_a_queue(steps, training) or _of_shared_link(steps, training)
 
 
 def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    """Fit buckets sent in sequence; ``None`` if they share the link, or do not separate latency from rate."""
+    """Fit buckets sent one after the other; ``None`` if they share the link, or do not separate latency from rate."""
     sizes = training.bucket_bytes
     if backend_of(training.backend).num_at_once > 1 or any(len(step.finished_ns) < len(sizes) for step in steps):
         return None
@@ -137,7 +137,7 @@ def _network(training: Training, alone: Cost, relative_error: float) -> Network:
 
 
 def _least_of(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimum of a function with one valley, by golden section on a logarithmic scale."""
+    """Return the argument that minimises a function with a single minimum, by golden section on a log scale."""
     golden = (sqrt(5) - 1) / 2
     left, right = low * (high / low) ** (1 - golden), low * (high / low) ** golden
     of_left, of_right = cost(left), cost(right)

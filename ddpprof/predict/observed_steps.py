@@ -1,12 +1,13 @@
-"""Backward passes as seen by light recording on all ranks together, from which predictions start.
+"""Backward passes as seen by light recording on all ranks together; the basis of predictions.
 
 A step with one synchronised backward pass is observed as a whole. A step with several is split into as many parts, each
 ending where the next pass's forward begins. A backward pass through several DDP modules is one part. Times are ns since
 the part began.
-    ready      when the last rank had a gradient, since its bucket waits for all ranks
+
+    ready      when the last rank had a gradient, because its bucket waits for all ranks
     finished   when the last rank had a bucket
     reduced    when DDP had finished the backward pass: the first optimizer began, or the step ended
-    measured   length of the part, mean of all ranks, which keep pace
+    measured   length of the part, mean of all ranks, which run in step
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from ddpprof.topics.buckets.traced import TracedPass, TracedPasses, usual_passes
 class ObservedStep:
     measured_ns: float
     backward_ns: float
-    """end of the last forward, on the last rank"""
+    """end of the last forward on the last rank"""
     ready_ns: tuple[float | None, ...]
-    """time per parameter, one module after the other; ``None`` if it had no gradient"""
+    """time per parameter, module by module; ``None`` if it had no gradient"""
     finished_ns: Mapping[int, float]
-    """times of the buckets that were timed, counted through all modules"""
+    """finish times of the buckets that were timed, numbered through all modules"""
     reduced_ns: float
     backward_end_ns: float | None = None
     """end of the computation, if it continues after the last gradient of a bucket"""
     num_accumulated: int = 1
-    """number of backward passes whose gradients are reduced together, after the last"""
+    """number of backward passes whose gradients are reduced together, after the last of them"""
     step: int = 0
     """number of its step"""
     modules: tuple[int, ...] = (0,)
@@ -52,10 +53,11 @@ class ObservedStep:
 def observe_steps(
     recorded: Mapping[int, Sequence[RecordedStep]], num_buckets: Sequence[int] = (0,), one_clock: bool = False
 ) -> tuple[ObservedStep, ...]:
-    """Return what light recording saw on every rank that was read, one observation per synchronised backward pass.
+    """Return one observation per synchronised backward pass that light recording saw on every rank that was read.
 
     `num_buckets`: number of buckets of each DDP module. `one_clock`: the ranks are on one host, and a step begins when
-    the first of them begins it. Otherwise each rank's times count from its own beginning, as if all began together.
+    the first of them begins it. Otherwise, each rank's times count from its own beginning, as if all had begun
+    together.
     """
     by_rank = [{step.number: step for step in steps if step.mode is StepMode.LIGHT} for steps in recorded.values()]
     common = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
@@ -68,9 +70,9 @@ def observe_steps(
 
 
 def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
-    """Split the step where a forward begins after a synchronised backward pass; a part has a pass of each module.
+    """Split a step where a forward begins after a synchronised backward pass; a part has one pass of each module.
 
-    The result is empty if a pass lacks gradients, or a part a forward or a call of ``backward`` of its own.
+    Empty if a pass lacks gradients, or if a part lacks a forward or a call of ``backward``.
     """
     if not step.passes or any(one.last_ready_ns is None for one in step.passes):
         return ()
@@ -111,7 +113,7 @@ def _last_ready_ns(one: BackwardPass) -> int:
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
-    """Return the length of a backward pass without communication, on the slowest rank; ``None`` without such steps.
+    """Return the length of a backward pass without communication on the slowest rank, ns; ``None`` without such steps.
 
     This is the first quartile of each rank's steps: longer ones were disturbed, and ranks that do not wait for each
     other are disturbed at different times.
@@ -149,7 +151,7 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
 
 
 def _num_accumulated(part: RecordedStep, module: int) -> int:
-    """Return the module's backward passes in the part; several forwards may share one, as for pairs of inputs."""
+    """Return the number of the module's backward passes in the part; several forwards may share one."""
     forwards = [one for one in part.forwards if one.module == module and one.has_gradients]
     num_per_pass = sum(one.synchronises for one in forwards)
     return len(forwards) // num_per_pass if num_per_pass else 1
@@ -177,7 +179,7 @@ def _optimized_at(step: RecordedStep, since_ns: int) -> int:
 
 
 _QUEUED_NS = 20_000
-"""ns after another kernel's end within which a kernel was waiting for it"""
+"""a kernel that starts within this many ns after another one's end was waiting for it"""
 
 
 HostTimes = Mapping[int, Mapping[int, RecordedStep]]
@@ -187,7 +189,7 @@ HostTimes = Mapping[int, Mapping[int, RecordedStep]]
 def observe_gradients(
     ranks: Mapping[int, TracedPasses], recorded: HostTimes, buckets: Buckets
 ) -> tuple[ObservedStep, ...]:
-    """Return steps that traces and records have; none if the traces show other buckets than `buckets`."""
+    """Return the steps that are in both traces and records; empty if the traces show other buckets than `buckets`."""
     steps = []
     for (number, index), passes in _common_passes(ranks).items():
         hosts = [_part_of_pass(recorded.get(rank, {}).get(number), index) for rank in passes]
@@ -208,7 +210,7 @@ def _part_of_pass(step: RecordedStep | None, index: int) -> RecordedStep | None:
 
 
 def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[float | None]:
-    """Interpolate linearly from the end of the forward to the first bucket, and on to the next ones."""
+    """Interpolate gradient times linearly from the end of the forward to the first bucket, and on to the next ones."""
     recorded = host.passes[0]
     launched = [None if ns is None else float(ns - recorded.origin_ns) for ns in recorded.ready_ns]
     of_host, of_device = [0.0], [float(one.backward_start_ns - one.step_start_ns)]
@@ -226,7 +228,7 @@ def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...
 
 
 def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[tuple[int, int], dict[int, TracedPass]]:
-    """Return number of the step and position of the pass in it → rank → its pass."""
+    """Return a mapping: (step number, position of the pass in it) → rank → its pass."""
     if not any(of_rank.passes for of_rank in ranks.values()):
         return {}
     by_rank = {
@@ -256,7 +258,7 @@ def _observe_passes(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """Return when each bucket was there, since the step began; at the latest when its all-reduce started."""
+    """Return when each bucket was ready, ns since the step began; at the latest when its all-reduce started."""
     free = [times for index, times in enumerate(one.times_ns) if not _was_queued(one, index)]
     delays = [started - launched for launched, started, _ in free if launched is not None]
     behind = median(delays) if delays else 0

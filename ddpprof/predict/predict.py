@@ -1,9 +1,9 @@
-"""Which other networks could it be than the fitted one? Replays with each give a prediction its interval.
+"""Which networks other than the fitted one are plausible? Replays with each give a prediction its interval.
 
-slower, faster   by the error of the fit, and by more the further sizes, ranks and bandwidth are from the measured ones;
-                 with a higher and a lower cost to the concurrent computation
-more latency     as much as there may be, if the run's buckets have about the same size, so that they do not show what
-                 their time depends on
+slower, faster   by the error of the fit, and by more the further sizes, ranks and bandwidth are from the measured
+                 ones; with a higher and a lower cost to the concurrent computation
+more latency     as much as is plausible, if the run's buckets have about the same size, so that they do not show
+                 what their time depends on
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
 """error per doubling of bucket size, number of ranks or bandwidth, beyond what was measured"""
 _BEYOND = 2
-"""factor by which a bucket may exceed the measured sizes and still be as well known"""
+"""a bucket up to this many times larger than the measured sizes counts as equally well known"""
 _TAKEN_ERROR = 0.3
 _MOST_TAKEN = 3.0
-"""ns per byte, more than gloo was seen to cost a computation; used if it was not measured"""
+"""ns per byte, higher than any cost of gloo to a computation seen so far; used if it was not measured"""
 _MOST_LATENCY_NS = 1e6
 """latency of a bucket, used if it was not measured"""
 _MOST_LATENCY_OF_A_ROUND_NS = 10e6
-"""most that passing a message on may take whatever its size: far hosts, or threads that wait for a core"""
+"""maximum time to pass on a message of any size: distant hosts, or threads that wait for a core"""
 _ONE_SIZE = 4
-"""ratio of largest to smallest size below which sizes do not separate latency from rate"""
+"""ratio of largest to smallest size below which sizes do not separate latency from bandwidth"""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
     links: tuple[Link, ...]
     reasons: tuple[str, ...]
-    """why they differ by more than the error of the fit, in words"""
+    """why the networks differ by more than the error of the fit, in words"""
 
 
 def doubts_about(network: Network, link: Link, setting: Setting, training: Training) -> Doubts:
-    """Return the alternatives. `link`: the network's link, as changed by `setting`, which has the number of ranks."""
+    """Return the alternative networks. `link`: the network's link as changed by `setting`, for its number of ranks."""
     if link.alone == NOTHING:  # one rank
         return Doubts((link,), ())
     error, reasons = _rate_error(network, link, setting, training)
     slower, faster = _with_rates(link, 1 + error), _with_rates(link, 1 / (1 + error))
     if training.on_cpu and link.taken == NOTHING:
-        reasons.append("it is unknown how much processor time communication takes; ddpprof netbench measures it")
+        reasons.append("it is unknown how much CPU time communication takes; ddpprof netbench measures it")
         alone = replace(slower.alone, constant_ns=slower.alone.constant_ns + _MOST_LATENCY_NS)
         slower = replace(slower, alone=alone, taken=Cost(0.0, _MOST_TAKEN))
     elif training.on_cpu:
@@ -64,7 +64,7 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
 
 
 def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
-    """Return a link with as much latency as there may be, on which a bucket of the run's size takes as long."""
+    """Return a link with the largest plausible latency, on which a bucket of the run's size takes the same time."""
     num_bytes = (network.least_bytes + network.most_bytes) / 2
     rounds, usual_ns = setting.algorithm.rounds(setting.world_size or network.world_size), link.alone.ns(num_bytes)
     latency_ns = min(usual_ns, rounds * _MOST_LATENCY_OF_A_ROUND_NS)
@@ -72,7 +72,7 @@ def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
 
 
 def _rate_error(network: Network, link: Link, setting: Setting, training: Training) -> tuple[float, list[str]]:
-    """Return the error as a fraction, with reasons for the part that is not the fit's own."""
+    """Return the relative error, with reasons for the part that does not come from the fit."""
     error, reasons, sizes = max(_LEAST_RATE_ERROR, network.relative_error), [], training.bucket_bytes
     beyond = max(network.least_bytes / max(1, min(sizes)), max(sizes) / network.most_bytes)
     if beyond > _BEYOND:
@@ -102,29 +102,29 @@ def _megabytes(num_bytes: float) -> str:
 
 
 _BATCH_ERROR = 0.1
-"""error of the computation per doubling of the batch, since it need not grow in proportion"""
+"""relative error of the computation per doubling of the batch, because it need not grow in proportion"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
-"""number of times a hook processes the gradients, where copying into a bucket counts once; half before sending"""
+"""number of passes of a hook over the gradients, with copying into a bucket as the unit; half of them before sending"""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedParts:
-    """The parts of a step, ns, which add up to it."""
+    """The parts of a step, ns; their sum is the step."""
 
     forward_ns: float
-    """until the last forward ends"""
+    """time until the last forward ends"""
     backward_ns: float
     """backward pass without communication"""
     slowed_ns: float
-    """processor time that communication takes from it"""
+    """CPU time that communication takes from it"""
     exposed_ns: float
-    """waits for buckets, and their copies, after the last gradient"""
+    """waits for buckets, and copies, after the last gradient"""
     rest_ns: float
     """optimizer, and everything outside the replay's model"""
 
     @property
     def communication_ns(self) -> float:
-        """Time that communication costs."""
+        """Communication time of the step, ns."""
         return self.slowed_ns + self.exposed_ns
 
 
@@ -133,24 +133,25 @@ class Prediction:
     step_ns: float
     low_ns: float
     high_ns: float
-    """ends of a 95 % interval"""
+    """upper end of a 95 % interval"""
     parts: PredictedParts
     bucket_bytes: tuple[int, ...]
     """sizes in the order of launch"""
     doubted_ns: tuple[float, ...]
-    """step with each of the alternative networks, in the same order in all predictions"""
+    """step length with each of the alternative networks, in the same order in all predictions"""
     missed_ns: float
-    """error of the replay of the recorded settings at the end of the backward pass, increased if the predicted pass is
-    longer"""
+    """error of the replay with recorded settings at the end of the backward pass, increased if the predicted pass is
+    longer
+    """
     guessed_ns: float
-    """error from guesses about what a hook or another batch computes"""
+    """error from assumptions about the computation of a hook or of another batch size"""
     widened: tuple[str, ...]
-    """why the interval is wider than the run's own errors make it, in words"""
+    """why the interval is wider than the run's own errors require, in words"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Gain of one setting over another, ns per step, without the noise of the measured steps, which both share."""
+    """Gain of one setting over another, ns per step. Noise of the measured steps cancels, because both share it."""
 
     gain_ns: float
     low_ns: float
@@ -174,7 +175,7 @@ class _PredictedPasses:
     was_ns: float
     """their length with the recorded settings"""
     parts: PredictedParts
-    """of the step, with no rest"""
+    """parts of the step, with a rest of 0"""
     doubted_ns: tuple[float, ...]
     missed_ns: float
     guessed_ns: float
@@ -187,7 +188,7 @@ class _PredictedPasses:
 
 
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
-    """Predict the step. `target` is the network to train on, if it is not the run's."""
+    """Predict the step. `target`: the network to train on, if it is not the run's."""
     network = target or profile.network
     setting = replace(setting, world_size=num_ranks(setting, profile.passes[0].training, network))
     passes = [_predict_passes(one, setting, network) for one in profile.passes]
@@ -254,7 +255,7 @@ def _predict_passes(one: PassProfile, setting: Setting, network: Network) -> _Pr
 
 
 def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
-    """Return the sizes of every module's buckets once, although several kinds of passes may go through it."""
+    """Return the sizes of each module's buckets once, although several kinds of passes may go through it."""
     of_modules: dict[int, tuple[int, ...]] = {}
     for training in trainings:
         of_modules |= training.bucket_bytes_by_module
@@ -262,7 +263,7 @@ def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """Return the world size of the predicted job: by default the run's, regardless of the network's measurement."""
+    """Return the world size of the predicted job: by default the run's, not that of the network's measurement."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 
@@ -302,7 +303,7 @@ def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
 
 
 def _after_ns_per_byte(one: PassProfile, training: Training, setting: Setting) -> float:
-    """Return what DDP and a hook do once a bucket is there."""
+    """Return the time per byte, ns, of what DDP and a hook do once a bucket has arrived."""
     copied = 0.0 if training.gradient_as_bucket_view else one.copied_ns_per_byte
     return copied + _hook_ns_per_byte(one, setting) / 2
 
@@ -350,5 +351,5 @@ def _guesses(one: PassProfile, setting: Setting) -> list[str]:
     elif setting.compression is not None:
         guesses.append("the hook's computation is left out, since the run does not show how fast gradients are copied")
     if setting.compression is not None and not one.training.knows_parameters:
-        guesses.append("gradients are assumed to have 32 bits, since traces do not tell")
+        guesses.append("gradients are assumed to have 32 bits, because traces do not contain their type")
     return guesses

@@ -1,11 +1,11 @@
-"""What would a run's own steps be without communication? Predictions start from these.
+"""How long would a run's own steps be without communication? Predictions start from this.
 
-    computed   when a gradient would be there: its observed time, without the processor time taken by buckets in
-               transit; the backward pass is as long as in steps without communication, if there are any
-    copied     DDP's work per byte once a bucket is there: from the trace, or so that the replay ends when the
+    computed   when a gradient would be ready: its observed time, without the CPU time taken by buckets in transit; the
+               backward pass is as long as in steps without communication, if there are any
+    copied     DDP's work per byte once a bucket has arrived: from the trace, or chosen so that the replay ends when the
                observed steps did
     rest       the step outside the backward pass: the optimizer, and everything between steps
-    pace       observed length of the backward pass relative to its replay
+    pace       observed length of the backward pass divided by the replayed one
 
 All are medians over the observed steps.
 """
@@ -26,16 +26,16 @@ from ddpprof.statistics.medians import error_of_median
 _MOST_COPIED = 4.0
 """ns per byte; anything slower is not a copy but the script's own work before its optimizer"""
 _MOST_PACE = 1.1
-"""largest pace, and inverse of the smallest; beyond it, the replay's model does not fit"""
+"""largest pace, and inverse of the smallest; outside this range, the replay's model does not fit"""
 _ENOUGH_SENT = 0.5
-"""least share of the gradients"""
+"""minimum share of the gradients that must be sent"""
 _UNKNOWN_ERROR = 0.0625
-"""error of a single step, whose spread is unknown, as a fraction"""
+"""relative error of a single step, whose spread is unknown"""
 
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """The reduced backward passes of a step through the same DDP modules, which are assumed to be alike.
+    """The reduced backward passes of a step through the same DDP modules, assumed to be alike.
 
     Times are those of one pass, from where its part of the step begins.
     """
@@ -46,7 +46,7 @@ class PassProfile:
     replayed_ns: float
     """end of the backward pass with the recorded settings, according to the replay"""
     reduced_ns: float
-    """the same, observed"""
+    """the same, as observed"""
     searched_ns: float = 0.0
     """time that DDP spends in every forward to find unused parameters"""
     accumulation: int = 1
@@ -56,12 +56,12 @@ class PassProfile:
 
     @property
     def pace(self) -> float:
-        """Observed time relative to the replay's, within the limits of what the machine may cause."""
+        """Observed time divided by the replayed one, within the limits of what the machine may cause."""
         return min(max(self.reduced_ns / self.replayed_ns, 1 / _MOST_PACE), _MOST_PACE)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Gradients in the order in which they come."""
+        """Gradients in the order in which they become ready."""
         known = [(ns, index) for index, ns in enumerate(self.computed.gradients_ns) if ns is not None]
         return tuple(index for _, index in sorted(known))
 
@@ -69,7 +69,7 @@ class PassProfile:
 @dataclass(frozen=True, slots=True)
 class Profile:
     passes: tuple[PassProfile, ...]
-    """one for each set of DDP modules that a backward pass of the step goes through; most jobs have one"""
+    """one profile for each set of DDP modules that a backward pass of the step goes through; most jobs have one"""
     step_ns: float
     """median of measured steps"""
     step_error_ns: float
@@ -82,7 +82,7 @@ class Profile:
 
     @property
     def training(self) -> Training:
-        """The training of the passes that reduce most."""
+        """The training whose passes reduce the most bytes."""
         return max((one.training for one in self.passes), key=lambda training: training.gradient_bytes)
 
     @property
@@ -91,12 +91,12 @@ class Profile:
 
     @property
     def comm_hook(self) -> str | None:
-        """The first module's communication hook that decides what is sent; ``None`` if there is none."""
+        """The first module's communication hook that affects what is sent; ``None`` if there is none."""
         return next((one.training.comm_hook for one in self.passes if one.training.comm_hook is not None), None)
 
     @property
     def replay_error(self) -> float:
-        """Error of the replay of the recorded settings, as a fraction of the step."""
+        """Error of the replay with recorded settings, as a fraction of the step."""
         return sum(one.num_reduced * (one.replayed_ns - one.reduced_ns) for one in self.passes) / self.step_ns
 
     @property
@@ -107,7 +107,7 @@ class Profile:
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return a profile as if all ranks computed like `ranks`, a profile of some of them.
+        """Return a profile as if all ranks computed like `ranks`, which is the profile of some of them.
 
         Everything else is as measured on all ranks. Raises `DdpprofError` if it has other gradients.
         """
@@ -141,10 +141,10 @@ def profile_of(
 ) -> Profile:
     """Return the profile of a step.
 
-    `measured_ns`: steps that were not profiled. `network`: the run's network. `copied_ns`: time in which DDP copies out
-    of its buckets in a step, if a trace has it. `alone_ns`: length of a backward pass without communication, if all
-    passes go through the same modules. `searched_ns`: time in which DDP searches for unused parameters in a step.
-    Raises `DdpprofError` if the gradients have no bytes.
+    `measured_ns`: steps that were not profiled. `network`: the run's network. `copied_ns`: time per step that DDP
+    spends copying out of its buckets, if a trace has it. `alone_ns`: length of a backward pass without communication,
+    if all passes go through the same modules. `searched_ns`: time per step that DDP spends searching for unused
+    parameters. Raises `DdpprofError` if the gradients have no bytes.
     """
     num_passes = sum(one.num_reduced for one in kinds)
     num_bytes = sum(one.num_reduced * one.training.gradient_bytes for one in kinds)
@@ -170,7 +170,7 @@ def profile_of(
 def _pass_profile(
     observed: ObservedPasses, link: Link, copied: float | None, alone_ns: float | None
 ) -> tuple[PassProfile, Link]:
-    """Return the profile of one of these passes, and the link with what it takes from the computation, if that shows.
+    """Return the profile of one of these passes, and the link with its cost to the computation, if that is visible.
 
     `copied`: ns per byte.
     """
@@ -183,7 +183,7 @@ def _pass_profile(
         copied = _copied_ns_per_byte(training, computed, link, reduced_ns)
     if alone_ns is not None:
         observed_end_ns = median(step.computed_ns for step in steps)
-        copied_in_ns = copied * training.gradient_bytes  # the same time as for copying them out again
+        copied_in_ns = copied * training.gradient_bytes  # the same time as copying them out again
         end_ns = min(computed.forward_end_ns + alone_ns + copied_in_ns, observed_end_ns)
         if training.on_cpu and link.taken == NOTHING:
             link = replace(link, taken=_taken(training, steps, link, observed_end_ns - end_ns))
@@ -201,7 +201,7 @@ def _pass_profile(
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
-    """Return observed times without the processor time that transfers had taken until then."""
+    """Return observed times minus the CPU time that transfers had taken up to then."""
     sent = _sent(training, step, link)
 
     def taken_until(now_ns: float) -> float:
@@ -228,7 +228,7 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 
 
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
-    """Return what buckets sent during the backward pass cost, if they caused all of its loss.
+    """Return the cost of buckets sent during the backward pass, if they caused all of its loss.
 
     With few such buckets, the result would be noise.
     """
@@ -244,7 +244,7 @@ def _sent_bytes(training: Training, step: ObservedStep, link: Link) -> float:
 
 
 def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, reduced_ns: float) -> float:
-    """Return the copying time with which the replay ends when the steps did, by bisection: more copying ends later."""
+    """Return the copying time per byte with which the replay ends when the steps did, found by bisection."""
     low, high = 0.0, _MOST_COPIED
     for _ in range(30):
         middle = (low + high) / 2
@@ -256,7 +256,7 @@ def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, redu
 
 
 def _usual(steps: Sequence[Computed]) -> Computed:
-    """Return medians over steps; a gradient that most steps lack is absent."""
+    """Return medians over steps; a gradient that is missing in most steps is absent."""
 
     def usual(times: Times) -> float | None:
         known = [ns for ns in times if ns is not None]

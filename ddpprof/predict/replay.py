@@ -1,10 +1,10 @@
-"""When is the backward pass over, if its gradients are sent in these buckets over this link?
+"""When does the backward pass end, if its gradients are sent in these buckets over this link?
 
-    computation   runs at full speed while nothing is sent; communication takes some of it: `Link.taken`
-    bucket        is launched once its last gradient is there and all buckets before it are launched
+    computation   runs at full speed while nothing is sent; communication slows it down: `Link.taken`
+    bucket        is launched once its last gradient is ready and all buckets before it are launched
     transfer      starts as soon as one of the backend's `Link.at_once` workers is free, and shares the link equally
-                  with the others; during computation it may take longer than alone
-    finalisation  after the last gradient DDP processes the buckets in order: it waits for each, and then works on it
+                  with other transfers; during computation it may take longer than on its own
+    finalisation  after the last gradient, DDP processes the buckets in order: it waits for each, and then works on it
                   for `Bucket.copied_ns`, for example to copy it to the gradients
 
 Times are nanoseconds since the step began.
@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 _TAKEN_WITH_TIME = 0.4
-"""share of a transfer's cost to computation that depends on its duration; the rest depends on its bytes. Measured by
-netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s"""
+"""share of a transfer's cost to computation that depends on its duration; the rest depends on its bytes. Measured with
+netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s
+"""
 _LEAST_SPEED = 0.1
-"""least speed of the computation, whatever is sent"""
+"""minimum speed of the computation during communication"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Cost:
     constant_ns: float = 0.0
     ns_per_byte: float = 0.0
     floor_ns: float = 0.0
-    """cost of small sizes, which are all equal"""
+    """cost of small sizes, the same for all of them"""
 
     def ns(self, num_bytes: float) -> float:
         return max(self.constant_ns + self.ns_per_byte * num_bytes, self.floor_ns)
@@ -44,10 +45,10 @@ NOTHING = Cost()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The cost of an all-reduce among the ranks, rather than of the wire."""
+    """The cost of an all-reduce among the ranks, not of the physical link."""
 
     alone: Cost
-    """duration for a bucket that has the link and the processor to itself"""
+    """duration for a bucket that has the link and the CPU to itself"""
     busy: Cost = NOTHING
     """duration during computation, if that is longer"""
     taken: Cost = NOTHING
@@ -56,7 +57,7 @@ class Link:
     """number of concurrent transfers: one with NCCL, two with gloo's two threads"""
 
     def taken_at(self, ns_per_byte: float) -> Cost:
-        """Return the cost to the computation on a link with another rate."""
+        """Return the cost to the computation on a link with another bandwidth."""
         longer = ns_per_byte / self.alone.ns_per_byte if self.alone.ns_per_byte else 1.0
         return replace(self.taken, ns_per_byte=self.taken.ns_per_byte * (1 + _TAKEN_WITH_TIME * (longer - 1)))
 
@@ -68,10 +69,10 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class Bucket:
     computed_ns: float
-    """time at which its last gradient would be there without communication"""
+    """time at which its last gradient would be ready without communication"""
     num_bytes: float
     copied_ns: float = 0.0
-    """computation that it needs once it is there"""
+    """computing time that it needs once it has arrived"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ class Replayed:
     buckets: tuple[SentBucket, ...]
     """buckets in the order of launch"""
     computed_ns: float
-    """time at which the backward pass has finished its computation"""
+    """time at which the computation of the backward pass has finished"""
     end_ns: float
-    """time at which finalisation is over"""
+    """time at which finalisation has ended"""
 
 
 def replay(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
@@ -106,7 +107,7 @@ class _Task:
 
     left_ns: float
     awaited: int | None = None
-    """bucket that must be there before it begins"""
+    """bucket that must have arrived before it begins"""
 
 
 class _State:
@@ -156,7 +157,7 @@ class _State:
         return max(1 - taken, _LEAST_SPEED), rates
 
     def _settle(self) -> None:
-        """Perform everything that is due now."""
+        """Do everything that is due now."""
         for index in [index for index, left in self._left.items() if left <= _NOTHING_LEFT]:
             del self._left[index]
             self.finished[index] = self.now
@@ -183,6 +184,6 @@ def _tasks(buckets: Sequence[Bucket], computed_ns: float) -> list[_Task]:
 
 
 _NOTHING = 1e-3
-"""ns; less than rounding errors"""
+"""ns; below this, a remaining time is a rounding error"""
 _NOTHING_LEFT = 1e-9
-"""fraction of a bucket"""
+"""fraction of a bucket; below this, nothing is left to send"""

@@ -1,7 +1,7 @@
 """Which bucket sizes does DDP's constructor accept, and which are worth trying?
 
-There is one cap for all buckets, optionally with a small one for the first bucket, with which communication begins, for
-the last, which is sent when computation is over, or for both.
+There is one cap for all buckets, optionally with a smaller one for the first bucket, which begins communication, for
+the last bucket, which is sent when computation has ended, or for both.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, Gradient
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
-"""most buckets whose caps one would list in a script"""
+"""maximum number of buckets whose caps are reasonable to list in a script"""
 _MANY = 4
-"""number of equal caps in a row that are not written one by one"""
+"""minimum number of consecutive equal caps that are not written one by one"""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCaps:
-    """Bucket caps as in DDP: a list overrides a cap, and with neither the first bucket is small."""
+    """Bucket caps as in DDP: a list overrides a cap, and without both the first bucket is small."""
 
     cap_mb: float | None = None
     list_mb: tuple[float, ...] = ()
-    """caps of the buckets in turn; the last one applies to all further buckets"""
+    """caps of the buckets in order; the last one applies to all further buckets"""
 
     @property
     def caps(self) -> Caps:
@@ -37,7 +37,7 @@ class BucketCaps:
 
     @property
     def argument(self) -> str:
-        """Argument as written in Python."""
+        """Constructor argument as written in Python."""
         if self.list_mb:
             return f"bucket_cap_mb_list={as_written(self.list_mb)}"
         return f"bucket_cap_mb={self.cap_mb}" if self.cap_mb is None else f"bucket_cap_mb={self.cap_mb:g}"
@@ -45,15 +45,15 @@ class BucketCaps:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCaps:
-    """A user can give DDP only some caps: this says which."""
+    """Caps that a user can give to DDP."""
 
     lists: bool = True
-    """whether there may be a cap for each bucket"""
+    """whether each bucket can have its own cap"""
     default_cap: bool = True
-    """whether 25 MiB may be given for all buckets, which differs from no cap by the first bucket"""
+    """whether 25 MiB can be given for all buckets; unlike no cap, this includes the first bucket"""
 
     def has(self, caps: BucketCaps | None) -> bool:
-        """Return whether they can be given; ``None``: as they are."""
+        """Return True if the caps can be given; ``None`` means no change."""
         if caps is None:
             return True
         return self.lists if caps.list_mb else self.default_cap or caps.cap_mb != DEFAULT_CAP_MIB
@@ -62,8 +62,8 @@ class AcceptedCaps:
 def accepted_caps(torch: str | None, framework: str | None, is_compiled: bool) -> AcceptedCaps:
     """Return which caps can be given to that version of torch through that framework.
 
-    Lists came with torch 2.13. Accelerate takes 25 MiB for no cap. A list does not move the places at which
-    torch.compile cuts a model for DDP, which are at the largest cap.
+    Lists were added in torch 2.13. Accelerate treats 25 MiB as no cap. A list does not move the points at which
+    torch.compile splits a model for DDP; these follow the largest cap.
     """
     version = re.match(r"(\d+)\.(\d+)", torch or "")
     has_lists = version is not None and tuple(map(int, version.groups())) >= (2, 13)
@@ -80,7 +80,7 @@ def as_written(list_mb: Sequence[float]) -> str:
 
 
 def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[float]:
-    """Yield the ascending `caps_mb` up to the first that all gradients fit under."""
+    """Yield the ascending `caps_mb` up to the first one under which all gradients fit."""
     for cap_mb in caps_mb:
         yield cap_mb
         if cap_mb * MIB >= gradient_bytes:
@@ -88,7 +88,7 @@ def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[
 
 
 def with_own_ends(cap_mb: float, num_buckets: int) -> Iterator[BucketCaps]:
-    """Yield variants of a cap that makes `num_buckets` buckets, with smaller buckets at its ends."""
+    """Yield variants of a cap that gives `num_buckets` buckets, with smaller buckets at the ends."""
     ends = [end for end in _ENDS_MB if end < cap_mb]
     yield from (BucketCaps(list_mb=(first, cap_mb)) for first in ends)
     if 1 < num_buckets <= _MOST_LISTED:
@@ -98,7 +98,7 @@ def with_own_ends(cap_mb: float, num_buckets: int) -> Iterator[BucketCaps]:
 
 
 class Algorithm(StrEnum):
-    """Algorithm of an all-reduce among n ranks. Rounds determine latency; bytes are those carried by one link."""
+    """Algorithm of an all-reduce among n ranks. Rounds determine latency; bytes are those transferred over one link."""
 
     RING = "ring"
     TREE = "tree"
@@ -126,17 +126,17 @@ class Setting:
     overlaps: bool = True
     batch_scale: float = 1.0
     accumulation: int | None = None
-    """number of backward passes in a step, of which only the last is reduced"""
+    """number of backward passes in a step, only the last of which is reduced"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING
     bytes_per_s: float | None = None
     """bandwidth of each rank's link"""
     latency_ns: float | None = None
-    """latency of one message between two ranks"""
+    """latency of one message between two ranks, ns"""
 
 
 def sent_share(gradients: Sequence[Gradient], compression: Compression | None, rank: int) -> float:
-    """Return the share of the bytes of all gradients that a hook sends."""
+    """Return the share of all gradient bytes that a hook sends."""
     total = sum(gradient.num_bytes for gradient in gradients)
     if compression is None or not total:
         return 1.0

@@ -1,4 +1,4 @@
-"""The recorded training, as far as predictions need it."""
+"""The recorded training, reduced to what predictions need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, final_bucke
 from ddpprof.predict.replay import Bucket, Link, Replayed, replay
 
 Times = Sequence[float | None]
-"""time of each gradient, ns since the step began; ``None`` if there is none"""
+"""time of each gradient, ns since the step began; ``None`` if it has none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Computed:
     """end of the backward pass"""
 
     def ending_at(self, end_ns: float) -> Computed:
-        """Return the computation with a backward pass that is uniformly longer or shorter."""
+        """Return the computation with its backward pass scaled uniformly to end at `end_ns`."""
         was_ns = self.end_ns - self.forward_end_ns
         factor = (end_ns - self.forward_end_ns) / was_ns if was_ns > 0 else 1.0
 
@@ -43,18 +43,18 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One backward pass reduces these gradients, which belong to one DDP module, or to several, one after the other."""
+    """The gradients reduced in one backward pass. They belong to one DDP module, or to several in sequence."""
 
     gradients: tuple[Gradient, ...]
     buckets: Buckets
-    """buckets of each module in the order of launch"""
+    """buckets of each module in launch order"""
     caps: Caps
-    """caps by which they were made"""
+    """caps with which they were made"""
     world_size: int
     backend: str
     on_cpu: bool
     knows_parameters: bool = True
-    """``False`` if each of `gradients` is a whole bucket of a trace, which cannot be divided"""
+    """``False`` if each of `gradients` is a whole bucket from a trace, which cannot be divided"""
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
@@ -62,9 +62,9 @@ class Training:
     modules: tuple[int, ...] = (0,)
     """DDP modules that the pass goes through"""
     further_modules_at: tuple[int, ...] = ()
-    """index of the first gradient of each module but the first"""
+    """index of the first gradient of each module except the first module"""
     further_caps: tuple[Caps, ...] = ()
-    """caps by which their buckets were made"""
+    """caps with which their buckets were made"""
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class Training:
         return rebuilds_buckets(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
 
     def launches(self, ready_ns: Times) -> list[float]:
-        """Return when each bucket is launched: once it and all before it in its module are there.
+        """Return the launch time of each bucket: when it and all before it in its module are ready.
 
         A bucket without gradients is launched at once.
         """
@@ -99,15 +99,15 @@ class Training:
         return launches
 
     def _place(self, bucket: Sequence[int]) -> int:
-        """Return the place of the bucket's module among `modules`."""
+        """Return the index of the bucket's module in `modules`."""
         return bisect_right(self.further_modules_at, bucket[0])
 
     def sent_when(self, ready_ns: Times) -> list[Bucket]:
-        """Return the buckets, each sent as soon as it may be launched."""
+        """Return the buckets, each ready at the time of its launch."""
         return [Bucket(*pair) for pair in zip(self.launches(ready_ns), self.bucket_bytes, strict=True)]
 
     def replay(self, computed: Computed, link: Link, copied_ns_per_byte: float, sent_share: float = 1.0) -> Replayed:
-        """Replay the training. `sent_share`: share of the bytes that goes over the link."""
+        """Replay the training. `sent_share`: share of the bytes that is sent over the link."""
         rows = [
             Bucket(one.computed_ns, one.num_bytes * sent_share, copied_ns_per_byte * one.num_bytes)
             for one in self.sent_when(computed.gradients_ns)
@@ -115,7 +115,7 @@ class Training:
         return replay_in_turn(rows, computed.end_ns, link)
 
     def remade(self, caps: Caps | None, ready_order: Sequence[int]) -> Buckets:
-        """Return the buckets that DDP makes with these caps, or its own, from gradients that come in this order."""
+        """Return the buckets that DDP makes with these caps, or its own, if gradients become ready in this order."""
         firsts, own_caps = (0, *self.further_modules_at), (self.caps, *self.further_caps)
         made: list[tuple[int, ...]] = []
         for first, end, own in zip(firsts, (*self.further_modules_at, len(self.gradients)), own_caps, strict=True):
@@ -148,7 +148,7 @@ def joint(trainings: Sequence[Training]) -> Training:
 
 
 def replay_in_turn(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """Replay buckets in any order, each launched as soon as it is there; the result has them in the same order."""
+    """Replay buckets given in any order, each launched as soon as it is ready. Results are in the same order."""
     order = sorted(range(len(buckets)), key=lambda index: buckets[index].computed_ns)
     replayed = replay([buckets[index] for index in order], computed_ns, link)
     by_index = dict(zip(order, replayed.buckets, strict=True))

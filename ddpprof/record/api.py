@@ -1,4 +1,4 @@
-"""Where a recording begins: in a block `with ddpprof.profile("runs/a") as prof:`, or by injection into the script."""
+"""Start a recording: with a block `with ddpprof.profile("runs/a") as prof:`, or by injection into the script."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from ddpprof.record.ddp_construction import modify_ddp
 from ddpprof.record.events import EVENTS
 from ddpprof.record.settings import WATCHING, Settings, settings_from_environment
 
-if TYPE_CHECKING:  # it needs torch, which is only being imported when `install` is called
+if TYPE_CHECKING:  # it needs torch, which is still being imported when `install` is called
     from ddpprof.record.session import Session
 
 
 class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
     """Record the DDP training inside the ``with`` block into the run directory `out`.
 
-    Every rank enters the block with the same arguments. Steps are found automatically: they end with the optimizer's
-    step. Only if that does not fit, call `step()` at the end of each training step.
+    Every rank enters the block with the same arguments. Steps are found automatically: a step ends when the optimizer
+    has taken its step. If that does not fit your training loop, call `step()` at the end of each training step.
 
     Args:
-        out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
+        out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
         skip_first: initial steps that are not recorded.
         cost_steps: steps that measure ddpprof's own cost: half of them with recording off.
-        timed_steps: steps with recording off, of which only the length is kept.
-        warmup: steps with the profiler on, whose trace is discarded.
+        timed_steps: steps with recording off. Only their duration is kept.
+        warmup: steps with the profiler on. Their trace is discarded.
         steps: profiled steps.
-        alone_steps: final steps without gradient communication and without the profiler, which show how long
-            computation takes alone. The ranks' parameters differ afterwards.
+        alone_steps: final steps without gradient communication and without the profiler, to measure how long
+            computation takes on its own. The ranks' parameters differ afterwards.
         profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
         record_shapes: as in ``torch.profiler.profile``.
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
-        pulse: ``False`` does not watch the steps after the recorded ones.
+        pulse: ``False`` stops watching after the recorded steps.
         keep_command: ``False`` does not store the process's command line in the run.
 
-    At the end of the block, the first rank says on stderr where the run is, and how to see it.
+    At the end of the block, the first rank prints to stderr where the run is and how to view it.
 
-    Recording never raises: a problem is reported once on stderr, and training goes on. In a script under
-    `ddpprof trace`, the block creates no run of its own, but its `step()` counts.
+    Recording never raises: a problem is reported once on stderr, and training continues. In a script run under `ddpprof
+    trace`, the block creates no run of its own, but its `step()` is still used.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         return self
 
     def step(self) -> None:
-        """Mark the end of a training step. After the first call, nothing else ends a step."""
+        """Mark the end of a training step. Once this has been called, only further calls end a step."""
         EVENTS.step_marked()
 
     def __exit__(
@@ -122,17 +122,18 @@ def watch(
     force: bool = Settings.force,
     keep_command: bool = True,
 ) -> profile:
-    """Watch the DDP training inside a ``with`` block, without recording any of its steps in detail.
+    """Watch the DDP training inside a ``with`` block, without recording any step in detail.
 
-    Every rank notes in each step what it does, at a cost of microseconds, into its pulse in the run directory. While
-    the training runs, ``ddpprof top OUT`` shows it; ``ddpprof report OUT`` tells afterwards how the whole run went.
+    In each step, every rank writes what it does to its pulse file in the run directory, at a cost of microseconds.
+    ``ddpprof top OUT`` shows this while the training runs, and ``ddpprof report OUT`` summarises the whole run
+    afterwards.
 
     Args:
-        out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
+        out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
         force: replace an earlier run in `out`.
         keep_command: ``False`` does not store the process's command line in the run.
 
-    Watching never raises: a problem is reported once on stderr, and training goes on.
+    Watching never raises: a problem is reported once on stderr, and training continues.
     """
     return profile(out, force=force, keep_command=keep_command, **WATCHING)
 
@@ -153,11 +154,11 @@ def install(distributed: ModuleType) -> None:
 
 
 _OF_RANK = "DDPPROF_RANK_PROCESS"
-"""variable by which processes that a rank starts know that they are none"""
+"""environment variable that tells processes started by a rank that they are not ranks"""
 
 
 class _EarlyEnd:
-    """Notes the error that ends this process, if it is a rank and ends before it has a DDP module."""
+    """Stores the error that ends this process, if it is a rank and ends before it has a DDP module."""
 
     def __init__(self) -> None:
         process = str(os.getpid())
@@ -170,7 +171,7 @@ class _EarlyEnd:
         if not self.may_come or error is None or isinstance(error, KeyboardInterrupt):
             return  # with any `exec`, as in an import, Python forgets that Ctrl-C ends it, and exits with 1
         self.may_come = False
-        with suppress(Exception):  # the process ends already
+        with suppress(Exception):  # the process is already ending
             from ddpprof.record.torchrun import note_early_end
 
             note_early_end(error)
@@ -181,7 +182,7 @@ def _error_at_exit() -> BaseException | None:
 
 
 def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
-    """Return a session that has begun; ``None``, with a line on stderr, if there can be none: the training goes on."""
+    """Return a session that has begun. If that is impossible, print why, return ``None``, and let training continue."""
     try:
         from ddpprof.record.session import Session
 
@@ -202,7 +203,7 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
 
     def close() -> None:
         session.process_exits = True
-        with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
+        with suppress(KeyboardInterrupt):  # the process is already ending, and Python would print a traceback
             session.close(_error_at_exit())
 
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
@@ -212,11 +213,11 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
 
 
 def _before_threads_end(function: Callable[[], None]) -> None:
-    """Call `function` at the exit, before Python waits for threads and executors; `atexit` comes after that.
+    """Call `function` at exit, before Python waits for threads and executors. `atexit` functions are called after that.
 
-    They may take long, or for ever, though the training is over.
+    These may take very long, or never end, although training is over.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        with suppress(RuntimeError):  # the interpreter exits already
+        with suppress(RuntimeError):  # the interpreter is already exiting
             register(function)

@@ -1,15 +1,15 @@
-"""Captures: the ranks of a running job agree to profile the same steps, whenever ``ddpprof capture`` asks for it.
+"""Captures: the ranks of a running job agree to profile the same steps when ``ddpprof capture`` requests it.
 
-    a rank that listens   is asked through its socket, and posts the request on the job's board
-    the rank that leads   makes the folder of the capture, and posts that it is open
-    every rank            finds that note, and signs that it is ready
-    the rank that leads   at the beginning of step n, when all are ready: posts that the capture begins with step n + 1
-    every rank            finds that note at the beginning of step n + 1, since it has the all-reduces of step n behind
-                          it, to which that rank has contributed after its note
+    a rank that listens   receives a request on its socket, and posts it on the job's board
+    the leading rank      creates the capture's folder, and posts that it is open
+    every rank            reads that note, and signs that it is ready
+    the leading rank      at the beginning of step n, when all are ready: posts that the capture begins with step n + 1
+    every rank            reads that note at the beginning of step n + 1. It is there by then: the all-reduces of step n
+                          have completed, and the leading rank took part in them after posting the note
 
-All but the last two happen in the thread that keeps the pulse, so that training only looks at the board while all ranks
-are about to begin. The board is a folder in the run directory if all ranks run on one machine; otherwise it is the
-job's own store, which needs no shared disk. No note is ever changed, so that each rank reads the same.
+All but the last two happen in the thread of the pulse keeper, so training only reads the board while all ranks are
+about to begin. The board is a folder in the run directory if all ranks run on one machine. Otherwise it is the job's
+own store, which needs no shared disk. Notes never change, so all ranks read the same.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from ddpprof.record.window import Window
 from ddpprof.rundir import BOARD_DIRECTORY, CONTROL_SOCKET
 
 _PLACES_S = 10.0
-"""seconds for all ranks to say on which machine they run"""
+"""seconds for all ranks to report which machine they run on"""
 
 
 class Board(Protocol):
     def post(self, note: str, text: str) -> None:
-        """Leave a note. Raises ``OSError`` or ``RuntimeError``."""
+        """Post a note. Raises ``OSError`` or ``RuntimeError``."""
 
     def read(self, note: str) -> str | None:
         """Return the text of a note; ``None`` if it is not there. Raises as `post` does."""
 
     def sign(self, list_name: str) -> None:
-        """Put this rank on a list, where it may be already. Raises as `post` does."""
+        """Add this rank to a list, if it is not on it already. Raises as `post` does."""
 
     def num_signed(self, list_name: str) -> int:
-        """Return how many ranks are on a list. Raises as `post` does."""
+        """Return the number of ranks on a list. Raises as `post` does."""
 
 
 class FolderBoard:
@@ -80,10 +80,10 @@ class FolderBoard:
 
 
 class StoreBoard:
-    """A board in the job's store, through a connection of its own where torch can make one.
+    """A board in the job's store, through a separate connection if torch can open one.
 
-    Training waits for the store's connection while another thread uses it, so the thread that looks at the board needs
-    its own.
+    Training would have to wait for the store's connection while another thread uses it, so the thread that reads the
+    board needs its own.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -105,10 +105,10 @@ class StoreBoard:
 
 
 class Neighbours:
-    """Do all ranks run on this machine and see this folder? Every rank says where it is, and asks a little later."""
+    """Do all ranks run on this machine and see this folder? Every rank posts where it is, and checks a little later."""
 
     def __init__(self, directory: Path, store: Store, rank: int, world_size: int) -> None:
-        """Say where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
+        """Post where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
         self._directory, self._store, self._rank, self._world_size = directory, store, rank, world_size
         folder = directory.stat()  # containers of one machine may have folders of the same name
         self._key = f"on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
@@ -116,7 +116,7 @@ class Neighbours:
         self._num_here = store.add(self._key, 1)
 
     def board(self) -> Board | None:
-        """Return the board of the ranks; ``None`` while it is not known where they are. Raises as `Board.post` does."""
+        """Return the ranks' board; ``None`` while it is not known where all ranks are. Raises as `Board.post` does."""
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
         if self._num_here >= self._world_size:
@@ -133,7 +133,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Control:
-    """A thread that listens until it is closed. One request is answered at a time, and others are refused meanwhile."""
+    """A thread that accepts requests until it is closed.
+
+    It handles one request at a time and refuses others meanwhile.
+    """
 
     def __init__(self, directory: Path, handle: Callable[[CaptureRequest], Iterator[CaptureAnswer]]) -> None:
         """Begin to listen. `handle` yields the answers to a request. Raises ``OSError``."""
@@ -142,7 +145,7 @@ class Control:
         self._path = directory / CONTROL_SOCKET
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         own_files.remove_file(self._path)
-        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has another mode there
+        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has other permissions there
         with own_files.short_path(self._path) as path:
             self._socket.bind(path)
         self._socket.listen(4)
@@ -152,7 +155,7 @@ class Control:
     def close(self) -> None:
         own_files.remove_file(self._path)
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes up the thread
         self._socket.close()
 
     def _serve(self) -> None:
@@ -163,11 +166,11 @@ class Control:
                 return
             try:
                 threading.Thread(target=self._answer, args=(client,), name="ddpprof-request", daemon=True).start()
-            except RuntimeError:  # the interpreter exits, and from Python 3.12 on starts no threads any more
+            except RuntimeError:  # the interpreter is exiting, and from Python 3.12 on can no longer start threads
                 client.close()
 
     def _answer(self, client: socket.socket) -> None:
-        with client, suppress(OSError):  # the client has gone
+        with client, suppress(OSError):  # the client has disconnected
             client.settimeout(_REQUEST_S)
             for answer in self._answers(client):
                 client.sendall(msgspec.json.encode(answer) + b"\n")
@@ -185,9 +188,7 @@ class Control:
             yield CaptureAnswer(refused=f"the job does not understand the request: {error}.")
             return
         if not self._answering.acquire(blocking=False):
-            yield CaptureAnswer(
-                refused="the job is answering another request, or waits for a slow-down that it asked for."
-            )
+            yield CaptureAnswer(refused="the job is handling another request, which may be waiting for a slow-down.")
             return
         try:
             yield from self._handle(asked)
@@ -196,15 +197,15 @@ class Control:
 
 
 _ANSWER_S = 60.0
-"""seconds for all ranks to be ready"""
+"""seconds for all ranks to become ready"""
 _WRITE_S = 3600.0
-"""seconds for all ranks to train the steps and write them"""
+"""seconds for all ranks to train and write the steps"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
-"""number of ranks from which on each looks at the board less often, as one store serves all"""
+"""with more ranks than this, each rank reads the board less often, because one store serves all"""
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
-"""errors of a board whose job is about to end"""
+"""errors that a board raises when the job is about to end"""
 _KEPT_STEPS = 2000
 _USUAL_STEPS = 200
 _RECENT_STEPS = 5
@@ -213,10 +214,13 @@ _USUAL_PER_RECENT = 5
 
 
 class Captures:
-    """The captures of one rank's run. `round`, and all that answers requests, run outside the training thread."""
+    """The captures of one rank's run. `round` and the handling of requests run outside the training thread."""
 
     def __init__(self, job: JobRank, settings: Settings) -> None:
-        """Say where this rank runs, and begin to take requests if it listens. The rank's files must be open."""
+        """Post where this rank runs, and start accepting requests if this rank listens.
+
+        The rank's files must be open.
+        """
         assert job.files is not None
         self._job, self._settings, self._directory = job, settings, job.files.directory
         self._neighbours = Neighbours(self._directory, job.agreement.store, job.rank, job.world_size)
@@ -226,7 +230,7 @@ class Captures:
         self._num_rounds, self._rounds_per_look = 0, max(1, job.world_size // _RANKS_PER_LOOK)
         self._asked_since: float | None = None
         self.request: CaptureRequest | None = None
-        """what is to begin soon; training looks at the board while this is not ``None``"""
+        """the request that is about to begin; training reads the board while this is not ``None``"""
         self._first_step: int | None = None
         self._over: Window | None = None
         self._control: Control | None = None
@@ -244,7 +248,7 @@ class Captures:
             self._control.close()
 
     def round(self) -> None:
-        """Look at the board; called again and again by the thread that keeps the pulse."""
+        """Read the board. The pulse keeper's thread calls this repeatedly."""
         if self._board is None:
             self._board = self._neighbours.board()
             return
@@ -280,9 +284,9 @@ class Captures:
         board.sign(self._note("ready"))
 
     def begins_with(self, step: int) -> bool:
-        """Return whether the capture begins with this step, which begins now. The training thread calls this.
+        """Return True if the capture begins with the step that begins now. The training thread calls this.
 
-        On an accelerator, the device must have finished the step before.
+        On an accelerator, the device must have finished the previous step.
         """
         board = self._board
         assert board is not None
@@ -295,7 +299,7 @@ class Captures:
         if self._first_step == _CANCELLED:
             self._first_step = None
             self._number += 1
-            self.request = None  # last: until then, a round does not look for the next one
+            self.request = None  # last: until then, a round does not check for the next one
             return False
         return self._first_step is not None and step >= self._first_step
 
@@ -312,54 +316,56 @@ class Captures:
         return None
 
     def is_over(self, window: Window) -> None:
-        """Note that this rank has captured its steps; its files are completed outside the training thread."""
-        self._over = window  # first: a round that saw neither would find the same request again
+        """Record that this rank has captured its steps. Its files are completed outside the training thread."""
+        self._over = window  # first: a round that saw neither would handle the same request again
         self.request = None
 
     def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
-        """Answer a request, in the thread that listens."""
+        """Handle a request, in the listening thread."""
         board = self._board
         if board is None:
-            yield CaptureAnswer(refused="the job has only begun. Ask again soon.")
+            yield CaptureAnswer(refused="the job has just started. Try again soon.")
             return
         try:
             if request.slower_than is not None and not self._is_busy:
                 yield CaptureAnswer(armed=True, number=self._number)
                 yield from self._await_slow_down(request.slower_than)
             if self._is_busy:
-                yield CaptureAnswer(refused="a capture is under way.")
+                yield CaptureAnswer(refused="another capture is in progress.")
                 return
             number = self._number
             board.post(f"request-{number}", msgspec.json.encode(request).decode())
             yield from self._follow(board, number)
         except _BOARD_FAILS as error:
-            yield CaptureAnswer(refused=f"the job ends, or its ranks cannot reach each other: {error}.")
+            yield CaptureAnswer(refused=f"the job is ending, or its ranks cannot reach each other: {error}.")
 
     @property
     def _is_busy(self) -> bool:
         return self.request is not None or self._over is not None
 
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
-        """Wait until steps take `factor` times as long as usual. Answers each second show whether the client left."""
+        """Wait until steps take `factor` times as long as usual. An answer every second detects that the client has
+        left.
+        """
         while not is_slower(read_head(self._directory, self._job.rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
             yield CaptureAnswer(armed=True)
 
     def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
-        """Tell the client when the capture begins, and when all ranks have written it."""
+        """Tell the client when the capture begins, and when all ranks have written their files."""
         world_size = self._job.world_size
         deadline = time.monotonic() + 2 * _ANSWER_S
         while (posted := board.read(f"start-{number}")) is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if posted is None or int(posted) == _CANCELLED:
             ready = board.num_signed(f"ready-{number}")
-            yield CaptureAnswer(refused=f"{ready} of {world_size} ranks answered, so that none is profiled.")
+            yield CaptureAnswer(refused=f"{ready} of {world_size} ranks answered, so no rank is profiled.")
             return
         yield CaptureAnswer(number=number, first_step=int(posted))
         deadline = time.monotonic() + _WRITE_S
         while (done := board.num_signed(f"done-{number}")) < world_size:
             if time.monotonic() > deadline:
-                yield CaptureAnswer(refused=f"{done} of {world_size} ranks have written their steps in time.")
+                yield CaptureAnswer(refused=f"{done} of {world_size} ranks wrote their steps in time.")
                 return
             time.sleep(_LOOK_S)
         folder = self._directory / rundir.capture_directory(number)
@@ -367,9 +373,10 @@ class Captures:
 
 
 def is_slower(length_ns: Int64Column, factor: float) -> bool:
-    """Return whether the last 5 steps, or those of the last second, take `factor` times as long as those before them.
+    """Return True if the last 5 steps, or those of the last second, take `factor` times as long as the ones before.
 
-    These are 200 steps, or five times as many as the last ones if that is more; fewer if there are no more.
+    The steps before them are 200 steps, or five times the number of the last ones if that is more, or as many as there
+    are.
     """
     backward = length_ns[::-1]
     num_recent = max(_RECENT_STEPS, int(np.searchsorted(np.cumsum(backward), _RECENT_NS)))

@@ -1,16 +1,17 @@
 """Do all ranks train the same model, and call the same collectives?
 
 DDP makes parameters equal when it wraps a model, and keeps them equal as long as only averaged gradients change them.
-Some values are read between steps, twice per job, and on CPU only, so nothing ever waits for an accelerator.
+ddpprof reads some parameter values between steps, twice per job and only on CPU, so nothing waits for an accelerator.
 
 DDP averages gradients only in a backward pass that follows its own forward. A script may compute its losses from
-``model.module``, so that the forward of the DDP module never runs, or give an optimizer parameters that it forgot to
-wrap. Such parameters are looked at twice, and some of their values are kept for a comparison between ranks. Those that
-no DDP module has are first looked at before their optimizer's first step: ranks that trained would differ already.
+``model.module``, so that the DDP module's forward never runs, or may give an optimizer parameters that were never
+wrapped. Such parameters are checked twice for changes, and some of their values are kept to compare ranks. Parameters
+outside any DDP module are checked first before their optimizer's first step, because ranks that have trained already
+differ.
 
-Collectives that a script calls on some ranks only, as within ``if rank == 0:``, hang the job. Only the script itself is
-read, once, and only what leaves no doubt counts: it is the one call of that collective in the script, it is of the
-default group, and no other branch of the function is for other ranks.
+A collective that a script calls on some ranks only, as within ``if rank == 0:``, hangs the job. Only the script itself
+is read, once, and only unambiguous cases count: the script has one call of that collective, the call uses the default
+group, and no other branch of the function is for other ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ddpprof.record.machine import PATIENCE_S, TrainingDevice
 
 _MAX_PARAMETERS = 16
 _MAX_VALUES = 8
-"""most values of each parameter"""
+"""maximum number of values of each parameter"""
 
 
 class ReplicaNotes:
@@ -74,7 +75,7 @@ def replica(
     parameters: Sequence[torch.Tensor],
     num_unreduced_passes: int = 0,
 ) -> Replica | None:
-    """Return the values before and after steps, each with the number of its step; ``None`` unless all are finite."""
+    """Return the values before and after the steps, each with its step number; ``None`` unless all are finite."""
     if not all(map(isfinite, before[1] + after[1])):
         return None
     resolution = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
@@ -82,7 +83,7 @@ def replica(
 
 
 def some_to_read(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return some of the parameters, evenly chosen from those that are ordinary tensors."""
+    """Return a few of the parameters, evenly spaced among those that are ordinary tensors."""
     read = [one for one in parameters if _can_be_read(one)]
     return read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
 
@@ -94,7 +95,7 @@ def values_of(parameters: Sequence[torch.Tensor]) -> tuple[float, ...]:
 
 
 def _can_be_read(parameter: torch.Tensor) -> bool:
-    """Return whether it is an ordinary tensor, unlike a sharded one, which only looks like a tensor."""
+    """Return True if the parameter is an ordinary tensor, not a sharded one that only looks like a tensor."""
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
     is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
     return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
@@ -102,19 +103,19 @@ def _can_be_read(parameter: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class _Candidate:
-    """Parameters of one module, as they were at the first look."""
+    """Parameters of one module, as they were at the first check."""
 
     module: str
     names: list[str]
     parameters: list[TensorWeakRef]
     versions: list[int]
-    """torch's counts of changes to their values"""
+    """torch's version counters of their values"""
     ddp: weakref.ref[DistributedDataParallel] | None
     step: int
     values: tuple[float, ...]
 
     def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
-        """Return those whose values have changed, by name, and all; ``None`` if the script has dropped any."""
+        """Return the names of changed parameters, and all parameters; ``None`` if the script has dropped any."""
         now = [reference() for reference in self.parameters]
         if any(one is None for one in now):
             return None
@@ -130,7 +131,7 @@ class Unaveraged(Listener):
         self._device = device
         self._called: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """those that have taken a step"""
+        """optimizers that have taken a step"""
         self._candidates: list[_Candidate] = []
         self._has_looked = False
         self._found: tuple[UnaveragedParameters, ...] = ()
@@ -143,7 +144,7 @@ class Unaveraged(Listener):
         self._num_steps = num_steps
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note which parameters of an optimizer no DDP module has, once the training has begun."""
+        """Store which of an optimizer's parameters belong to no DDP module, once training has begun."""
         if EVENTS.training_thread is None or self._has_looked or optimizer in self._optimizers or not ddp_modules():
             return
         with suppress(Exception):  # modules of the script may be incomplete
@@ -158,7 +159,7 @@ class Unaveraged(Listener):
     optimizer_skipped = optimizer_ends
 
     def first_look(self, step: int) -> None:
-        """Note which parameters belong to DDP modules that have not been called. Call this between two steps."""
+        """Store which parameters belong to DDP modules that have not been called. Call this between two steps."""
         self._has_looked = True
         with suppress(Exception):  # as above
             averaged = known_to_ddp(self._called)
@@ -170,7 +171,7 @@ class Unaveraged(Listener):
                     self._may_be_trained(type(ddp.module).__name__, named, ddp, step)
 
     def second_look(self, step: int) -> None:
-        """Keep those that have been trained since the first look. Call this between two steps."""
+        """Keep the parameters that have been trained since the first check. Call this between two steps."""
         if not self._has_looked or all(step <= one.step for one in self._candidates):
             return
         candidates, self._candidates = self._candidates, []
@@ -194,7 +195,7 @@ class Unaveraged(Listener):
     def _may_be_trained(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
     ) -> None:
-        """Keep what is to be looked at again, if any of the parameters can be read."""
+        """Keep the parameters for the second check, if any of them can be read."""
         parameters = list(named.values())
         read = some_to_read(parameters)
         values = self._values_of(read)
@@ -204,7 +205,7 @@ class Unaveraged(Listener):
             self._candidates.append(_Candidate(module, list(named), references, versions, reference, step, values))
 
     def _values_of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, ...] | None:
-        """Return some values of each; ``None`` if an accelerator has them that does not come to rest in time."""
+        """Return some values of each parameter; ``None`` if their accelerator does not become idle in time."""
         kinds = {one.device.type for one in parameters} - {"cpu"}
         if kinds and not (kinds == {self._device.type} and self._device.comes_to_rest(PATIENCE_S)):
             return None
@@ -212,13 +213,13 @@ class Unaveraged(Listener):
 
 
 def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return the parameters of optimizers, each once."""
+    """Return the parameters of the optimizers, without duplicates."""
     groups = (group["params"] for one in optimizers for group in one.param_groups)
     return list({id(one): one for group in groups for one in group if one.requires_grad}.values())
 
 
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """Return parameters by the class of the outermost module that has them, and by their names in it."""
+    """Return parameters by the class of the outermost module that has them, and by their names in that module."""
     wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
     # `isinstance` would ask for ``__class__``, to which some objects warn.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
@@ -233,24 +234,24 @@ def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, 
 
 
 def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return those of the wanted parameters that a module has, by their names; none if it is incomplete."""
+    """Return the wanted parameters that a module has, by name; empty if the module is not fully constructed."""
     with suppress(Exception):
         return {name: one for name, one in module.named_parameters() if id(one) in wanted}
     return {}
 
 
 _MOST_BYTES = 100_000
-"""scripts that take less than 0.1 s to read"""
+"""maximum size of a script; up to this size, reading takes less than 0.1 s"""
 _RANK_NAMES = frozenset({"rank", "global_rank"})
-"""names of a number that every rank has to itself; a local rank may be 0 on all of them"""
+"""names of a number that is unique to each rank; a local rank may be 0 on several ranks"""
 _RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _ESCAPED = b"\\'\"abfnrtvxuUN01234567\r\n"
 _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
-"""None stands for ``**kwargs``"""
+"""arguments that may hold a process group; None stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-"""statements after which the rest of a function may be for the other ranks only"""
+"""statements after which the rest of a function may run on the other ranks only"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
@@ -265,20 +266,20 @@ def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
         if not any(name.encode() in content for name in COLLECTIVES_OF_ALL):
             return ()
         return tuple(collectives_of_some_ranks(ast.parse(without_warnings(content)), path.name))
-    except Exception:  # whatever the script is, its training goes on
+    except Exception:  # whatever the script contains, its training continues
         return ()
 
 
 def without_warnings(source: bytes) -> bytes:
-    """Return the source without escapes that mean nothing, of which Python would warn for a second time.
+    """Return the source without invalid escape sequences, for which Python would print its warnings a second time.
 
-    Those warnings cannot be switched off for one thread only.
+    Those warnings cannot be switched off for a single thread.
     """
     return _ESCAPE.sub(lambda found: found[0] if found[1] in _ESCAPED else b"\\" + found[0], source)
 
 
 def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[CollectiveOfSomeRanks]:
-    """Give the collectives of a script that only some of the ranks call."""
+    """Yield the collectives of a script that only some of the ranks call."""
     names = _names_of_distributed(script)
     calls = (one for one in ast.walk(script) if isinstance(one, ast.Call))
     collectives = {call: name for call in calls if (name := _collective(call, names)) is not None}
@@ -299,7 +300,7 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
 
 
 def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """Give all nodes of a body, without those of functions and classes within it, which run at another time."""
+    """Yield all nodes of a body, except those of functions and classes within it, which run at another time."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()
@@ -309,7 +310,7 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _names_of_distributed(script: ast.Module) -> dict[str, str]:
-    """Return what the script calls ``torch.distributed``, and functions that it imports from there, by their names."""
+    """Return the names under which the script has ``torch.distributed`` and functions imported from it."""
     names = {"torch.distributed": ""}
     for node in ast.walk(script):
         if isinstance(node, ast.Import):
@@ -322,7 +323,7 @@ def _names_of_distributed(script: ast.Module) -> dict[str, str]:
 
 
 def _collective(call: ast.Call, names: dict[str, str]) -> str | None:
-    """Return the collective that is called; ``None`` if the call is another one."""
+    """Return the name of the collective that is called; ``None`` if the call is not a collective."""
     if isinstance(call.func, ast.Attribute) and names.get(ast.unparse(call.func.value)) == "":
         name = call.func.attr
     elif isinstance(call.func, ast.Name):
@@ -338,7 +339,7 @@ def _mentions_ranks(test: ast.expr) -> bool:
 
 
 def _compares_rank(test: ast.expr) -> bool:
-    """Return whether it compares the rank with a number, as in ``rank == 0``."""
+    """Return True if the test compares the rank with a number, as in ``rank == 0``."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq | ast.NotEq):
         return False
     left, right = test.left, test.comparators[0]

@@ -1,8 +1,8 @@
-"""Which DataLoader feeds the training, with which samples and which random numbers?
+"""Which DataLoader feeds the training, with which samples and which random state?
 
-A batch feeds the training if a DDP forward with gradients follows it before the next batch of its loader. No such
-forward follows the batches of an evaluation: their loader runs out, or forwards without gradients come first. A wrapper
-that fetches one batch ahead only shifts this by one batch.
+A batch feeds the training if a DDP forward with gradients follows it before the loader's next batch. No such forward
+follows the batches of an evaluation: the loader is exhausted, or forwards without gradients come first. A wrapper that
+fetches one batch ahead only shifts this by one batch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""most elements of a row, over all tensors, which makes at most 64 KiB per batch"""
+"""maximum number of elements of a row, over all tensors; this is at most 64 KiB per batch"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
-"""size of a number that fits into 64 bits with a sign"""
+"""size of a digest, so that it fits into a signed 64-bit integer"""
 
 
 def tensors_in(batch: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def sizes_of(batch: Any) -> frozenset[int]:
 
 
 def digests(batch: Any) -> list[int] | None:
-    """Return a number for each of the first samples; ``None`` if the batch cannot be read.
+    """Return a digest for each of the first samples; ``None`` if the batch cannot be read.
 
     A batch whose tensors have different numbers of rows counts as one sample.
     """
@@ -78,7 +78,7 @@ def digests(batch: Any) -> list[int] | None:
 def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
     """Return the same memory as an array; ``None`` if it is not plain host memory.
 
-    ``Tensor.numpy`` would do, but it runs operators that the profiler of a profiled step sees.
+    ``Tensor.numpy`` would work, but it runs operators that the profiler would record.
     """
     if type(tensor) is not torch.Tensor:
         return tensor if isinstance(tensor, np.ndarray) else None
@@ -94,7 +94,7 @@ def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
 
 @lru_cache(maxsize=64)
 def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
-    """Return which elements to read: at most `most` of each of the first rows, evenly spread."""
+    """Return the indices of elements to read: at most `most` of each of the first rows, evenly spaced."""
     sizes, every = list(shape[1:]), [1] * (len(shape) - 1)
     counts = sizes.copy()
     while np.prod(counts, dtype=np.int64) > most:
@@ -105,7 +105,7 @@ def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
 
 
 def digest_of(parts: Sequence[bytes]) -> int:
-    """Return a number that is equal for equal parts, and hardly ever for others."""
+    """Return a number that is equal for equal parts, and almost never equal for different ones."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         digest.update(part)
@@ -113,12 +113,12 @@ def digest_of(parts: Sequence[bytes]) -> int:
 
 
 def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
-    """Return a digest of torch's generator on CPU, of those on each type of accelerator, of NumPy's and of Python's.
+    """Return a digest of the state of each random number generator: torch's per device type, NumPy's and Python's.
 
-    The names are those that torch has for types of devices, ``"numpy"`` and ``"random"``.
+    Keys are torch's names of device types, ``"numpy"`` and ``"random"``.
 
-    An accelerator whose generator cannot be read is left out. Nothing is drawn and no operator of torch runs. An
-    accelerator keeps the state on the host, so nothing waits for it.
+    An accelerator whose generator cannot be read is left out. No random number is drawn and no operator of torch runs.
+    The generator state of an accelerator is kept on the host, so nothing waits for the device.
     """
     states = {
         "cpu": digest_of([_bytes_of(torch.default_generator.get_state())]),
@@ -128,7 +128,7 @@ def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
         numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (it is what datasets draw from)
         states["numpy"] = digest_of([numpys["state"]["key"].tobytes(), bytes(str(numpys["state"]["pos"]), "ascii")])
     for kind in dict.fromkeys(device.type for device in accelerators):
-        with suppress(Exception):  # each type has code of its own for this
+        with suppress(Exception):  # each type has its own code for this
             get_state = torch.get_device_module(kind).get_rng_state
             states[kind] = digest_of([_bytes_of(get_state(one)) for one in accelerators if one.type == kind])
     return states
@@ -144,18 +144,18 @@ _OF_TORCH = (
 )  # fmt: skip
 _NOT_DRAWING = {"seed", "getstate", "setstate", "get_state", "set_state"}
 _IN_PLACE = re.compile(r"(?:uniform|normal|log_normal|bernoulli|random|exponential|cauchy|geometric)_")
-"""names of methods with which a tensor fills itself"""
+"""names of methods with which a tensor fills itself with random numbers"""
 _OWN_GENERATOR = re.compile(r"generator|manual_seed|seed|default_rng|RandomState|Random|Generator|fork_rng")
-"""names and keywords of what draws from a generator that a dataset seeds by itself, as by the index of a sample"""
+"""names and keywords that show use of a generator seeded by the dataset itself, for example from a sample's index"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWING_CLASS = re.compile(r"^Random|Jitter|Augment|Erasing|MixUp|CutMix")
-"""names of transforms of a library that draw, though its code may be hard to follow"""
+"""class names of library transforms that use random numbers, even if their code is hard to follow"""
 _LIBRARIES = ("torchvision", "torchaudio", "kornia")
 _KEEPS_SEEDS = {
     "torch", "initial_seed", "utils", "data", "get_worker_info", "seed", "np", "numpy", "random", "manual_seed", "int",
     "set_num_threads",
 }  # fmt: skip
-"""names in a ``worker_init_fn`` that derives all seeds from those of the loader"""
+"""names in a ``worker_init_fn`` that show it derives all seeds from the loader's seeds"""
 _SEEDS_OF_LOADER = {"initial_seed", "get_worker_info"}
 _SEEDING = {"seed", "manual_seed"}
 _SAMPLING_METHODS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
@@ -165,7 +165,7 @@ _MOST_DEPTH = 4
 
 
 def draws_in_workers(loader: DataLoader[Any]) -> bool:
-    """Return whether the samples depend on the seeds that the loader gives to its workers."""
+    """Return True if the samples depend on the seeds that the loader gives to its workers."""
     if not loader.num_workers:
         return False
     try:
@@ -178,7 +178,7 @@ def draws_in_workers(loader: DataLoader[Any]) -> bool:
 
 
 def _keeps_seeds(init: Any) -> bool:
-    """Return whether a ``worker_init_fn`` surely uses no other seeds than those that the loader gives."""
+    """Return True if a ``worker_init_fn`` certainly uses no other seeds than those given by the loader."""
     if not isinstance(init, FunctionType) or init.__closure__ or init.__defaults__ or init.__kwdefaults__:
         return False
     names = set(init.__code__.co_names)
@@ -186,7 +186,7 @@ def _keeps_seeds(init: Any) -> bool:
 
 
 def _parts_of(root: Any) -> Iterator[Any]:
-    """Yield an object, and those in its attributes that may transform samples."""
+    """Yield an object, and the objects in its attributes that may transform samples."""
     waiting, seen = [(root, _MOST_DEPTH)], set[int]()
     while waiting and len(seen) < _MOST_OBJECTS:
         part, depth = waiting.pop()
@@ -218,7 +218,7 @@ def _is_random_transform(part: Any) -> bool:
 
 
 def _draws(part: Any) -> bool:
-    """Return whether the methods of a part, or a function, draw from the generators of torch, NumPy and Python."""
+    """Return True if a function, or the methods of an object, use the generators of torch, NumPy or Python."""
     attributes = getattr(part, "__dict__", None)
     if isinstance(attributes, dict) and any(isinstance(one, _GENERATORS) for one in attributes.values()):
         return False
@@ -232,7 +232,7 @@ def _draws(part: Any) -> bool:
 
 
 def _drawing_functions() -> set[int]:
-    """Return the identities of the functions that draw from the generators that a loader seeds in its workers."""
+    """Return the ids of the functions that use the generators seeded by a loader in its workers."""
     of_modules = [
         one
         for module, owner in ((random, random.Random), (np.random, np.random.RandomState))
@@ -244,16 +244,16 @@ def _drawing_functions() -> set[int]:
 
 @dataclass(slots=True)
 class _Code:
-    """What the code of a function mentions."""
+    """The names and objects that the code of a function refers to."""
 
     words: set[str]
-    """names of globals and attributes, and names of arguments in calls"""
+    """names of globals and attributes, and keyword names in calls"""
     reached: list[Any]
-    """objects that it reaches from its globals, or from the class of ``self``"""
+    """objects reached from its globals, or from the class of ``self``"""
 
 
 def _code_of(part: Any) -> Iterator[_Code]:
-    """Yield the code of a function, or of the methods by which an object makes samples, and of what that calls."""
+    """Yield the code of a function, or of the methods that make an object's samples, and the code of what they call."""
     function = getattr(part, "func", part)  # of `functools.partial`
     plain, seen = getattr(function, "__func__", function), set[CodeType]()
     if isinstance(plain, FunctionType):
@@ -266,7 +266,7 @@ def _code_of(part: Any) -> Iterator[_Code]:
 
 
 def _with_called(function: FunctionType, owner: type | None, seen: set[CodeType]) -> Iterator[_Code]:
-    """Yield the code of a function, and that of functions of its own module or class that it calls."""
+    """Yield the code of a function, and the code of functions of the same module or class that it calls."""
     waiting = [function.__code__]
     while waiting and len(seen) < _MOST_OBJECTS:
         code = waiting.pop()
@@ -283,7 +283,7 @@ def _with_called(function: FunctionType, owner: type | None, seen: set[CodeType]
 
 
 def _reached(code: CodeType, names: dict[str, Any], owner: type | None) -> Iterator[Any]:
-    """Yield the objects that code reaches by names with dots, such as ``np.random.rand`` or ``self.noise``."""
+    """Yield the objects that code refers to by dotted names, such as ``np.random.rand`` or ``self.noise``."""
     value: Any = None
     for instruction in dis.get_instructions(code):
         kind, word = instruction.opname, instruction.argval
@@ -300,7 +300,7 @@ def _reached(code: CodeType, names: dict[str, Any], owner: type | None) -> Itera
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return the attribute of a module or class, and nothing of others, whose attributes may be computed."""
+    """Return the attribute of a module or class; for other objects ``None``, since their attributes may be computed."""
     if isinstance(value, ModuleType):
         return vars(value).get(name)
     return getattr(value, name, None) if isinstance(value, type) else None
@@ -310,15 +310,15 @@ _MAX_LOADERS = 32
 _MAX_EPOCHS_KEPT = 16
 _MAX_BATCHES_KEPT = 32
 _BATCHES_AHEAD = 4
-"""number of recent batches, one of which may be the input of a forward"""
+"""number of recent batches that the input of a forward may come from"""
 
 
 @dataclass(eq=False)
 class _Feed:
-    """One DataLoader, for the lifetime of its sampler."""
+    """One DataLoader, as long as its sampler exists."""
 
     loader: Loader
-    """description when the first pass over it began"""
+    """description of the loader when its first pass began"""
     sampler_id: int
     drawn_by: weakref.ref[Any] | None
     epochs_set: list[int] | None = None
@@ -330,7 +330,7 @@ class _Feed:
     waited_ns: int = 0
     batches: list[Batch] = field(default_factory=list)
     has_run_out: bool = True
-    """True if the last pass over it was completed, or there was none"""
+    """True if the last pass over it was completed, or there was no pass"""
     place: int = 0
     """position of the last batch in its pass"""
     worker_seeds: list[int] = field(default_factory=list)
@@ -358,13 +358,14 @@ class Feeding(Listener):
         self.recording = False
         """whether the current step is recorded in detail"""
         self.data_ns = 0
-        """time that the training thread has waited for batches in this step"""
+        """time that the training thread has waited for batches in this step, ns"""
         self.began_pass = False
-        """whether a pass over a loader has begun; whoever asks sets it back"""
+        """whether a pass over a loader has begun; the reader resets it"""
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """loaders whose last batch is not yet followed by a forward with gradients → whether by one without"""
+        """loaders whose last batch has not yet been followed by a forward with gradients → whether one without followed
+        """
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
@@ -378,7 +379,7 @@ class Feeding(Listener):
         epochs = feed.epochs_set
         if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
             if not feed.has_run_out:
-                epochs.pop()  # only looking at the first batches is not an epoch
+                epochs.pop()  # reading only the first batches is not an epoch
             epochs.append(int(drawing_sampler(loader).epoch))
         feed.has_run_out = False
 
@@ -446,7 +447,7 @@ class Feeding(Listener):
                 self._pass_on([*inputs, *kwargs.values()])
 
     def _pass_on(self, inputs: Any) -> None:
-        """Note whose batches the inputs may be, by their size, since they may be on another device by now."""
+        """Record which batches the inputs may come from, by their sizes: the inputs may be on another device by now."""
         largest = max(sizes_of(inputs), default=0)
         for feed in self._feeds:
             if any(largest in sizes for sizes in feed.sizes):
@@ -466,7 +467,10 @@ class Feeding(Listener):
 
 
 def drawing_sampler(loader: DataLoader[Any]) -> Any:
-    """Return what draws the indices; `loader.sampler` is only a default if the script passed a batch sampler."""
+    """Return the object that draws the indices.
+
+    With a batch sampler from the script, `loader.sampler` is only a default.
+    """
     batches = loader.batch_sampler
     if batches is None:
         return loader.sampler
@@ -474,7 +478,7 @@ def drawing_sampler(loader: DataLoader[Any]) -> Any:
 
 
 def describe_loader(loader: DataLoader[Any]) -> Loader:
-    """Describe a loader that nothing has been fetched from."""
+    """Describe a loader from which nothing has been fetched."""
     sampler = drawing_sampler(loader)
     try:
         dataset_size = len(loader.dataset)  # type: ignore[arg-type]
@@ -498,10 +502,10 @@ def describe_loader(loader: DataLoader[Any]) -> Loader:
 
 
 def _batches_per_pass(loader: DataLoader[Any]) -> int | None:
-    """Return the loader's length, unless asking changes it: torch warns if an `IterableDataset` yields more then."""
+    """Return the loader's length. Skip an `IterableDataset`: torch would warn later if it yields more than that."""
     if isinstance(loader.dataset, IterableDataset):
         return None
     try:
         return len(loader)
-    except Exception:  # a batch sampler of the user may have no length, or compute it
+    except Exception:  # a user's batch sampler may have no length, or compute it
         return None

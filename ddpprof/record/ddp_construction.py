@@ -1,8 +1,8 @@
 """What happens while the script constructs DDP, apart from the recording.
 
-the reducer's parameters   are noted: DDP averages those that need gradients now, whatever the script freezes later
-the model of all ranks     is compared with that of rank 0, and differences are printed by name
-DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep`, `tune` and `try`
+    the reducer's parameters   are stored: DDP averages those that need gradients now, whatever the script freezes later
+    the model of each rank     is compared with that of rank 0, and differences are printed by name
+    DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep`, `tune` and `try`
 
 This module is imported while torch is being imported.
 """
@@ -42,15 +42,15 @@ class ReducerParameters(NamedTuple):
 
 
 class _Frozen(Struct):
-    """A parameter that needs no gradient when the reducer is built, and that DDP was not told to ignore."""
+    """A parameter that needs no gradient when the reducer is built, although DDP was not told to ignore it."""
 
     name: str
     parameter: TensorWeakRef
     version: int | None = None
-    """torch's count of changes to its values when it was first seen to need a gradient"""
+    """torch's version counter of its values when it was first seen to need a gradient"""
 
     def is_trained(self) -> bool:
-        """Return whether its values have changed since it was first seen to need a gradient."""
+        """Return True if its values have changed since it was first seen to need a gradient."""
         parameter: Parameter | None = self.parameter()
         if parameter is None or not parameter.requires_grad:
             return False
@@ -60,7 +60,7 @@ class _Frozen(Struct):
 
 
 class _Noted(Struct, frozen=True):
-    """The parameters with which a DDP module was constructed, none of which this keeps alive."""
+    """The parameters with which a DDP module was constructed, held by weak references."""
 
     names: list[str]
     parameters: list[TensorWeakRef]
@@ -76,7 +76,7 @@ def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
 
     def builds(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         build(ddp, *args, **kwargs)
-        with suppress(Exception):  # DDP is asked later, if need be
+        with suppress(Exception):  # DDP is asked later if necessary
             _note(ddp, *args[:2])
 
     return builds
@@ -95,7 +95,10 @@ def _note(ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_
 
 
 def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
-    """Return the reducer's parameters. Raises `DdpprofError` if nobody noted them, and they have changed since."""
+    """Return the reducer's parameters.
+
+    Raises `DdpprofError` if they were not stored at construction and have changed since.
+    """
     noted = _noted.get(ddp)
     if noted is not None:
         parameters = [one for reference in noted.parameters if (one := reference()) is not None]
@@ -110,9 +113,9 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
 
 
 def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
-    """Return the names of parameters that have been trained by now, though no DDP module averages their gradients.
+    """Return the names of parameters that have been trained by now although no DDP module averages their gradients.
 
-    A parameter is only known to be trained once its values change between two calls.
+    A parameter is known to be trained only when its values have changed between two calls.
     """
     noted = _noted.get(ddp)
     trained = [one for one in noted.frozen if one.is_trained()] if noted is not None else []
@@ -123,14 +126,14 @@ def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
 
 
 def ddp_modules() -> list[DistributedDataParallel]:
-    """Return the DDP modules that were constructed, as long as the script keeps them."""
+    """Return the DDP modules that were constructed and still exist."""
     return list(_noted)
 
 
 def known_to_ddp(modules: Iterable[DistributedDataParallel], *, with_frozen: bool = False) -> set[int]:
-    """Return the identities of the parameters that the reducers of these modules average.
+    """Return the ids of the parameters that the reducers of these modules average.
 
-    `with_frozen`: with those that were frozen when DDP was constructed, and those that it was told to ignore.
+    `with_frozen`: include parameters that were frozen when DDP was constructed, and those that DDP was told to ignore.
     """
     known = set[int]()
     for ddp in modules:
@@ -149,13 +152,13 @@ def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> lis
 
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
-"""A model of more parameters is not described: that could take megabytes of the store."""
+"""maximum number of parameters of a model that is described; more could take megabytes of the store"""
 _BY_PLACE = (
-    "DDP matches parameters by their place, not by their names, so it gives one the values and gradients of another. "
+    "DDP matches parameters by position, not by name, so parameters get the values and gradients of others. "
     "Build the model in the same order, and with the same types, on every rank."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
-"""DDP's attributes that decide which collectives a step has, as far as this torch has them"""
+"""DDP's attributes that determine which collectives a step has, as far as this torch version has them"""
 
 
 class DdpModel(Struct, frozen=True):
@@ -175,11 +178,11 @@ class ModelComparison:
         """number of modules so far, by the name of their process group"""
 
     def constructs(self, ddp: Any) -> None:
-        """Note which module DDP constructs."""
+        """Record which module DDP is about to construct."""
         self._ddp = weakref.ref(ddp)
 
     def before_comparing(self) -> None:
-        """Describe rank 0's module to the others. All ranks of its group come here together."""
+        """Send a description of rank 0's module to the other ranks. All ranks of its group call this together."""
         ddp = self._module()
         if ddp is not None:
             self._num_compared[ddp.process_group.group_name] += 1
@@ -187,32 +190,34 @@ class ModelComparison:
                 self._store().set(self._key(ddp), msgspec.json.encode(_describe_model(ddp)))
 
     def explain_failure(self) -> None:
-        """Print in what this rank's model differs from that of rank 0, after DDP's comparison has failed."""
+        """Print how this rank's model differs from that of rank 0, after DDP's own comparison has failed."""
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_parameters(_describe_model(ddp), first)) if first is not None else []
         if found:
-            _say_difference(ddp, "its model is not the same as on", f": {clauses(found, _MOST_SAID)}.")
+            _say_difference(ddp, "its model differs from that of", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_what_passed(self) -> None:
-        """Warn if this rank will not reduce the same buckets as rank 0, after DDP has found the same shapes."""
+        """Warn if this rank will reduce different buckets than rank 0 although DDP has found the same shapes."""
         ddp, first = self._module(), self._of_rank_0()
         if first is None:
             return
         mine = _describe_model(ddp)
         unlike = list(differing_parameters(mine, first)) if mine.parameters.keys() == first.parameters.keys() else []
         if unlike:
-            _say_difference(ddp, "its model is not the same as on", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
+            _say_difference(ddp, "its model differs from that of", f": {clauses(unlike, _MOST_SAID)}. {_BY_PLACE}")
         found = list(differing_arguments(mine, first))
         if found:
             _say_difference(
-                ddp, "DDP has other arguments than on", f", which can hang the training: {clauses(found, _MOST_SAID)}."
+                ddp,
+                "DDP's arguments differ from those on",
+                f", which can hang the training: {clauses(found, _MOST_SAID)}.",
             )
 
     def _module(self) -> Any:
         return self._ddp() if self._ddp is not None else None
 
     def _of_rank_0(self) -> DdpModel | None:
-        """Return what rank 0 has said of its module, if this is another rank."""
+        """Return rank 0's description of its module, if this is another rank."""
         ddp = self._module()
         if ddp is None or ddp.process_group.rank() == 0 or not self._store().check([self._key(ddp)]):
             return None
@@ -230,7 +235,7 @@ class ModelComparison:
 
 
 def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return wrappers of functions that DDP calls while it is constructed, by their names."""
+    """Return wrappers for functions that DDP calls during construction, by function name."""
 
     def build(original: Callable[..., Any]) -> Callable[..., Any]:
         def builds(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +246,7 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
 
     def verify(original: Callable[..., Any]) -> Callable[..., Any]:
         def verifies(*args: Any, **kwargs: Any) -> Any:
-            # Whatever goes wrong here, as in a store that keeps nothing, the training goes on without the comparison.
+            # If anything goes wrong here (a store may keep nothing), training continues without the comparison.
             with suppress(Exception):
                 comparison.before_comparing()
             try:
@@ -260,7 +265,7 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
 
 
 def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
-    """Give in words what is different in this rank's parameters from those of rank 0."""
+    """Yield, in words, the differences between this rank's parameters and those of rank 0."""
     if not mine.parameters or not first.parameters:
         return
     for name, (shape, dtype) in mine.parameters.items():
@@ -275,11 +280,11 @@ def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
-        yield from (f"{name} stands here where {other} stands there" for name, other in pairs if name != other)
+        yield from (f"{name} is at the position of {other} there" for name, other in pairs if name != other)
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
-    """Give in words which arguments of DDP differ from those of rank 0."""
+    """Yield, in words, the arguments of DDP that differ from those of rank 0."""
     for name, value in mine.arguments.items():
         other = first.arguments.get(name, value)
         if value != other:
@@ -311,14 +316,14 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""arguments whose work DDP does itself, so that the module would compute something else without DDP"""
+"""arguments that make DDP change the computation itself, so that the module would compute something else without DDP"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
-"""attribute of a module whose reducer is unhooked"""
+"""attribute of a module whose reducer is disabled"""
 
 
 def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
-    """Modify DDP if that is asked for, before anything else wraps the methods of `torch.nn.parallel.distributed`.
+    """Modify DDP if the settings ask for it, before anything else wraps methods of `torch.nn.parallel.distributed`.
 
     Raises `CannotRecord`.
     """
@@ -342,25 +347,31 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
 
 
 def has_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process, as torch's own counters tell."""
+    """Return True if torch.compile has compiled anything in this process, according to torch's own counters."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def switch_ddp(ddp: Any, on: bool) -> None:
-    """Take DDP away from its module, or put it back with a new reducer, as in unpickling. Call this between two steps.
+    """Disable DDP for its module, or enable it again with a new reducer, as unpickling does.
+
+    Call this between two steps.
 
     Raises `CannotRecord`.
     """
     if on != getattr(ddp, _AWAY, False):
         return
     if has_compiled():
-        raise CannotRecord("code that torch.compile made with DDP would run without it. Use: ddpprof overhead --apart")
+        raise CannotRecord(
+            "code compiled by torch.compile with DDP would run without DDP. Use: ddpprof overhead --apart"
+        )
     setattr(ddp, _AWAY, not on)
     if not on:
         ddp.reducer._remove_autograd_hooks()
         return
-    parameters, expect_sparse = ddp._build_params_for_reducer()  # torch crashes with those that are frozen by now
+    parameters, expect_sparse = (
+        ddp._build_params_for_reducer()
+    )  # torch crashes with parameters that have been frozen since
     names = ddp._build_debug_param_to_name_mapping(parameters)
     del ddp.reducer  # two reducers would need twice the memory
     ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
@@ -384,7 +395,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
-                raise RuntimeError(f"ddpprof cannot take DDP away: the script passes {name}")
+                raise RuntimeError(f"ddpprof cannot disable DDP: the script passes {name}")
         original(*given.args, **given.kwargs)
         if settings.loader:
             _change_loaders(settings.loader)
@@ -408,7 +419,7 @@ def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable
 
 
 def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
-    """Return a forward after which only every `num_passes`-th backward pass of a module reduces gradients."""
+    """Return a forward with which only every `num_passes`-th backward pass of a module reduces gradients."""
     begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -421,7 +432,7 @@ def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[
 
 
 def _change_loaders(arguments: Mapping[str, Any]) -> None:
-    """Give each loader these arguments before its first pass. Loaders may be older than the first DDP module."""
+    """Apply these arguments to each loader before its first pass. Loaders may be older than the first DDP module."""
     from torch.utils.data import DataLoader
 
     begin = DataLoader.__iter__

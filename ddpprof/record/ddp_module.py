@@ -1,4 +1,4 @@
-"""One DDP module under observation: what it looks like, and its backward passes, with their gradients and buckets."""
+"""One observed DDP module: its description, and its backward passes with their gradients and buckets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ddpprof.record.ddp_construction import ReducerParameters, reducer_parameter
 
 _FINISHES_PER_PASS = 4
 _LAUNCHES_PER_STEP = 10
-"""average number per step; with more buckets, only some of the light steps time them"""
+"""average number of launches per step; with more buckets, only some of the light steps time them"""
 
 
 class ReducerTimer:
@@ -47,7 +47,7 @@ class ReducerTimer:
         self.finished_ns: dict[int, int] = {}
 
     def begin_step(self, light: bool) -> bool:
-        """Begin a step; return whether its buckets are timed."""
+        """Begin a step. Return True if its buckets are timed."""
         self.recording = light and self._step % self._every == 0
         self._step += light
         self.begin_backward()
@@ -61,7 +61,7 @@ class ReducerTimer:
         self.finished_ns = {}
 
     def times(self) -> tuple[BucketTimes, ...]:
-        """Return launch and finish of each timed bucket, ascending by index."""
+        """Return the launch and finish time of each timed bucket, in ascending order of index."""
         if not self.recording:
             return ()
         finished = dict(self.finished_ns)
@@ -69,7 +69,10 @@ class ReducerTimer:
         return tuple(BucketTimes(index, launched_ns, finished.get(index)) for index, launched_ns in launched)
 
     def index_of(self, numel: int) -> int | None:
-        """Return the bucket that the reducer launches now; the reducer goes in index order, and may skip some."""
+        """Return the index of the bucket that the reducer launches now.
+
+        It launches in index order, and may skip some.
+        """
         for index in range(self._next, len(self._numels)):
             if self._numels[index] == numel:
                 self._next = index + 1
@@ -77,9 +80,9 @@ class ReducerTimer:
         return None
 
     def launched(self, index: int | None, now_ns: int, future: Callable[[], torch.futures.Future[Any]]) -> None:
-        """Note a bucket's collective, launched at `now_ns`; its future completes with it.
+        """Record a bucket's collective, launched at `now_ns`. `future` completes with the collective.
 
-        An error in here ends the timing, but not the surrounding backward pass.
+        An error in this method ends the timing, but not the surrounding backward pass.
         """
         if index is None:
             return
@@ -115,7 +118,7 @@ class TimingProcessGroup(dist.ProcessGroup):
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
-        """Broadcast for the reducer, which sends its new layout when it rebuilds its buckets."""
+        """Broadcast on behalf of the reducer, which sends its new layout when it rebuilds its buckets."""
         return self._real_broadcast(tensors, options)
 
 
@@ -127,11 +130,11 @@ _SETTINGS = {
     "skip_all_reduce_unused_params": False,
     "require_backward_grad_sync": True,
 }
-"""attributes of DDP with these names, and the behaviour of older torch versions without them"""
+"""attributes of DDP with these names, and the value that older torch versions without them behave like"""
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return the constructor's arguments as they took effect."""
+    """Return the constructor arguments as DDP applied them."""
     settings: dict[str, Any] = {name: getattr(ddp, name, absent) for name, absent in _SETTINGS.items()}
     settings["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
     settings["broadcast_buffers"] = bool(getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers))
@@ -149,7 +152,7 @@ def _indices_in(text: str) -> list[int]:
 def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -> list[list[int]]:
     """Return the parameter indices of each bucket, as the reducer uses them now.
 
-    After the rebuild torch's own logging data has them. Before it, or if DDP never rebuilds
+    After the rebuild, they come from torch's own logging data. Before it, or if DDP never rebuilds
     (``find_unused_parameters``), the assignment is computed as in DDP's constructor.
     """
     logged = ddp._get_ddp_logging_data()
@@ -173,7 +176,7 @@ def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -
 def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int] | None:
     """Return the parameters without gradient in the last synchronised backward pass; on CPU only.
 
-    Returns ``None`` if torch does not tell.
+    Returns ``None`` if torch does not provide this.
     """
     order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices")
     if order is None:
@@ -184,7 +187,7 @@ def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int
 
 
 def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
-    """Return DDP's own times of the last synchronised iteration, ns, without those that it did not take."""
+    """Return DDP's own times of the last synchronised iteration, ns, except those that it did not measure."""
     logged = ddp._get_ddp_logging_data()
     return {name: logged[name] for name in TORCH_TIMES if logged.get(name, 0) > 0}
 
@@ -202,8 +205,8 @@ def module_facts(
 ) -> DdpModule:
     """Describe one DDP module.
 
-    `unused`: parameters without gradient in each of the `num_searched` examined backward passes.
-    `num_lacking`: number of these that left any parameter without gradient.
+    `unused`: parameters without gradient in every one of the `num_searched` examined backward passes. `num_lacking`:
+    number of these passes that left any parameter without gradient.
     """
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
@@ -241,7 +244,7 @@ def data_parallel_facts(model: torch.nn.DataParallel[Any]) -> DataParallelModule
 
 
 _TORCH_SAMPLES_EVERY = 100
-"""DDP's default, by which it takes its own times in every hundredth iteration"""
+"""DDP's default: it measures its own times in every hundredth iteration"""
 _NEVER = 1 << 30
 
 
@@ -263,7 +266,7 @@ class RecordedModule:
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronised = False
-        """True if a forward of the current step was to be followed by a synchronised backward pass"""
+        """True if a forward of the current step was meant to be followed by a synchronised backward pass"""
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
         self._of_reducer = reducer_parameters(ddp)
@@ -279,7 +282,7 @@ class RecordedModule:
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
-        """number since the last forward; ``None`` if its backward pass is not to be reduced"""
+        """number of backward passes since the last forward; ``None`` if its backward pass is not meant to be reduced"""
         self.num_unreduced = 0
         self._call = 0
         self._group: TimingProcessGroup | None = None
@@ -293,7 +296,7 @@ class RecordedModule:
     def synchronising_forward_is_over(self, end_ns: int) -> None:
         """Close the previous pass, if any. The reducer's times count from `end_ns`.
 
-        Several forwards may share one backward pass, whose times then count from the last of them.
+        Several forwards may share one backward pass. Its times then count from the last forward.
         """
         self._close_pass()
         self.synchronised = True
@@ -305,17 +308,17 @@ class RecordedModule:
             self.times.begin_backward()
 
     def accumulating_forward_is_over(self) -> None:
-        """Note that a forward under ``no_sync()`` is over."""
+        """Record the end of a forward under ``no_sync()``."""
         self._num_backwards = None
 
     def backward_begins(self) -> None:
-        """Note a call of ``backward``, which need not reach this module."""
+        """Record a call of ``backward``, which may not reach this module."""
         self._gradient = _state_of_gradient(self._of_reducer.parameters)
 
     def backward_is_over(self, call: int) -> None:
-        """Note the end of a backward pass. The reducer handles one per forward; more only add to local gradients.
+        """Record the end of a backward pass.
 
-        `call`: number of the call of ``backward`` in the step.
+        The reducer handles one per forward; further passes only add local gradients.
         """
         if self._num_backwards is None or _state_of_gradient(self._of_reducer.parameters) == self._gradient:
             return
@@ -341,13 +344,15 @@ class RecordedModule:
         self._let_torch_sample(1 if mode is StepMode.PROFILED else _TORCH_SAMPLES_EVERY)
 
     def bucket_numels(self) -> tuple[int, ...]:
-        """Return the number of elements of each bucket, in the order of the buckets."""
+        """Return the number of elements of each bucket, in bucket order."""
         parameters = self._of_reducer.parameters
         layout = bucket_layout(self.ddp, self._of_reducer)
         return tuple(sum(parameters[i].numel() for i in bucket) for bucket in layout)
 
     def _layout_is_final(self) -> bool:
-        """Return whether DDP keeps its buckets: it rebuilds them at its second forward, unless it always searches."""
+        """Return True if DDP will keep its buckets. It rebuilds them at its second forward unless it searches for
+        unused ones.
+        """
         searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
         return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))
 
@@ -365,7 +370,9 @@ class RecordedModule:
         self._group_installed = on
 
     def _let_torch_sample(self, every: int) -> None:
-        """Set how often DDP takes its own times: in every profiled step; never on an accelerator, which it awaits."""
+        """Set how often DDP measures its own times: in every profiled step, but never on an accelerator, which it would
+        wait for.
+        """
         wanted = (every, id(self.ddp.reducer))  # `ddp_variants` replaces the reducer
         if wanted != self._samples_every:
             self.ddp._set_ddp_runtime_logging_sample_rate(every)
@@ -377,7 +384,7 @@ class RecordedModule:
         return self._passes
 
     def _close_pass(self) -> None:
-        """Note the synchronised backward pass that is over, if gradients came since the last one."""
+        """Record the synchronised backward pass that has ended, if gradients have arrived since the last one."""
         before = self._stats
         if before is None or not self.synchronised:
             return
@@ -395,10 +402,10 @@ class RecordedModule:
         return torch_times(self.ddp) if self._samples_every[0] == 1 else {}
 
     def _look_for_unused(self) -> None:
-        """Note which parameters got no gradient in the pass that is over.
+        """Record which parameters got no gradient in the pass that has ended.
 
-        Without the search for unused parameters, torch refuses a pass that lacks a gradient. Torch knows the order of
-        gradients in each iteration on CPU, but only in few on an accelerator.
+        Without the search for unused parameters, torch raises for a pass that lacks a gradient. Torch knows the order
+        of gradients in each iteration on CPU, but only in a few iterations on an accelerator.
         """
         num_parameters = len(self._of_reducer.names)
         unused: set[int] | None = None
@@ -415,11 +422,11 @@ class RecordedModule:
         self._num_lacking += bool(unused)
 
     def _searches(self) -> bool:
-        """Return whether torch permits parameters without gradient."""
+        """Return True if torch permits parameters without gradient."""
         return bool(self.ddp.find_unused_parameters or self.ddp.static_graph)
 
     def note_unreduced(self, complaint: str) -> None:
-        """Note the missing gradients for which DDP is about to raise; it only gives their indices."""
+        """Record the missing gradients for which DDP is about to raise an error; the error only has their indices."""
         listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", complaint)
         if listed:
             self._unused = {int(word) for word in listed.group(1).split()}
@@ -439,10 +446,11 @@ def _state_of_gradient(parameters: Sequence[nn.Parameter]) -> tuple[int, int] | 
 class _Accumulated:
     """Parameters that got a gradient in a backward pass, in the steps recorded in detail and the initial skipped ones.
 
-    This is noted on accelerators, where DDP's logger keeps the order of gradients only for its first ten iterations and
+    This is used on accelerators, where DDP's logger keeps the order of gradients only for its first ten iterations and
     every hundredth one, and never for modules on several devices.
 
-    Only half of the first steps are recorded lightly, and may never show branches that alternate between steps.
+    The initial skipped steps are included, because light recording covers only every second step and could always miss
+    the same branch of a model that alternates between two.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -450,14 +458,14 @@ class _Accumulated:
         self._handles: list[Any] = []
         self._seen: set[int] = set()
         self.ever: set[int] = set()
-        """indices of parameters that got a gradient in any noted pass"""
+        """indices of parameters that got a gradient in any recorded pass"""
 
     @property
     def is_noted(self) -> bool:
         return bool(self._handles)
 
     def note(self, on: bool) -> None:
-        """Turn noting on or off. Call this between two steps."""
+        """Turn recording on or off. Call this between two steps."""
         if on == self.is_noted:
             return
         for handle in self._handles:

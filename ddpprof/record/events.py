@@ -1,9 +1,9 @@
-"""The events of a training process, and who hears of them.
+"""The events of a training process, and the listeners that receive them.
 
-`patches` and hooks of torch tell `EVENTS` what happens in the training, and nobody else. Whoever is to hear of it is a
-`Listener`. `Session` binds the listeners of the current mode of steps, each time that it changes. An event then calls
-the methods that implement it and no others: the listener's own method if there is one that raises nothing, and an empty
-one if nobody listens. So a step that nobody records only costs what the pulse needs.
+Only `patches` and hooks of torch report events of training to `EVENTS`. Receivers of events are `Listener` objects.
+`Session` binds the listeners for the current mode of steps each time the mode changes. An event then calls only the
+methods that implement it: directly if there is a single method that never raises, and an empty function if there is no
+listener. So a step that is not recorded only costs what the pulse needs.
 
 This module is imported while torch is being imported.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """What happens in a training process. A listener implements the events that it needs, and inherits the others.
+    """What happens in a training process. A listener overrides the events that it needs.
 
-    Events come from the training thread, unless it says otherwise. An error in one of them ends the recording, not the
-    training.
+    Events come from the training thread, unless their docstring says otherwise. An error in a listener ends the
+    recording, not the training.
     """
 
     __slots__ = ()
     may_raise: ClassVar[bool] = True
-    """False if no method raises, so that it is called without a guard"""
+    """False if none of its methods raises, so that they are called without a guard"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         """A DDP module is called; a step may have ended just before. From any thread."""
@@ -39,10 +39,13 @@ class Listener:
         """DDP begins its own work before the module's forward, with these inputs."""
 
     def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
-        """DDP's own work before the module's forward is over. `had_rebuilt`: it had its final buckets before."""
+        """DDP's own work before the module's forward has ended.
+
+        `had_rebuilt`: DDP already had its final buckets before it.
+        """
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """A forward is over, and so is DDP's own work after the module's forward, which ended at `inner_end_ns`."""
+        """A forward has ended, including DDP's own work after the module's forward, which ended at `inner_end_ns`."""
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
         """A forward has raised an error, which the script may catch."""
@@ -54,10 +57,10 @@ class Listener:
         """The training thread has waited for other ranks: for a collective, or a DDP module's broadcast of buffers."""
 
     def backward_begins(self, loss: Any) -> None:
-        """A backward pass begins that is not inside another, as in reentrant checkpointing."""
+        """A backward pass begins that is not nested in another one, as it is in reentrant checkpointing."""
 
     def backward_ends(self) -> None:
-        """That backward pass is over."""
+        """That backward pass has ended."""
 
     def bucket_sent(self, ddp: DistributedDataParallel, index: int, began_ns: int, future: Future[Tensor]) -> None:
         """The comm hook of a DDP module has sent a bucket. From a thread of torch."""
@@ -66,10 +69,10 @@ class Listener:
         """An optimizer begins its step."""
 
     def closure_begins(self) -> None:
-        """An optimizer calls its closure, which computes loss and gradients: that is not the optimizer's own work."""
+        """An optimizer calls its closure, which computes loss and gradients. This is not the optimizer's own work."""
 
     def closure_ends(self) -> None:
-        """The closure is over, and the optimizer goes on."""
+        """The closure has ended, and the optimizer continues."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """An optimizer has taken a step; a training step may end with it."""
@@ -81,13 +84,13 @@ class Listener:
         """The script marks the end of a training step."""
 
     def step_ends(self, num_steps: int) -> None:
-        """A training step has ended, and `num_steps` are over."""
+        """A training step has ended; `num_steps` have ended so far."""
 
     def flagged(self, flag: int) -> None:
-        """The current step is a special one: see `StepFlag`."""
+        """The current step is a special one; see `StepFlag`."""
 
     def begins(self, activity: int) -> None:
-        """The training thread begins an `Activity`, which ends the one before."""
+        """The training thread begins an `Activity`, which ends the previous one."""
 
     def loader_begins(self, loader: Any) -> None:
         """A pass over a `DataLoader` begins. From any thread."""
@@ -96,43 +99,46 @@ class Listener:
         """The training thread begins to wait for a batch."""
 
     def fetch_ends(self) -> None:
-        """It has its batch, or there is none."""
+        """The training thread has its batch, or there is none."""
 
     def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
-        """A batch was fetched; ``None`` if there is none. From any thread, but only the training's time counts."""
+        """A batch was fetched; ``None`` if there is none.
+
+        From any thread, but only waiting time of the training thread counts.
+        """
 
     def loader_runs_out(self, iterator: Any) -> None:
         """A pass over a `DataLoader` is complete. From any thread."""
 
     def epoch_is_set(self, sampler: Any) -> None:
-        """The script calls `set_epoch` of a sampler."""
+        """The script calls `set_epoch` on a sampler."""
 
     def save_begins(self, target: Any) -> None:
         """``torch.save`` is called, with a path or a file. From any thread."""
 
     def save_ends(self) -> None:
-        """That is over."""
+        """That save has ended."""
 
     def discards_file(self, target: Any) -> bool:
-        """Return whether ``torch.save`` is to write nothing, since the result of the steps is discarded."""
+        """Return True if ``torch.save`` must write nothing, because the result of the steps is discarded."""
         return False
 
     def discards_checkpoint(self, owner: str) -> bool:
-        """Return whether an object of a framework's class named `owner` is neither to write nor to delete one."""
+        """Return True if an object of the framework class named `owner` must neither write nor delete a checkpoint."""
         return False
 
     def discards_checkpoints(self) -> bool:
-        """Return whether the results of the steps are discarded, so that checkpoints of before must stay."""
+        """Return True if the results of the steps are discarded, so that earlier checkpoints must be kept."""
         return False
 
     def profiler_starts(self, inner: Any) -> None:
-        """An autograd profiler is about to start, perhaps one of the script's own."""
+        """An autograd profiler is about to start, possibly one of the script's own."""
 
     def graph_capture_begins(self, graph: Any) -> None:
         """The script begins to capture a CUDA graph."""
 
     def graph_capture_ends(self) -> None:
-        """That is over, or has failed."""
+        """The capture has ended or failed."""
 
     def graph_replays(self, graph: Any) -> None:
         """The script replays a CUDA graph."""
@@ -146,15 +152,15 @@ _NOBODY = {**{name: getattr(Listener(), name) for name in _EVENTS}, "heard": fro
 
 
 class Events(Listener):
-    """The dispatcher: each of its events calls that of the bound listeners, in their order."""
+    """The dispatcher: each event calls the corresponding methods of the bound listeners, in their order."""
 
     def __init__(self) -> None:
         self.heard: frozenset[str] = frozenset()
-        """names of the events that somebody hears"""
+        """names of the events that have a listener"""
         self.training_thread: int | None = None
         """the thread that trains; ``None`` before the first forward"""
         self.is_waiting = False
-        """whether the training thread waits for other ranks, so that what it waits for meanwhile is part of that"""
+        """whether the training thread waits for other ranks; nested waits are then part of that"""
         self.num_optimizer_steps = 0
 
     def bind(self, listeners: dict[str, Any]) -> None:
@@ -168,9 +174,10 @@ class Events(Listener):
 def binding(
     listeners: Sequence[Listener], give_up: Callable[[Exception], None], without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return what each event calls, and the names of those that are heard. Keep it, since making it takes some 100 µs.
+    """Return the function to call for each event, and the names of events that have listeners.
 
-    `give_up` gets the error of a listener. Events in `without` reach none of them.
+    Keep the result, because this takes about 100 µs. `give_up` receives the error of a listener. Events in `without`
+    reach no listener.
     """
     bound: dict[str, Any] = {}
     for name in _EVENTS:
@@ -183,7 +190,7 @@ def binding(
 
 
 def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception], None]) -> Callable[..., Any]:
-    """Return a function that calls all these methods, and returns the answer of the last."""
+    """Return a function that calls all these methods and returns the result of the last one."""
 
     def event(*what: Any) -> Any:
         answer = None
@@ -198,4 +205,4 @@ def _calling(methods: Sequence[Callable[..., Any]], give_up: Callable[[Exception
 
 
 EVENTS = Events()
-"""that of this process"""
+"""the dispatcher of this process"""

@@ -20,7 +20,10 @@ __all__ = ["BucketTimer", "TimedBucket", "timed_allreduce_hook"]
 
 @dataclass(frozen=True, slots=True)
 class TimedBucket:
-    """One all-reduce of one bucket, by the host's clock since 1970. On an accelerator it ends with the launch."""
+    """One all-reduce of one bucket, by the host's clock since 1970.
+
+    On an accelerator, it ends when it has been launched.
+    """
 
     index: int
     num_bytes: int
@@ -40,7 +43,7 @@ class BucketTimer:
         self._finished: list[TimedBucket] = []
 
     def take(self) -> list[TimedBucket]:
-        """Return the buckets finished since the last call, in the order in which they finished."""
+        """Return the buckets that have finished since the last call, in the order in which they finished."""
         taken, self._finished = self._finished, []
         return taken
 
@@ -50,7 +53,7 @@ class BucketTimer:
 
 
 def timed_allreduce_hook(state: BucketTimer, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket over the ranks, as DDP does without a hook, and note when it was launched and finished."""
+    """Average the bucket over the ranks, as DDP does without a hook, and record when it was launched and finished."""
     buffer, index = bucket.buffer(), bucket.index()
     num_bytes = buffer.numel() * buffer.element_size()
     buffer.mul_(1 / dist.get_world_size(state.process_group))

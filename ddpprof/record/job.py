@@ -1,12 +1,12 @@
-"""A process's place in the job: its rank, the run directory that all ranks agree on, its own files, and its end.
+"""A process's place in the job: its rank, the run directory that all ranks agree on, its own files, and how it ends.
 
-All ranks record into one run directory, or none does. One rank leads: it opens the run directory and announces it in
-the job's own store. Every rank counts itself in before its first synchronising backward pass. Once the all-reduces of
-that pass are over on the device, all ranks of its process group have counted themselves in; with a comm hook that does
-not wait, they get a moment to appear. The first of the group to look writes the verdict, and the others read it.
+Either all ranks record into one run directory, or none does. One rank leads: it opens the run directory and announces
+it in the job's own store. Every rank registers before its first synchronising backward pass. Once the all-reduces of
+that pass have completed on the device, all ranks of its process group have registered; with a comm hook that does not
+wait, they get a short time to do so. The first rank of the group to check writes the verdict, and the others read it.
 
-A job may have ranks that never train with DDP, and only generate. If rank 0 is one of them, the lowest rank of a
-process group leads.
+Some ranks of a job may never train with DDP, and only generate. If rank 0 is one of them, the lowest rank of a process
+group leads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOST_WORDS = 200
 
 
 def how_it_ends(error: BaseException | None) -> str:
-    """Return ``"finished"``, ``"interrupted"`` for Ctrl-C, or ``"failed: "`` with `error`, which ends the process."""
+    """Return ``"finished"``, ``"interrupted"`` for Ctrl-C, or ``"failed: "`` with the `error` that ends the process."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return "finished"
@@ -64,13 +64,13 @@ def how_it_ends(error: BaseException | None) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if "exited unexpectedly" in str(error) and error.__cause__ is not None:
-        error = error.__cause__  # `DataLoader` says with it what killed its worker
+        error = error.__cause__  # `DataLoader` uses it to report what killed its worker
     said = _in_one_line(str(error).strip())
     return f"failed: {type(error).__name__}: {said if len(said) <= _MOST_WORDS else f'{said[: _MOST_WORDS - 1]}…'}"
 
 
 def _in_one_line(said: str) -> str:
-    """Return the first line of an error and, of NCCL's and a `DataLoader`'s, also the one that names the cause."""
+    """Return the first line of an error message, plus the line with the cause for NCCL and `DataLoader` errors."""
     first, (_, _, cause) = said.partition("\n")[0], said.partition("Last error:\n")
     if first.startswith("Caught "):  # in a worker process, whose traceback follows
         cause = said.rpartition("\n")[2]
@@ -79,7 +79,7 @@ def _in_one_line(said: str) -> str:
 
 
 def where_it_ends(error: BaseException | None) -> dict[str, Any]:
-    """Return fields of the `Record` on where the `error` was raised, and which parameters DDP's own errors name."""
+    """Return fields of the `Record`: where `error` was raised, and the parameters named in DDP's own errors."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
     if error is None or isinstance(error, SystemExit):
@@ -103,10 +103,10 @@ _CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 class LastStep(Listener):
-    """How many steps this rank has finished, in a file that is rewritten after every step, or by `PulseKeeper`.
+    """The number of steps this rank has finished, in a file rewritten after every step, or by `PulseKeeper`.
 
-    The operating system has the number at once, so it outlives a process that is killed. The file is not mapped into
-    memory: truncating it would end the training with SIGBUS. Every method raises ``OSError``.
+    The operating system has the number at once, so it survives if the process is killed. The file is not mapped into
+    memory, because truncating it would then end the training with SIGBUS. Every method raises ``OSError``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,17 +120,19 @@ class LastStep(Listener):
 
 
 class CrashFile:
-    """A file into which Python writes where all threads stand, if a signal such as SIGABRT ends the process.
+    """A file into which Python writes the stacks of all threads if a signal such as SIGABRT ends the process.
 
-    Gloo aborts a process whose collective meets another one, which then can say nothing itself. A script that has
-    `faulthandler` write elsewhere keeps it.
+    Gloo aborts a process whose collective does not match that of another rank, so the process cannot report anything
+    itself. If a script has configured `faulthandler` to write elsewhere, that is left alone.
     """
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._number = -1
         self._held: Callable[[], object | None] = lambda: None
-        """returns the file as long as `faulthandler` holds it: it lets go if the script has it write elsewhere"""
+        """returns the file while `faulthandler` holds it; `faulthandler` releases it if the script redirects it
+        elsewhere
+        """
 
     def open(self, path: Path) -> None:
         """Begin. Raises ``OSError``."""
@@ -145,13 +147,13 @@ class CrashFile:
             self._held = weakref.ref(file)
 
     def close(self) -> None:
-        """Have Python write stacks nowhere, as before, and remove the file if there was no such signal."""
+        """Stop writing stacks, and remove the file if no such signal arrived."""
         path, self._path = self._path, None
         if path is None:
             return
         if self._held() is not None:
             faulthandler.disable()
-        with suppress(OSError):  # somebody may have removed the run
+        with suppress(OSError):  # the run may have been removed
             os.close(self._number)
             if not path.stat().st_size:
                 own_files.remove_file(path)
@@ -169,14 +171,15 @@ class RankOutput:
         self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
     def write_facts(self, record: Record) -> None:
-        """Write all that is known of the rank except its steps, which have a file of their own."""
+        """Write everything known about the rank except its steps, which have a file of their own."""
         facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
         rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
 
     def append_step(self, step: RecordedStep) -> None:
         """Append one flushed line, which survives the death of this process.
 
-        The step ends when all but its end, the last field, is encoded, so that this cost is part of the step.
+        The step's end is its last field and is set after all other fields are encoded, so that this cost is part of the
+        step.
         """
         line = self._encode(step).removesuffix(b"0}")
         self._steps.write(b"%b%d}\n" % (line, time.time_ns()))
@@ -188,9 +191,9 @@ class RankOutput:
 
 
 _JOIN_PATIENCE_S = 2.0
-"""seconds that a rank may be behind if nothing synchronised it"""
+"""seconds that a rank may be behind if no collective synchronised it"""
 _OFFER_S = 30.0
-"""seconds that the rank that leads may take to open the run directory"""
+"""seconds that the leading rank may take to open the run directory"""
 
 
 @dataclass(frozen=True)
@@ -209,15 +212,15 @@ class Agreement:
     def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
         """Create this rank's part.
 
-        `store`: the part of the job's own store that belongs to this agreement. `group`: the ranks that average
-        gradients together, including this one.
+        `store`: part of the job's own store, reserved for this agreement. `group`: the ranks that average gradients
+        together, including this one.
         """
         self.store = store
         self._world_size, self.group = world_size, group
         self._verdict = f"verdict/{crc32(repr(tuple(group)).encode()):x}"
 
     def is_possible(self) -> bool:
-        """Return whether the store keeps anything; that of the MPI backend does not."""
+        """Return True if the store keeps what is written to it; that of the MPI backend does not."""
         try:
             self.store.add("possible", 0)
         except (RuntimeError, NotImplementedError) as error:
@@ -227,15 +230,15 @@ class Agreement:
         return True
 
     def lead(self, rank: int) -> bool:
-        """Try to lead. Return False if another rank does."""
+        """Try to become the leader. Return False if another rank leads."""
         return bool(self.store.compare_set("leader", "", str(rank)).decode() == str(rank))
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
-        """Announce where the run goes, or why it cannot. The rank that leads calls this."""
+        """Announce where the run is, or why there is none. The leading rank calls this."""
         self.store.set("offer", json.dumps([out, run_id, problem]))
 
     def join(self, rank: int) -> None:
-        """Say that this rank records. Every rank calls this before its first synchronising backward pass."""
+        """Register that this rank records. Every rank calls this before its first synchronising backward pass."""
         self.store.set(f"joined/{rank}", "1")
 
     def is_led(self) -> bool:
@@ -246,7 +249,7 @@ class Agreement:
 
         Every rank calls this after its first synchronising backward pass.
 
-        `patience_s`: time for other ranks to appear. `offer_s`: time for the rank that leads to open the run directory.
+        `patience_s`: time for other ranks to register. `offer_s`: time for the leading rank to open the run directory.
         """
         deadline = time.monotonic() + patience_s
         all_joined = self._by(deadline, lambda: bool(self.store.check([f"joined/{rank}" for rank in self.group])))
@@ -259,33 +262,39 @@ class Agreement:
         return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
 
     def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
-        """Return whether something becomes so in time, or until another rank of the group has decided."""
+        """Return whether a condition becomes true in time, before another rank of the group has decided."""
         while not is_so():
             if self.store.check([self._verdict]) or time.monotonic() > deadline:
-                return is_so()  # it may have become so just before
+                return is_so()  # it may have become true just before
             time.sleep(0.02)
         return True
 
     def come_to_the_end(self) -> None:
-        """Note that this rank still records. Call this before an all-reduce of the last step that ranks share."""
+        """Register that this rank still records.
+
+        Call this before an all-reduce of the last step that the ranks share.
+        """
         self.store.add("at-end", 1)
 
     def all_came_to_the_end(self) -> bool:
-        """Return whether all ranks still recorded: the same answer on all. Call this after that step's all-reduces."""
+        """Return True if all ranks still recorded; the result is the same on all ranks.
+
+        Call this after that step's all-reduces.
+        """
         return self.store.add("at-end", 0) >= self._world_size
 
     def veto(self) -> None:
-        """Keep all ranks from profiling, since this one cannot."""
+        """Prevent all ranks from profiling, because this one cannot."""
         self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
-        """Return whether any rank vetoed before the all-reduces whose end this rank has seen."""
+        """Return True if any rank vetoed before the all-reduces whose end this rank has seen."""
         return bool(self.store.check(["veto"]))
 
 
 _session_numbers = itertools.count()
 _LAST_PATIENCE_S = 0.5
-"""seconds that a rank which has failed, and is about to exit, waits for others"""
+"""seconds that a failed rank, about to exit, waits for other ranks"""
 
 
 class JobRank:
@@ -298,14 +307,14 @@ class JobRank:
         self.rank = 0
         self.world_size = 1
         self.leads = True
-        """whether this rank speaks for all, as each does before they agree"""
+        """whether this rank reports for all ranks, as each rank does before they agree"""
         self._leader = 0
         self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
-        """True if this rank is the first of a host that does not see the folder of the rank that leads"""
+        """True if this rank is the first on a host that does not see the leading rank's folder"""
         self.alone = False
-        """True if the job is this process alone, without a process group"""
+        """True if this process is the whole job, without a process group"""
 
     @property
     def attached(self) -> bool:
@@ -319,7 +328,7 @@ class JobRank:
 
     @property
     def group_size(self) -> int:
-        """Number of ranks with which this one averages gradients, itself included."""
+        """Number of ranks that average gradients together with this one, including this one."""
         return len(self._agreement.group) if self._agreement is not None else 1
 
     def in_this_process(self) -> bool:
@@ -327,18 +336,18 @@ class JobRank:
         return os.getpid() == self._process
 
     def warn(self, message: str) -> None:
-        """Write a line on the job's stderr, which may be closed, or its disk full."""
+        """Write a line to the job's stderr, which may be closed or on a full disk."""
         with suppress(Exception):
             sys.stderr.write(f"ddpprof: rank {self.rank}: {message}\n")
 
     def warn_for_all(self, message: str) -> None:
-        """Write a line that says the same on all ranks."""
-        with suppress(Exception):  # the job's store may have gone
+        """Write a line that is the same on all ranks, once for the job."""
+        with suppress(Exception):  # the job's store may no longer exist
             if self.leads or self._is_first_of_unled():
                 self.warn(message)
 
     def _is_first_of_unled(self) -> bool:
-        """Return whether no rank leads, as before the first steps are over, and this one may lead its group."""
+        """Return True if no rank leads, as before the first steps have ended, and this one may lead its group."""
         if self._agreement is None or self.files is not None or self.rank != self._agreement.group[0]:
             return False
         return not self._agreement.is_led()
@@ -352,14 +361,16 @@ class JobRank:
         store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
         agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
-            raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
+            raise DdpprofError(
+                "the ranks cannot agree on what to record: the job's store does not keep values, as with MPI."
+            )
         self._join(agreement)
 
     def attach_alone(self) -> None:
-        """Replace `attach` if there is no process group: this process agrees with itself.
+        """Attach without a process group: this process agrees with itself.
 
-        Raises `DdpprofError` in all but the first of several processes that a launcher started: each is a job of its
-        own, and all of them would record into one directory.
+        Raises `DdpprofError` in all but the first of several processes started by a launcher: each is a job of its own,
+        and all of them would record into one directory.
         """
         if not is_first_rank():
             self.rank = int(rank_given() or 0)
@@ -378,7 +389,7 @@ class JobRank:
             self._offer_run(agreement)
 
     def _offer_run(self, agreement: Agreement) -> None:
-        """Open the run, and tell the other ranks where it is, or why there is none."""
+        """Open the run, and tell the other ranks where it is or why there is none."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
             out = str(open_run(self._settings, run_id, self.world_size))
@@ -387,24 +398,24 @@ class JobRank:
         agreement.offer(out, run_id, problem)
 
     def open_files(self, device: TrainingDevice | None) -> bool:
-        """Open this rank's files, after a synchronised backward pass on `device`.
+        """Open this rank's files after a synchronised backward pass on `device`.
 
-        `device`: ``None`` if the rank has failed, so that it waits for no device, and leads if nobody else does.
+        `device`: ``None`` if the rank has failed. It then waits for no device, and leads if no other rank does.
 
-        Returns False if the rank that leads cannot record, and reports that for all ranks. Raises `DdpprofError` and
+        Returns False if the leading rank cannot record; that rank reports it for all ranks. Raises `DdpprofError` and
         `OSError` for problems that this rank has to report.
         """
         if self._agreement is None or self.files is not None:
             return True
         if device is not None:
-            device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
+            device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has got this far
         patience = (_LAST_PATIENCE_S, _LAST_PATIENCE_S) if device is None else ()
         verdict, first = self._agreement.verdict(*patience), self._agreement.group[0]
         if verdict is None and (first != 0 or device is None):  # rank 0 does not train with DDP, or is late
             self._leads_if(self.rank == first or device is None, self._agreement)
             verdict = self._agreement.verdict(*patience)
         if verdict is None:
-            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not said where it records.")
+            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not announced where it records.")
         if verdict.out is None:
             if not self.leads:
                 return False
@@ -417,7 +428,7 @@ class JobRank:
         return True
 
     def prepare_capture(self, directory: Path, settings: Settings) -> None:
-        """Make the folder of a capture. The rank that leads calls this before the others do. Raises ``OSError``."""
+        """Create the folder of a capture. The leading rank calls this before the others do. Raises ``OSError``."""
         run_id = self._id_of_capture(directory)
         if self.leads:
             open_capture(directory, settings, run_id, self.world_size)
@@ -432,7 +443,7 @@ class JobRank:
         return f"{self._run_id}-{directory.name}"
 
     def for_capture(self, directory: Path) -> JobRank:
-        """Return this rank as it records a capture into another directory. Raises ``OSError``."""
+        """Return this rank's counterpart that records a capture into another directory. Raises ``OSError``."""
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
         captured.files = RankOutput(directory, self.rank)
@@ -441,7 +452,7 @@ class JobRank:
         return captured
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
-        """Return what the pulse says of this rank. The files must be open."""
+        """Return this rank's description for the pulse. The files must be open."""
         assert self.files is not None
         return PulseIdentity(
             run_id=self._run_id,

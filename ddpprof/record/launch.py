@@ -1,9 +1,9 @@
-"""Launch of the user's command with ddpprof injected; signals and the exit code are passed on.
+"""Launch the user's command with ddpprof injected. Signals are passed on to it, and its exit code is passed back.
 
 This needs no torch. The job's stdin, stdout and stderr are those of the terminal, except in trials.
 
-`run_netbench` starts the ranks of `ddpprof netbench`. If all of them are on this machine, they meet in a file, and
-gloo listens on the loopback interface, so that nobody else can reach them.
+`run_netbench` starts the ranks of `ddpprof netbench`. If all of them are on this machine, they meet through a file, and
+gloo listens on the loopback interface, so that nobody else can connect to them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from ddpprof.scratch import scratch_folder
 _INJECT = Path(__file__).parent / "inject"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SLURM_RANK = "SLURM_PROCID"
-"""variable that Slurm also sets for a batch script, which is no rank"""
+"""variable that Slurm also sets for a batch script, which is not a rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _POLL_S = 1.0
-"""seconds between two looks whether the job has ended, since a library's thread may have taken SIGCHLD"""
+"""seconds between checks whether the job has ended, because a library's thread may have received SIGCHLD"""
 _GRACE_S = 10.0
-"""seconds before SIGKILL for processes that outlive a signal"""
+"""seconds until SIGKILL for processes that survive a signal"""
 _SI_KERNEL = 0x80
-"""`si_code` of a signal from the terminal, which sends it to a whole process group"""
+"""`si_code` of a signal from the terminal, which goes to a whole process group"""
 
 
 @dataclass(frozen=True)
@@ -64,37 +64,38 @@ class JobEnd:
     needs_rank: str | None
     """launcher's variable whose absence ended the script"""
     interrupted: bool
-    """True if ddpprof was asked to end, and passed that on"""
+    """True if ddpprof was asked to end and passed that signal on"""
     was_reached: bool
-    """whether any Python process of the job let ddpprof in; on a file system of its own, the job cannot say so"""
+    """whether ddpprof was loaded in any Python process of the job; a job with a separate file system cannot report this
+    """
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody ended the job, so that it has neither ended well nor failed by itself."""
+        """Whether a user ended the job, so that it neither succeeded nor failed by itself."""
         return self.interrupted or self.signal is not None
 
 
 def inside_job() -> bool:
-    """Return whether this is one of the processes, one per rank, that torchrun, Slurm or MPI has started."""
+    """Return True if this is one of the per-rank processes that torchrun, Slurm or MPI has started."""
     if any(name in os.environ for name in _RANK_VARIABLES):
         return True
     return {_SLURM_RANK, "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= os.environ.keys()
 
 
 def is_first_rank() -> bool:
-    """Return whether this process of a job may speak for all."""
+    """Return True if this process may report for the whole job."""
     return rank_given() in (None, "0")
 
 
 def rank_given() -> str | None:
-    """Return the process's number from its launcher."""
+    """Return this process's rank as set by its launcher."""
     return next((os.environ[name] for name in (*_RANK_VARIABLES, _SLURM_RANK) if name in os.environ), None)
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:
     """Return the command for ``train.py [its arguments]``, under torchrun if its options were given.
 
-    Raises `CannotRecord` if there is no such script, or no torch to launch it with.
+    Raises `CannotRecord` if the script does not exist, or torch is not installed to launch it with.
     """
     if not as_module and not Path(script[0]).is_file():
         raise CannotRecord(
@@ -107,7 +108,7 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
 
 
 def torchrun_command(words: Sequence[str]) -> list[str]:
-    """Return the command for torchrun. Raises `CannotRecord` if torch is not installed."""
+    """Return the command that runs torchrun. Raises `CannotRecord` if torch is not installed."""
     refuse_without_torch()
     return [sys.executable, "-m", "torch.distributed.run", *words]
 
@@ -121,8 +122,8 @@ def refuse_without_torch() -> None:
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
     """Make room for the run once, before anything starts, so that a second job of the command cannot remove it.
 
-    `inside`: torchrun has started this process, perhaps not for the first time.
-    Raises ``RunExists`` if an earlier run must be kept.
+    `inside`: torchrun has started this process, possibly as a restart. Raises ``RunExists`` if an earlier run must be
+    kept.
     """
     directory = Path(settings.out)
     if inside and run_directory.is_restart(directory, settings):
@@ -150,11 +151,10 @@ def run_job(
 ) -> JobEnd:
     """Run `command`, record all of its Python processes, and return when it has ended.
 
-    `explain_rank`: if the first process ends for lack of RANK, the outcome says so instead of a traceback.
-    `variables`: environment variables of the job, besides ddpprof's own.
-    `when_started`: called once the job runs; from then on this process may have threads.
-    `output`: file for the job's output, instead of the terminal; the job then cannot read from the terminal either.
-    Raises `CannotRecord` if the command cannot be started.
+    `explain_rank`: if the first process ends because RANK is not set, report this in the result instead of a traceback.
+    `variables`: environment variables of the job, besides ddpprof's own. `when_started`: called once the job runs; from
+    then on this process may have threads. `output`: file for the job's output, instead of the terminal; the job then
+    cannot read from the terminal either. Raises `CannotRecord` if the command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
@@ -179,18 +179,17 @@ def run_to_its_end(
     when_started: Callable[[], None] | None = None,
     **streams: Any,
 ) -> tuple[int, bool]:
-    """Run a command; return its return code, and whether a signal asked it to end.
+    """Run a command. Return its return code, and whether a signal asked it to end.
 
-    Signals are passed on, and the command also ends if this process is killed. After a signal none of its processes is
-    left over. How long the command itself takes to end is up to it.
-    `streams`: as for ``subprocess.Popen``.
-    Raises `CannotRecord` if the command cannot be started.
+    Signals are passed on, and the command also ends if this process is killed. After a signal, none of its processes
+    remains. The command itself decides how long it takes to end. `streams`: as for ``subprocess.Popen``. Raises
+    `CannotRecord` if the command cannot be started.
     """
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
-        # Without a terminal, whoever signals this process's group is not to reach the job twice.
+        # Without a terminal, a signal to this process's group must not reach the job twice.
         job = start(command, environment, _begin_job, process_group=None if _has_terminal() else 0, **streams)
         if when_started is not None:
             when_started()
@@ -205,7 +204,7 @@ def run_to_its_end(
 
 
 def _has_terminal() -> bool:
-    """Return whether there is a terminal, whose Ctrl-C and Ctrl-Z go to all processes of the group in front."""
+    """Return True if there is a terminal that sends Ctrl-C and Ctrl-Z to all processes of the foreground group."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -214,7 +213,7 @@ def _has_terminal() -> bool:
 
 
 def _group_of(process: int) -> int | None:
-    """Return the number of a process's group; ``None`` if there is no such process."""
+    """Return a process's group ID; ``None`` if there is no such process."""
     try:
         return os.getpgid(process)
     except ProcessLookupError:
@@ -242,11 +241,11 @@ def _begin_job() -> None:
 
 
 def end_jobs_into(out: Path) -> None:
-    """End all processes of this user that record into `out`, whose parent was killed."""
+    """End all processes of this user that record into `out` and whose parent was killed."""
     deadline, found_none = time.monotonic() + _GRACE_S, False
     while time.monotonic() < deadline:
         left = _recording_into(out)
-        if not left and found_none:  # the first time, one that is just being started may have shown no environment
+        if not left and found_none:  # the first time, a process that is just starting may have had no environment yet
             return
         found_none = not left
         for process in left:
@@ -276,7 +275,9 @@ def _wait(job: Process) -> tuple[int, bool]:
         info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, 0 if has_ended else _POLL_S)
         if info is None and has_ended:
             return job.returncode, interrupted
-        if info is not None and info.si_signo in _PASSED_ON:  # 0 if this process was stopped meanwhile, as by Ctrl-Z
+        if (
+            info is not None and info.si_signo in _PASSED_ON
+        ):  # 0 if this process was stopped in the meantime, for example by Ctrl-Z
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
             has_got_it = info.si_code == _SI_KERNEL and _group_of(job.pid) == os.getpgrp()
             if not has_ended and not has_got_it:
@@ -286,8 +287,8 @@ def _wait(job: Process) -> tuple[int, bool]:
 def _pass_on(job: int, number: int) -> None:
     """Pass a signal on to the job. SIGINT goes to all processes of the job's group, as Ctrl-C does.
 
-    Ranks of torchrun are in groups of their own, and get it from torchrun: a second one would interrupt what a script
-    does about the first, such as saving.
+    torchrun's ranks are in groups of their own and get the signal from torchrun. A second one would interrupt the
+    script's response to the first, such as saving a checkpoint.
     """
     processes = [job]
     if number == signal.SIGINT:
@@ -299,7 +300,7 @@ def _pass_on(job: int, number: int) -> None:
 
 
 STORE_VARIABLE = "DDPPROF_NETBENCH_STORE"
-"""variable that names the file in which the ranks meet"""
+"""variable that names the file through which the ranks meet"""
 
 _ON_THIS_MACHINE = ("--nproc-per-node", "--nproc_per_node", "--standalone")
 _OWN_WORDS = re.compile(r"^ddpprof: (.*)$", re.MULTILINE)

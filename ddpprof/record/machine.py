@@ -1,11 +1,11 @@
-"""The machine of this process: what it gives and withholds, its devices, and waiting for what may never come.
+"""The machine of this process: its resources and limits, its devices, and waiting for what may never end.
 
-Totals count from the process's beginning. Nothing here creates a CUDA context or resets a peak.
+Totals count from the start of the process. Nothing here creates a CUDA context or resets a peak.
 
-A NCCL kernel whose peer has gone never ends, and whoever waits for its device hangs. So another thread waits for the
-device, and the training thread waits for that thread with a time limit. Signals can reach it meanwhile. From Python
-3.12 on no thread can be started while the interpreter exits, which is when most recordings are completed, so the
-threads are started while the script trains.
+If a peer has died, a NCCL kernel never ends, and a thread that waits for its device hangs. So another thread waits for
+the device, and the training thread waits for that thread with a time limit, during which signals can reach it. From
+Python 3.12 on, no thread can be started while the interpreter exits, which is when most recordings are completed, so
+the threads are started while the script trains.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddpprof.model.backends import WITH_MEMORY
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
-"""errors of a failing device, or of an allocator without statistics; the rest of the record is still useful"""
+"""errors of a failing device, or of an allocator without statistics; the rest of the record remains useful"""
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
@@ -42,17 +42,17 @@ class MemoryNotes:
     def __init__(self) -> None:
         self._own: set[int] = set()
         self._torch: Any = torch.cuda
-        """torch's module for the accelerator"""
+        """torch's module for the accelerator, such as `torch.cuda`"""
 
     def owns(self, devices: Iterable[torch.device]) -> None:
-        """Note devices on which the process trains."""
+        """Add devices on which the process trains."""
         for device in devices:
             if device.type in WITH_MEMORY and device.index is not None:
                 self._own.add(device.index)
                 self._torch = getattr(torch, device.type)
 
     def sample(self) -> Memory:
-        """Return the memory of the process and of its own devices, now and at its peak."""
+        """Return the current and peak memory of the process and of its own devices."""
         rss, peak = resident_bytes(), peak_resident_bytes()
         if rss is not None:
             peak = max(rss, peak)  # the system updates its peak only now and then
@@ -77,7 +77,7 @@ class MemoryNotes:
 
 
 def resident_bytes() -> int | None:
-    """Return the process's resident memory in bytes; ``None`` if the system does not tell."""
+    """Return the process's resident memory in bytes; ``None`` if the system does not report it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -111,24 +111,24 @@ def _describe_device(module: Any, device: int, is_own: bool) -> DeviceMemory:
 
 _PROC = Path("/proc/self")
 _THROTTLED_UNITS_NS = {"throttled_usec": 1000, "throttled_time": 1}
-"""units of the numbers in control groups of version 2 and 1, by their names"""
+"""units, in ns, of the counters in control groups of version 2 and 1, by name"""
 _MOST_THREADS = 256
 _MOST_CORES = 64
 
 
 def queued_ns() -> int:
-    """Return the total time for which threads of this process were ready and had no processor."""
+    """Return the total time that threads of this process were runnable but not running, ns."""
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:
-            with suppress(OSError, ValueError, IndexError):  # it has just ended, or the kernel does not tell
+            with suppress(OSError, ValueError, IndexError):  # it has just ended, or the kernel does not report it
                 queued += int((_PROC / "task" / thread / "schedstat").read_text(encoding="ascii").split()[1])
                 found = True
     return queued if found else UNKNOWN
 
 
 class Throttling:
-    """For how long limits of control groups have kept this process from running, whichever groups it was put into."""
+    """Time for which CPU limits of control groups have kept this process from running, across changes of its groups."""
 
     def __init__(self) -> None:
         self._groups: str | None = None
@@ -151,7 +151,7 @@ throttled_ns = Throttling().total_ns
 
 
 def _own_groups() -> str:
-    """Return the control groups of this process, which somebody may change."""
+    """Return the control groups of this process, which can be changed from outside."""
     with suppress(OSError):
         return (_PROC / "cgroup").read_text(encoding="utf-8")
     return ""
@@ -159,7 +159,7 @@ def _own_groups() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _throttling(_groups: str) -> tuple[Path, str] | None:
-    """Return the file that tells, and the name of its number; ``None`` if there is none."""
+    """Return the file with the counter and the counter's name; ``None`` if there is none."""
     for group in own_groups("cpu"):
         for name in _THROTTLED_UNITS_NS:
             if number_in(group / "cpu.stat", name) is not None:
@@ -187,8 +187,9 @@ def core_khz() -> int:
 
 
 _NUM_IDLE = 3
-"""number of threads that wait: at the exit of a job whose device is stuck, one waits for the device, one writes the
-trace, and one watches for signals"""
+"""number of waiting threads: at the exit of a job whose device is stuck, one waits for the device, one writes the
+trace, and one watches for signals
+"""
 
 
 class Standby:
@@ -201,16 +202,19 @@ class Standby:
         self._work: queue.SimpleQueue[tuple[Callable[[], object], Future[None]]] = queue.SimpleQueue()
 
     def prepare(self) -> None:
-        """Start as many threads as may be needed at once. Raises ``RuntimeError`` if the interpreter exits."""
+        """Start as many threads as may be needed at once. Raises ``RuntimeError`` if the interpreter is exiting."""
         with self._lock:
-            if self._process != os.getpid():  # a fork has no threads but the one that forked
+            if self._process != os.getpid():  # a forked process only has the thread that forked
                 self._process, self._num_idle, self._work = os.getpid(), 0, queue.SimpleQueue()
             while self._num_idle < _NUM_IDLE:
                 threading.Thread(target=self._serve, args=(self._work,), name="ddpprof-standby", daemon=True).start()
                 self._num_idle += 1
 
     def run(self, work: Callable[[], object]) -> Future[None]:
-        """Run `work` in one of the threads. Raises ``RuntimeError`` if none is idle while the interpreter exits."""
+        """Run `work` in one of the threads.
+
+        Raises ``RuntimeError`` if none is idle while the interpreter is exiting.
+        """
         with suppress(RuntimeError):
             self.prepare()
         with self._lock:
@@ -235,17 +239,17 @@ class Standby:
                 done.set_result(None)
             else:
                 done.set_exception(error)
-            del work, done, error  # else they live until the next work
+            del work, done, error  # otherwise they live until the next work item
 
 
 STANDBY = Standby()
-"""those of this process"""
+"""the threads of this process"""
 
 
 GRACE_S = 3.0
-"""seconds that the call may go on after the signal"""
+"""seconds that the call may continue after the signal"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""the same for a script with its own handler, which may want to save its work when the call returns"""
+"""the same for a script that has its own handler, which may want to save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -288,7 +292,7 @@ def _grace_s(number: int) -> float:
 
 
 def _end_with(number: int) -> None:
-    """End the process, without `signal.signal`, which only works in the main thread, and that hangs."""
+    """End the process without `signal.signal`, which only works in the main thread, because that thread hangs."""
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL
     os.kill(os.getpid(), number)
 
@@ -305,7 +309,7 @@ class TrainingDevice:
         self._waiting: Future[None] | None = None
         """the last wait for the devices"""
         self.is_captured = False
-        """True while the script captures a CUDA graph, which whoever waits for the device would break"""
+        """True while the script captures a CUDA graph, which waiting for the device would break"""
 
     def found(self, devices: Iterable[torch.device]) -> None:
         """Add devices on which training takes place."""
@@ -320,14 +324,14 @@ class TrainingDevice:
         return bool(self.accelerators)
 
     def synchronise(self) -> None:
-        """Wait until the devices have finished their work, however long that takes."""
+        """Wait until the devices have finished their work, without a time limit."""
         for device in self.accelerators:
             torch.accelerator.synchronize(device)
 
     def comes_to_rest(self, patience_s: float) -> bool:
         """Wait as `synchronise` does, but at most `patience_s`.
 
-        Return False if it takes longer, a device fails, or a CUDA graph is being captured.
+        Returns False if it takes longer, a device fails, or a CUDA graph is being captured.
         """
         if not self.accelerators:
             return True
@@ -346,7 +350,7 @@ def _ends_in_time(waiting: Future[None], patience_s: float) -> bool:
 
 
 def devices_of(ddp: DistributedDataParallel) -> tuple[torch.device, ...]:
-    """Return the devices of DDP's own type that hold the module's parameters."""
+    """Return the devices, of DDP's own device type, that hold the module's parameters."""
     kind = ddp.device_type
     held = dict.fromkeys(parameter.device for parameter in ddp.parameters() if parameter.device.type == kind)
     return tuple(held) or (torch.device(kind),)

@@ -1,12 +1,12 @@
-"""How long do collectives take between the ranks of this job, and how much of a computation do they cost?
+"""How long do collectives take between the ranks of this job, and how much do they slow down a computation?
 
-All of its ranks call this. Each size gets up to three warm-up iterations, and then as many as fit into its time limit,
-each after a barrier. All ranks derive that number from the same data. The first size for which one iteration exceeds
-the limit is the last. Two collectives at once alternate with one alone, so that a slow moment of the machine affects
-both. The fields of the result are described in `ddpprof.model.netbench`.
+All ranks call this. For each size, up to three warm-up iterations run, and then as many as fit into the time limit,
+each after a barrier. All ranks compute that number from the same data. Measuring stops after the first size at which
+one iteration exceeds the limit. Measurements of two concurrent collectives alternate with those of one, so that a slow
+moment of the machine affects both. The fields of the result are described in `ddpprof.model.netbench`.
 
-On an accelerator several iterations follow one barrier, and the device times them: launching and awaiting a short
-collective takes the host longer than the collective takes the device.
+On an accelerator, several iterations follow one barrier, and the device times them, because launching and awaiting a
+short collective takes longer on the host than the collective takes on the device.
 
 On CPU, the backend's threads and the network need cores. Every rank multiplies matrices, first alone, and then while a
 few collectives are always in flight.
@@ -38,24 +38,24 @@ from ddpprof.version import __version__
 
 _ROUNDS = 5
 _UNDER_WAY = 4
-"""more than a backend handles at once, as in a backward pass"""
+"""number of collectives in flight: more than a backend processes at once, as in a backward pass"""
 _FEWEST, _MOST = 2, 64
 """number of collectives in a round"""
 _LEAST_NS = 100_000_000
-"""least computation without collectives in a round"""
+"""minimum duration of the computation without collectives in a round, ns"""
 _ROWS, _WIDTH = 128, 512
-"""size of the matrices, whose product takes some milliseconds on one core"""
+"""size of the matrices; one product takes a few milliseconds on one core"""
 
 Start = Callable[[], Any]
-"""function that starts a collective, and returns its work"""
+"""function that starts a collective and returns its work handle"""
 
 
 def measure_beside(
     start: Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
-    """Return, per round, the cost of a collective on the rank that loses most, and how long it lasts, ns.
+    """Return, per round, a collective's cost on the rank that loses most, and its duration, both in ns.
 
-    `start` starts a collective that takes `alone_ns`; `from_all` gathers each rank's value, in order.
+    `start` starts a collective that takes `alone_ns`; `from_all` gathers each rank's value, in rank order.
     """
     number = int(min(max(may_take_ns / _ROUNDS / alone_ns, _FEWEST), _MOST))
     rounds = [from_all(_round(start, number, from_all)) for _ in range(_ROUNDS)]
@@ -64,7 +64,7 @@ def measure_beside(
 
 
 def _round(start: Start, number: int, from_all: Callable[[Any], list[Any]]) -> tuple[int, int]:
-    """Return the computing time that a collective cost this rank, and how long it lasted, ns."""
+    """Return the computing time that a collective cost this rank, and the collective's duration, both in ns."""
     rows, matrix = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
     from_all(None)
     begin_ns, products = time.perf_counter_ns(), 0
@@ -87,7 +87,7 @@ def _round(start: Start, number: int, from_all: Callable[[Any], list[Any]]) -> t
 
 
 def _under_way(works: Sequence[Any]) -> list[Any]:
-    """Return the unfinished works, after waiting for the others so that their errors are raised."""
+    """Return the unfinished work handles, after waiting for the finished ones so that their errors are raised."""
     for work in works:
         if work.is_completed():
             work.wait()
@@ -99,15 +99,15 @@ _FEWEST, _MOST = 3, 200
 _EVERY = 4
 """every n-th size, from the largest, is also measured with two at once"""
 _BESIDE = 1 << 18, 1 << 26
-"""least and most bytes measured during a computation: the sizes of buckets"""
+"""smallest and largest size measured during a computation, in bytes: the sizes of buckets"""
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
 _PARTS = 10
-"""number of parts of a size's iterations, after each of which the ranks agree whether there is time for more"""
+"""number of parts of a size's iterations; after each part, the ranks agree whether there is time for more"""
 
 _IN_A_ROW_NS, _MOST_IN_A_ROW = 2_000_000, 20
-"""time and number of iterations that an accelerator times at once"""
+"""time limit and maximum number of iterations that an accelerator times together"""
 
 
 class _Time(NamedTuple):
@@ -132,7 +132,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> NetBench | None:
-    """Return what was measured on the first rank, ``None`` on the others. Raises `CannotRecord`."""
+    """Return the measurements on the first rank and ``None`` on the others. Raises `CannotRecord`."""
     device, backend = _device_and_backend(plan.backend)
     with _process_group(backend, device):
         bench = _Bench(plan, device)
@@ -181,7 +181,7 @@ class _LaunchedRank(NamedTuple):
 
 
 def _place(environment: Mapping[str, str]) -> _LaunchedRank:
-    """Return which rank torchrun, MPI or Slurm says this is. Raises `CannotRecord`."""
+    """Return this process's rank as set by torchrun, MPI or Slurm. Raises `CannotRecord`."""
     launchers = (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -203,7 +203,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
             "MASTER_ADDR and MASTER_PORT are not set. Set them to the first rank's host and a free port there."
         )
     if world_size < 2:
-        raise CannotRecord("one rank has no other to communicate with: start two or more.")
+        raise CannotRecord("a single rank has no other rank to communicate with: start two or more.")
     try:
         dist.init_process_group(
             backend,
@@ -220,7 +220,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error in one line. NCCL may only say in a later line that ranks share a GPU."""
+    """Return the error in one line. With NCCL, a later line may say that ranks share a GPU."""
     refused = backends.refusal_of_shared_gpu(str(error))
     if refused is not None:
         return (
@@ -231,14 +231,14 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _from_all(mine: Any) -> list[Any]:
-    """Return the value of each rank, in order."""
+    """Return the value of each rank, in rank order."""
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return everyones
 
 
 def _cpu_ns(iterations: Sequence[_Ranks]) -> tuple[int, ...]:
-    """Return the median processor time of an iteration on each rank."""
+    """Return the median CPU time of an iteration on each rank, ns."""
     return tuple(round(median(times.cpu_ns for times in rank)) for rank in zip(*iterations, strict=True))
 
 
@@ -251,7 +251,7 @@ class _Bench:
         self.sizes_bytes = sorted({max(1, size // whole) * whole for size in plan.sizes_bytes})
 
     def sizes(self) -> Iterator[CollectiveTimes]:
-        """Measure every size, as long as one iteration does not take too long."""
+        """Yield the times of every size, as long as one iteration does not take too long."""
         for size in self.sizes_bytes:
             (one,) = self._in_turns([[self._start(size)]])
             yield CollectiveTimes(
@@ -277,7 +277,7 @@ class _Bench:
         return _COLLECTIVES[self._collective](num_bytes, self._device)
 
     def beside(self, sizes: Sequence[CollectiveTimes]) -> Iterator[BesideTimes]:
-        """Measure all-reduces of bucket sizes during a computation, as in DDP."""
+        """Yield the times of all-reduces of bucket sizes during a computation, as in DDP."""
         if self._device.type != "cpu" or self._collective != "all_reduce":
             return
         for one in sizes:
@@ -287,7 +287,10 @@ class _Bench:
                 yield BesideTimes(size, tuple(taken), tuple(lasted))
 
     def _in_turns(self, variants: Sequence[Sequence[Start]]) -> list[list[_Ranks]]:
-        """Return per variant and iteration the times of all ranks. A variant starts its collectives at once."""
+        """Return the times of all ranks, per variant and iteration.
+
+        A variant starts its collectives at the same time.
+        """
         warm_ns: list[int] = []
         while len(warm_ns) < _WARM_UPS and sum(warm_ns) <= self._may_take_ns:
             warm_ns.append(max(_from_all(sum(self._time(starts).wall_ns for starts in variants))))
@@ -311,7 +314,7 @@ class _Bench:
         return done
 
     def _time(self, starts: Sequence[Start], in_a_row: int = 1) -> _Time:
-        """Return the mean of some iterations."""
+        """Return the mean time of some iterations."""
         dist.barrier()
         self._synchronize()
         marks: list[Any] = []

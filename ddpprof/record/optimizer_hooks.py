@@ -1,4 +1,4 @@
-"""Hooks around every ``Optimizer.step``. They alone may be compiled, since a compiled step contains them."""
+"""Hooks around every ``Optimizer.step``. Only these may be compiled, because a compiled step contains them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ddpprof.record.patches import with_told_closure
 
 
 def hook_optimizers() -> list[Any]:
-    """Tell of every ``Optimizer.step`` before and after it. Returns handles with ``remove()``.
+    """Report every ``Optimizer.step`` before and after it. Returns handles with ``remove()``.
 
-    To the compiler the hooks are empty.
+    The compiler sees the hooks as empty.
     """
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:

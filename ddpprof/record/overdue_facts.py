@@ -1,8 +1,8 @@
-"""What only this process knows of a step that takes far too long, or of how the rank has failed: see `OverdueFacts`.
+"""Facts that only this process knows about a step that takes far too long, or about how the rank failed.
 
-Torch's flight recorder has noted every collective without being asked to: which bucket was launched last, and what the
-last step called that others did not. It is asked when a step is overdue, or when the rank has failed; a dump of its
-2,000 entries takes some 50 ms.
+See `OverdueFacts`. Torch's flight recorder keeps all collectives without being configured: which bucket was launched
+last, and which collectives the last step called that earlier steps did not. It is read when a step is overdue, or when
+the rank has failed; a dump of its 2,000 entries takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ddpprof.model.stack import Frame, frames_of, place_of_user
 from ddpprof.monitor.processes import wait_of
 
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
-"""functions of torch that dump it"""
+"""functions of torch that return the flight recorder's dump"""
 _WITHOUT_WAITING = ("broadcast", "scatter", "send")
-"""collectives whose sender goes on although nobody else takes part"""
+"""collectives after which the sender continues even if no other rank takes part"""
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _LEAST_STEPS = 5
-"""number of earlier steps by which a collective is known to be unusual"""
+"""minimum number of earlier steps for a collective to count as unusual"""
 
 
 class Collective(NamedTuple):
@@ -43,12 +43,12 @@ class Collective(NamedTuple):
     numel: int
     group: str = ""
     sequence: int = 0
-    """its place among those of its process group"""
+    """its sequence number in its process group"""
     is_p2p: bool = False
 
 
 def collectives(*, of_nccl: bool = True) -> tuple[Collective, ...]:
-    """Return the collectives that this process has launched, in order; none if torch does not tell."""
+    """Return the collectives launched by this process, in order; empty if torch does not provide them."""
     for name in (_OF_NCCL, _OF_GLOO) if of_nccl else (_OF_GLOO,):
         dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
         if dump is not None:
@@ -72,15 +72,15 @@ def _collective(entry: dict[str, Any]) -> Collective:
 
 
 def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
-    """Return the all-reduces that this process has launched since then, in order."""
+    """Return the all-reduces that this process has launched since `since_ns`, in order."""
     return tuple(one for one in collectives() if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
 
 
 def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
-    """Return the first collective that the last step had more often than any step before it.
+    """Return the first collective that the last step called more often than any step before it.
 
-    Only collectives count with which a rank goes on although no other takes part. `step_starts_ns`: when the last
-    steps began, in order; at least five of them had collectives.
+    Only collectives count after which a rank continues even if no other rank takes part. `step_starts_ns`: when the
+    last steps began, in order; at least five of them had collectives.
     """
     steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
     most: Counter[tuple[str, int]] = Counter()
@@ -101,7 +101,7 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
 def place_of(collective: Collective) -> str | None:
     """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
 
-    Torch looks up all stacks for it, which takes a second. With NCCL that might never end, so it is for gloo only.
+    Torch resolves all stacks for it, which takes a second. With NCCL this might never end, so it is used for gloo only.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
     if dump is None:
@@ -118,7 +118,7 @@ class LastBucket(NamedTuple):
 
     module: int
     bucket: int
-    """index of the bucket within its module"""
+    """index of the bucket in its module"""
     bucket_ns: int
     """when it was launched, ns since 1970"""
 
@@ -126,7 +126,7 @@ class LastBucket(NamedTuple):
 def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
     """Return the last bucket among the all-reduces of a backward pass.
 
-    Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.
+    Each module's reducer launches its buckets in order. All-reduces of other sizes do not belong to buckets.
     """
     following = [0] * len(bucket_numels)
     found = None
@@ -144,11 +144,11 @@ _MOST_CALLS = 150
 _MOST_KINDS = 60
 _MOST_CHARACTERS = 200
 _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""exceptions that a thread handles when nothing is wrong"""
+"""exceptions that a thread handles in normal operation"""
 
 
 def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:
-    """Return what is known of a training thread, which stands at `stack`.
+    """Return the known facts about a training thread whose current stack is `stack`.
 
     `since_ns`: beginning of the steps whose collectives are counted.
     """
@@ -203,13 +203,13 @@ def _number_of(thread: int) -> int | None:
 
 
 def _saves(frame: FrameType) -> bool:
-    """Return whether a thread is within ``torch.save``."""
+    """Return True if a thread is within ``torch.save``."""
     frames = frames_of(traceback.walk_stack(frame))
     return any(one.function == "save" and one.file.endswith("/torch/serialization.py") for one in frames)
 
 
 def _peer_of(thread: int) -> int | None:
-    """Return the rank that the thread names in the arguments of ``send`` or ``recv``, if it is in one of these."""
+    """Return the rank in the arguments of ``send`` or ``recv``, if the thread is within one of these."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         name = {"send": "dst", "recv": "src"}.get(frame.f_code.co_name)

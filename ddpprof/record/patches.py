@@ -1,8 +1,8 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
-The one exception is saving (and deleting checkpoints) in steps whose result is discarded: ``--baseline-steps``, trials.
-Wrappers tell `EVENTS` what happens. If nobody listens, a wrapper of what happens in every step costs one comparison.
-`remove` restores the originals.
+The only exception is saving (and deleting) checkpoints in steps whose result is discarded: ``--baseline-steps``,
+trials. Wrappers report events to `EVENTS`. Without listeners, a wrapper of an event that occurs in every step costs one
+comparison. `remove` restores the originals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""a function from the original to what replaces it"""
+"""a function that takes the original and returns its replacement"""
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ def wait_for_ddp(begin: Callable[[], None]) -> None:
 
 
 def install(distributed: ModuleType) -> None:
-    """Wrap DDP's methods in `torch.nn.parallel.distributed`, perhaps while torch is still being imported."""
+    """Wrap DDP's methods in `torch.nn.parallel.distributed`, possibly while torch is still being imported."""
     if _originals:
         return
     _forget_in_forked_children()
@@ -67,7 +67,7 @@ def install(distributed: ModuleType) -> None:
 
 @functools.cache
 def _forget_in_forked_children() -> None:
-    """Tell nobody in forked children, such as DataLoader workers: the recording belongs to the parent."""
+    """Report no events from forked children, such as DataLoader workers: the recording belongs to the parent."""
     os.register_at_fork(after_in_child=EVENTS.unbind)
 
 
@@ -113,14 +113,17 @@ def remove() -> None:
 
 
 def wrap(owner: Any, name: str, make: Wrapper) -> None:
-    """Replace a function of `owner` by what `make` returns, until `remove`."""
+    """Replace a function of `owner` by the result of `make`, until `remove`."""
     original = getattr(owner, name)
     _originals.append((owner, name, original))
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
-    """Wrap a method: each call begins with an event about its object. `event` returns that, as it is bound now."""
+    """Wrap a method so that each call first reports an event about its object.
+
+    `event` returns the currently bound event.
+    """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +175,10 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _waits_for_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what waits for other ranks, such as DDP's broadcast of buffers. Other threads wait unseen."""
+    """Wrap a function that waits for other ranks, such as DDP's broadcast of buffers.
+
+    Waits in other threads are ignored.
+    """
 
     def waits(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if "waited" not in EVENTS.heard or EVENTS.is_waiting or get_ident() != EVENTS.training_thread:
@@ -212,7 +218,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a constructor: begin the recording that waits for the first module."""
+    """Wrap a constructor to begin the recording, which waits for the first module."""
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _waiting
@@ -238,7 +244,7 @@ def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _telling_of_buckets(hook: Callable[..., Any], module: Callable[[], Any]) -> Callable[..., Any]:
-    """Wrap the user's comm hook. The reducer keeps it, so it must not keep the module."""
+    """Wrap the user's comm hook. The reducer holds the hook, so the hook must not hold the module."""
 
     @functools.wraps(hook)
     def told(state: Any, bucket: Any) -> Any:
@@ -264,7 +270,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``backward``. A pass inside another, and in other threads, is part of what the training thread does."""
+    """Wrap ``backward``. Nested passes and those in other threads count as part of the training thread's activity."""
     from torch import Tensor
     from torch._C import _current_graph_task_id
 
@@ -282,7 +288,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell of a step that the scaler skips because gradients overflowed: it is still a step of the training."""
+    """Report a step that the scaler skips because gradients overflowed: it still counts as a training step."""
     from torch.optim import Optimizer
 
     def step(self: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -298,7 +304,7 @@ def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_told_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Return arguments of ``Optimizer.step`` whose closure tells when it runs; ``None`` if they have no closure."""
+    """Return arguments of ``Optimizer.step`` whose closure reports when it runs; ``None`` if there is no closure."""
     if len(args) > 1 and callable(args[1]):  # the first is the optimizer
         return (args[0], _told(args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
@@ -370,7 +376,7 @@ def wrap_framework_saves() -> None:
 
 
 def saving_methods() -> Iterator[tuple[type, str]]:
-    """Yield the class and the name of each of them, in frameworks that have been imported."""
+    """Yield the class and the name of each of these methods, for frameworks that have been imported."""
     for module, (kind, names) in _SAVING_METHODS.items():
         owner = getattr(sys.modules.get(module), kind, None)
         if owner is not None:
@@ -378,7 +384,7 @@ def saving_methods() -> Iterator[tuple[type, str]]:
 
 
 def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of each function that lists the checkpoints which the Trainer deletes at its end."""
+    """Yield the owner and the name of each function that lists the checkpoints the Trainer deletes at its end."""
     trainer = sys.modules.get("transformers.trainer")
     for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
         if hasattr(owner, name):

@@ -1,12 +1,12 @@
-"""torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's own step number.
+"""Run torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's own step number.
 
-The time for which training pauses for the profiler is measured, and is not part of any step. What the profiler collects
-is bounded while no step ends, such as in a validation or while a CUDA graph is replayed: a step that was cut short does
-not count as profiled; the next one does.
+The time for which training pauses for the profiler is measured, and is not part of any step. The profiler's data is
+bounded while no step ends, such as in a validation or while a CUDA graph is replayed: a step that was cut short does
+not count as profiled, and the next one is profiled instead.
 
-A trace may have hundreds of megabytes, and the run may be in a network folder into which all ranks write at once. So a
-thread writes it: if the run is elsewhere, first to a disk of this node, and from there, compressed, into the run. On
-the same disk the file only gets its final name then, and is compressed when training is over.
+A trace may have hundreds of megabytes, and the run may be in a network folder to which all ranks write at the same
+time. So a thread writes the trace. If the run is on another disk, the thread first writes to a local disk of this node,
+and from there, compressed, to the run. On the same disk, the file is only renamed, and is compressed after training.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ddpprof.scratch import choose_temporary_directory, scratch_folder
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05
 _USUAL_FACTOR = 5
-"""factor by which a step must exceed the longest earlier one to be unusual, and then may not take much memory"""
+"""a step this many times as long as the longest earlier one is unusual, and its memory is then bounded"""
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""bytes; the profiler needs several times as much when it stops"""
+"""bytes; the profiler needs several times this when it stops"""
 _LONG_S = 10.0
 """seconds that an unusual step may last in any case"""
 
@@ -50,12 +50,12 @@ class Bounds:
     """Bounds on all profiled steps together, and on a step that does not end."""
 
     def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
-        """Set the bounds. `leave_out` is called in the main thread, and returns False to be tried again."""
+        """Set the bounds. `leave_out` is called in the main thread; if it returns False, it is called again later."""
         self._leave_out = leave_out
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """longest steps, by whether they are usual"""
+        """longest step in seconds, by whether it is a usual one"""
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None
@@ -65,7 +65,10 @@ class Bounds:
 
     @property
     def longest_s(self) -> float:
-        """Length of the longest step so far; initial steps, which take longer, count only if there is no other."""
+        """Duration of the longest step so far, in seconds.
+
+        Initial steps, which take longer, count only if there is no other.
+        """
         return self._longest_s[True] or self._longest_s[False]
 
     def step_ends(self, usual: bool) -> None:
@@ -90,7 +93,7 @@ class Bounds:
         self._over.set()
 
     def exceeded(self) -> str | None:
-        """Return in words which bound on all profiled steps was reached."""
+        """Return, in words, the bound on all profiled steps that was reached; ``None`` if none was."""
         if self._began is None:
             return None
         if time.monotonic() - self._began > self._most_s:
@@ -124,7 +127,7 @@ class Bounds:
 
 
 _asked: list[tuple[Callable[[], bool], Future[bool]]] = []
-"""functions to be called in the main thread, and where their answers go"""
+"""functions to be called in the main thread, and where to put their results"""
 
 
 def _run_asked(_nothing: object) -> int:
@@ -135,7 +138,7 @@ def _run_asked(_nothing: object) -> int:
 
 
 _RUN_ASKED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_asked)
-"""kept alive as long as the interpreter, which may call it late"""
+"""kept alive as long as the interpreter, because it may be called late"""
 
 
 _gzip_open: Any
@@ -146,7 +149,7 @@ except ImportError:
 
 _ASKS_EVERY_S = 0.1
 _LOCAL_DISK_BYTES = 4 << 30
-"""least free bytes on this node's disk; with less, the trace goes directly to the run"""
+"""minimum free space on this node's disk, bytes; with less, the trace is written directly to the run"""
 
 
 class TraceFile:
@@ -158,13 +161,13 @@ class TraceFile:
         self._writing: Future[None] | None = None
 
     def write(self, recorded: profile) -> None:
-        """Begin to write; `finish` reports whether it succeeded."""
+        """Start writing; `finish` reports whether it succeeded."""
         self._begin(lambda: self._export(recorded))
 
     def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
         """Wait at the end of training until all is written, but only `patience_s` once there is a reason to hurry.
 
-        `asked_to_end`: list that grows when a signal arrives. Raises ``OSError``.
+        `asked_to_end`: a list that grows when a signal arrives. Raises ``OSError``.
         """
         self.wait(patience_s, asked_to_end)
         if self._writing is None and self._plain.exists():
@@ -174,11 +177,11 @@ class TraceFile:
     def _begin(self, work: Callable[[], None]) -> None:
         try:
             self._writing = STANDBY.run(work)
-        except RuntimeError:  # the process ends: nobody trains meanwhile
+        except RuntimeError:  # the process is ending: no training is running
             work()
 
     def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait for what is being written, as `finish` does."""
+        """Wait for writing in progress, as `finish` does."""
         deadline = None
         while self._writing is not None:
             if wait([self._writing], _ASKS_EVERY_S).done:
@@ -223,7 +226,7 @@ class TraceFile:
 
 
 def _lies_elsewhere(directory: Path) -> bool:
-    """Return whether `directory` is not on this node's disk for temporary files, and that disk has room for a trace."""
+    """Return True if `directory` is not on this node's disk for temporary files, and that disk has room for a trace."""
     try:
         local = choose_temporary_directory()
         return local.stat().st_dev != directory.stat().st_dev and shutil.disk_usage(local).free >= _LOCAL_DISK_BYTES
@@ -240,33 +243,33 @@ def _relative(path: Path) -> str:
 
 
 _TOGGLES_S = 0.5
-"""seconds to wait for the device before its collection is switched; later it is tried again"""
+"""seconds to wait for the device before the collection is toggled; if that is not enough, it is tried again later"""
 _LETS_GO_S = 0.02
-"""seconds for gloo's threads to end their spans after their collectives, before the profiler's memory is freed"""
+"""seconds for gloo's threads to close their spans after their collectives, before the profiler's memory is freed"""
 _ACTIVITIES = {device: getattr(ProfilerActivity, name) for device, name in ACTIVITIES.items()}
 _GPU_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
-"""of drivers of NVIDIA, in Windows' subsystem for Linux, and of AMD"""
+"""device files of NVIDIA drivers, of the Windows Subsystem for Linux, and of AMD drivers"""
 _TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
 if torch.__version__ < "2.8":
     _TOGGLED.remove(ProfilerActivity.XPU)  # torch would report on the job's stderr that it cannot
-"""activities that can be toggled; torch reports on the job's stderr when one of these stays as it is"""
+"""activities that can be toggled; torch prints to the job's stderr if one of these is already in the requested state"""
 
 
 class StepProfiler:
     _other: ClassVar[tuple[weakref.ref[Any], object] | None] = None
-    """the script's own autograd profiler that warmed up last, and its results of before; of this process"""
+    """the script's own autograd profiler that warmed up last, and its earlier results; for the whole process"""
 
     def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings
         self._device = device
         self._profile: profile | None = None
         self.left: profile | None = None
-        """profile that could not be stopped because the device did not come to rest"""
+        """profile that could not be stopped because the device did not become idle"""
         self._is_busy = False
         self._recording = False
         self._collects = True
         self._stops_collecting: Future[None] | None = None
-        """what makes Kineto collect nothing more for `left`, as soon as the device comes to rest"""
+        """call that stops Kineto's collection for `left`, as soon as the device is idle"""
         self._step: record_function | None = None
         self.pause_ns = 0
 
@@ -280,22 +283,25 @@ class StepProfiler:
         return not self._collects
 
     def owns(self, inner: object) -> bool:
-        """Return whether `inner`, about to start, is the autograd profiler that this one drives."""
+        """Return True if `inner`, which is about to start, is the autograd profiler used by this one."""
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     def another_prepares(self, inner: object) -> None:
-        """Note that the script's own autograd profiler is about to warm up, perhaps not for the first time."""
+        """Record that the script's own autograd profiler is about to warm up, possibly not for the first time."""
         StepProfiler._other = weakref.ref(inner), getattr(inner, "kineto_results", None)
 
     def _other_warms_up(self) -> bool:
-        """Return whether it has not ended since: two that warm up share what is prepared, until one of them ends."""
+        """Return True if that profiler has not ended.
+
+        Two profilers that warm up share the prepared state until one ends.
+        """
         other, results = self._other or (lambda: None, None)
         inner = other()
         return inner is not None and getattr(inner, "kineto_results", None) is results
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Measure a pause of the training for the profiler."""
+        """Measure the time for which training pauses for the profiler."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:
@@ -305,7 +311,7 @@ class StepProfiler:
             self.pause_ns += time.perf_counter_ns() - began
 
     def prepare(self) -> None:
-        """Warm up: allocate buffers without keeping anything. Raises ``RuntimeError`` if another profiler runs."""
+        """Warm up: allocate buffers without keeping data. Raises ``RuntimeError`` if another profiler is running."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or Kineto reports its start and stop on the job's stderr
         if torch.autograd._profiler_enabled() or self._other_warms_up():
             raise RuntimeError("the script's own profiler is running")
@@ -341,7 +347,7 @@ class StepProfiler:
             self._step = None
 
     def leave_out(self) -> bool:
-        """Collect nothing for the rest of the step, but profile the next one; return False if that is impossible.
+        """Collect nothing for the rest of the step, but profile the next one; return False if that is not possible.
 
         This may be called between any two instructions of the training thread, but not within a backward pass.
         """
@@ -350,10 +356,10 @@ class StepProfiler:
         return self._collect(False)
 
     def _collect(self, on: bool) -> bool:
-        """Switch the collection on or off, if nothing is to be waited for; return whether it is as asked.
+        """Switch the collection on or off unless that requires waiting. Return True if it is in the requested state.
 
-        Since torch 2.9 Kineto waits for the device if a GPU's activities are among those that are switched
-        (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`), and so makes a context on it.
+        Since torch 2.9, Kineto waits for the device (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`) if GPU
+        activities are among those that are toggled, and so creates a context on it.
         """
         if on != self._collects and self._device.comes_to_rest(_TOGGLES_S):
             of_gpu = self._device.is_accelerator or not _has_gpu()  # where none is, torch does not warn
@@ -362,7 +368,7 @@ class StepProfiler:
         return self._collects == on
 
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
-        """Return what was recorded; ``None`` if nothing was, or the device does not come to rest in time."""
+        """Return the recorded profile; ``None`` if there is none, or the device does not become idle in time."""
         finished, recorded = self._taken_out()
         if finished is None:
             return None
@@ -373,29 +379,29 @@ class StepProfiler:
         return finished if recorded else None
 
     def abandon(self) -> None:
-        """Release what was recorded without waiting: the job ends in failure, and the device may be stuck."""
+        """Release the recorded data without waiting: the job ends in failure, and the device may be stuck."""
         finished, recorded = self._taken_out()
         if finished is not None:
             self._let_go(finished, recorded)
 
     def _taken_out(self) -> tuple[profile | None, bool]:
-        """End the step, and give the profile away; also return whether it has recorded anything."""
+        """End the step, and hand over the profile. Also return whether it has recorded anything."""
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False
         return finished, recorded
 
     def clear_away(self) -> None:
-        """Stop what `stop` could not, if the device is at rest now."""
+        """Stop what `stop` could not, if the device is idle now."""
         is_over = self._stops_collecting is None or self._stops_collecting.done()
         if self.left is not None and is_over and self._device.comes_to_rest(_LETS_GO_S):
             left, self.left, self._stops_collecting = self.left, None, None
             self._end(left, recorded=True)
 
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
-        """Make it collect nothing more; a process that ends while a profiler collects would crash."""
+        """Stop the collection: a process that ends while a profiler collects data would crash."""
         if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
-            self._end(unfinished, recorded)  # recording of Python's calls cannot be told to collect nothing
+            self._end(unfinished, recorded)  # the collection of Python calls cannot be switched off
         elif recorded:
             self.left = unfinished
             self._collects = not _toggle_cpu(False)
@@ -414,7 +420,7 @@ class StepProfiler:
 
 
 def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
-    """Switch the collection of these activities; return False if this torch cannot."""
+    """Toggle the collection of these activities. Return False if this torch version cannot."""
     toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
     if toggle is not None:
         toggle(on, activities)
@@ -422,7 +428,7 @@ def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
 
 
 def _toggle_cpu(on: bool) -> bool:
-    """Switch the collection on the CPU alone, which waits for no device, and keep torch's warning off stderr."""
+    """Toggle the collection on the CPU alone, which waits for no device, and keep torch's warning off stderr."""
     with ExitStack() as at_end:
         with suppress(OSError):  # stderr is closed
             kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -434,12 +440,12 @@ def _toggle_cpu(on: bool) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Return whether this machine has a GPU. Asking torch would initialise its driver."""
+    """Return True if this machine has a GPU. Asking torch would initialise the driver."""
     return any(path.exists() for path in _GPU_FILES)
 
 
 def _activities(device: str) -> list[ProfilerActivity]:
-    """Return the activities, without accelerators that this training does not use: they would get a context."""
+    """Return the activities to profile, without unused accelerators, on which profiling would create a context."""
     module = getattr(torch, device, None)
     if device in _ACTIVITIES and module is not None and module.is_available():
         return [ProfilerActivity.CPU, _ACTIVITIES[device]]

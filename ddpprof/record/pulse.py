@@ -1,10 +1,10 @@
-"""The pulse of this rank: notes of what the training thread does, in memory that outlives the process.
+"""The pulse of this rank: a record of what the training thread does, in memory that outlives the process.
 
-What happens now is written into mapped memory, and what has happened goes into a list: no system call, and nothing that
-could block or raise. Torch is asked for the value of a loss, if that is on CPU. Code that runs once in a step is never
-in the processor's caches, so keep it short, with few calls; `PulseRows` makes the rows of steps in another thread, many
-at once. The memory is ``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody
-truncated it. `PulseKeeper` does all else in a thread of its own.
+The current activity is written to mapped memory, and finished activities are appended to a list: no system call, and
+nothing that could block or raise. The value of a loss is read only if it is on CPU. Code that runs once per step is
+never in the CPU caches, so keep it short, with few calls; `PulseRows` makes the rows of steps in another thread, many
+at once. The memory is in ``/dev/shm``, because a mapped file on a disk would end the training with SIGBUS if it were
+truncated. `PulseKeeper` does everything else in a thread of its own.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 WAITED = 8
 """ns of waiting for other ranks outside backward passes, within the current activity"""
 GRADIENTS = 9
-"""When gradients came in the backward pass that has just ended, for each module: ns from torch's own origin (empty
-if unknown), and two times that the origin lies between."""
+"""When gradients arrived in the backward pass that has just ended, for each module: ns from torch's own origin (empty
+if unknown), and two times between which the origin lies.
+"""
 NOTED_FLAGS = 10
 """`StepFlag` of the current step"""
 STEP_ENDED = 11
@@ -50,11 +51,11 @@ STEP_ENDED = 11
 
 _Gradients = Sequence[tuple[Sequence[int], int, int]]
 _GRADIENTS_PER_LOOK = 400
-"""number of gradients whose times a step may look at, which takes some 10 µs"""
+"""number of gradients whose times a step may read, which takes about 10 µs"""
 _BETWEEN_LOOKS_NS = 2_000_000
-"""time that a step takes at least if each one looks"""
+"""minimum step duration, ns, for every step to read gradient times"""
 _STEPS_OF_MEAN = 16
-"""number of steps whose mean length counts, at least"""
+"""minimum number of steps over which the mean duration is computed"""
 
 
 class PulseRows:
@@ -64,28 +65,28 @@ class PulseRows:
         """The first step begins at `begin_ns`."""
         self._memory, self._words = memory, words
         self.notes: deque[tuple[int, Any]] = deque()
-        """kinds and values of notes, to which any thread may append"""
+        """kinds and values of records; any thread may append to it"""
         self.problem: str | None = None
-        """why no more rows are made"""
+        """the reason why no more rows are made"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarised_until = first_step
         self.memory_bytes = UNKNOWN
         """resident memory at the last sample"""
         self.looks_every = 1
-        """number of steps of which one looks at when its gradients came"""
+        """gradient times are read in one of this many steps"""
         self._looks_by_length = 1
-        """least `looks_every` for steps of this length"""
+        """minimum `looks_every` for steps of this duration"""
         self._chosen_at_step, self._chosen_at_ns = first_step, begin_ns
-        """step at which it was last chosen, and when that began"""
+        """step at which it was last chosen, and when that step began"""
         self._num_gradients = 0
-        """most gradients that a module has had in a backward pass"""
+        """maximum number of gradients of a module in a backward pass so far"""
         self._activity = _OTHER
         self._before_ns = self._since_ns = self._step_start_ns = begin_ns
         self._begin_step()
         words[_NUM_STEPS] = first_step
         self.made_ns = time_ns()
-        """when notes were last read"""
+        """when records were last read"""
 
     def _begin_step(self) -> None:
         self._spent_ns = [0] * _NUM_ACTIVITIES
@@ -99,21 +100,24 @@ class PulseRows:
                 try:
                     self._read_notes()
                     self._choose_looks()
-                except Exception as error:  # the training goes on
+                except Exception as error:  # training continues
                     self.end_for(error)
             if self.problem is not None:
                 self.notes.clear()
             self.made_ns = time_ns()
 
     def end_for(self, error: Exception) -> None:
-        """Make no more rows. Of `error` only the words are kept: it may hold a model and its results."""
+        """Make no more rows.
+
+        Only the text of `error` is kept: the exception may hold references to a model and its results.
+        """
         if self.problem is None:
             self.problem = type(error).__name__
-            with suppress(Exception):  # an error may be unable to say anything
+            with suppress(Exception):  # an error may have no text
                 self.problem = str(error) or self.problem
 
     def since(self, first: int) -> PulseSteps:
-        """Return the finished steps from number `first` on that are still kept. Any thread may call this."""
+        """Return the finished steps, from number `first` on, that are still kept. Any thread may call this."""
         self.make()
         with self._making:  # the training thread may wait for this
             rows = self._rows(first, self._words[_NUM_STEPS])
@@ -144,22 +148,22 @@ class PulseRows:
                 self._waited_ns += value
 
     def _choose_looks(self) -> None:
-        """Choose how many steps look at when their gradients came.
+        """Choose in how many steps gradient times are read.
 
-        Torch makes a list of all these times. With very many gradients, or in very short steps, it would take too much
-        of the training's time if each step looked.
+        Torch makes a list of all these times. With very many gradients, or in very short steps, reading it in each step
+        would take too much of the training's time.
         """
         num_steps = self._words[_NUM_STEPS] - self._chosen_at_step
         if num_steps >= _STEPS_OF_MEAN:
             length_ns = self._step_start_ns - self._chosen_at_ns
-            if length_ns > 0:  # nobody has set the clock back
+            if length_ns > 0:  # the clock was not set back
                 self._looks_by_length = math.ceil(num_steps * _BETWEEN_LOOKS_NS / length_ns)
             self._chosen_at_step += num_steps
             self._chosen_at_ns = self._step_start_ns
         self.looks_every = max(1, self._num_gradients // _GRADIENTS_PER_LOOK, self._looks_by_length)
 
     def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
-        """Note how long a backward pass waited after its last gradient, unless torch tells of another pass."""
+        """Record how long a backward pass waited after its last gradient, unless torch's times are of another pass."""
         self._num_gradients = max(self._num_gradients, *(len(came_ns) for came_ns, _, _ in gradients))
         if not all(came_ns for came_ns, _, _ in gradients):
             return
@@ -188,7 +192,7 @@ class PulseRows:
             self._summarise(number + 1)
 
     def _summarise(self, num_steps: int) -> None:
-        """Add a summary of the steps since the last one. A pair of summaries becomes one each time they are full."""
+        """Add a summary of the steps since the last one. When the summaries are full, each pair is merged into one."""
         first, self._summarised_until = self._summarised_until, num_steps
         steps = layout.decode_rows(PulseSteps, self._rows(first, num_steps))
         if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
@@ -216,11 +220,12 @@ _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unp
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _GOLDEN = 0x9E3779B1
-"""the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
+"""first 32 bits of the golden ratio; its multiples choose every n-th step evenly, but not in a rhythm of the training
+"""
 _PATIENCE_NS = 1_000_000_000
-"""time after which the training thread makes rows itself, since `PulseKeeper` waits for a disk"""
+"""time after which the training thread makes rows itself, because `PulseKeeper` is waiting for a disk"""
 _MOST_NOTES = 10_000
-"""number of notes from which on it does so within a step, as in a long evaluation"""
+"""minimum number of records for doing so within a step, as in a long evaluation"""
 
 
 class PulseWriter(Listener):
@@ -250,9 +255,12 @@ class PulseWriter(Listener):
     )
 
     def __init__(self, identity: PulseIdentity, training_thread: int) -> None:
-        """Create the pulse in memory. Raises ``OSError``, also if the memory is full or absent, and ``ValueError``."""
+        """Create the pulse in memory.
+
+        Raises ``OSError``, also if ``/dev/shm`` is full or absent, and ``ValueError``.
+        """
         if sys.byteorder != "little":
-            raise ValueError("this machine stores numbers with the highest byte first")
+            raise ValueError("this machine is big-endian")
         self.identity = identity
         self.training_thread = training_thread
         begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
@@ -269,18 +277,19 @@ class PulseWriter(Listener):
         self._num_forwards = self._passes_before = 0
         """number of synchronising forwards in the step, and of synchronising backward passes before it"""
         self._usual_unpaired: int | None = None
-        """least number of forwards in a step beyond its backward passes"""
+        """minimum number of forwards in a step beyond its backward passes"""
         self._finite_step = self._last_nonfinite = UNKNOWN
-        """numbers of the last step with a finite loss, and of the last one with another"""
+        """number of the last step with a finite loss, and of the last one with a NaN or infinite loss"""
         self._reduces = False
         """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
-        """reducers of the modules whose gradients it reduces, if this step looks at them; their times count from a
-        moment between these two"""
+        """reducers of the modules whose gradients it reduces, if this step reads gradient times; their times count from
+        a moment between these two
+        """
         self._looks = True
-        """whether this step looks at when gradients came"""
+        """whether this step reads when gradients arrived"""
         self.reads_losses = True
-        """False while the profiler runs, in whose trace it would look like the script's own work"""
+        """False while the profiler runs: reading a loss would look like the script's own work in the trace"""
         self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
@@ -293,10 +302,10 @@ class PulseWriter(Listener):
         words[_SINCE] = now
 
     def waited(self, what: object, began_ns: int) -> None:
-        """Note for how long the training thread has waited for other ranks.
+        """Record how long the training thread has waited for other ranks.
 
-        The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
-        there the times of gradients tell.
+        The time is added to that of backward passes, which contain all other waiting. Inside a backward pass nothing is
+        recorded, because gradient times already show the waiting there.
         """
         if self.words[_ACTIVITY] != _BACKWARD:
             self._note((WAITED, time_ns() - began_ns))
@@ -317,15 +326,15 @@ class PulseWriter(Listener):
             self.begins(_SAVE)
 
     def save_ends(self) -> None:
-        """Note the end of saving, unless another activity has begun in the meantime."""
+        """Record the end of saving, unless another activity has begun in the meantime."""
         if get_ident() == self.training_thread and self.words[_ACTIVITY] == _SAVE:
             self.begins(_OTHER)
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """End a forward of a DDP module.
 
-        If the gradients are to be reduced, their times count from the end of the module's own forward; on an
-        accelerator, for which the host does not wait, they say nothing.
+        If the gradients are to be reduced, their times count from the end of the module's own forward. On an
+        accelerator they have no meaning, since the host does not wait for it.
         """
         self.begins(_OTHER)
         try:
@@ -335,7 +344,7 @@ class PulseWriter(Listener):
                 if self._looks:
                     reducer = ddp.reducer if ddp.device_type == "cpu" else None
                     self._forwards.append((reducer, inner_end_ns, self.words[_SINCE]))
-        except Exception as error:  # the training goes on
+        except Exception as error:  # training continues
             self.rows.end_for(error)
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
@@ -343,7 +352,7 @@ class PulseWriter(Listener):
             self._num_forwards += 1
 
     def backward_begins(self, loss: Any) -> None:
-        """Note the beginning of a backward pass, and whether its loss is NaN or infinite."""
+        """Record the beginning of a backward pass, and whether its loss is NaN or infinite."""
         self.begins(_BACKWARD)
         if self._reduces:
             self._reduces = False
@@ -356,7 +365,7 @@ class PulseWriter(Listener):
                     self._finite_step = self.words[_STEP]
                 else:
                     self._note_nonfinite(self.words[_STEP])
-        except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
+        except Exception:  # it has no value, or several, or torch is in a mode in which nothing can be computed
             return
 
     def _note_nonfinite(self, step: int) -> None:
@@ -369,7 +378,7 @@ class PulseWriter(Listener):
         self.words[_NUM_NONFINITE] += 1
 
     def backward_ends(self) -> None:
-        """Note the end of a backward pass: after its last gradient it only waited for the reduction."""
+        """Record the end of a backward pass. After its last gradient, it only waited for the reduction."""
         self.begins(_OTHER)
         if self._forwards:
             forwards, self._forwards = self._forwards, []
@@ -378,7 +387,7 @@ class PulseWriter(Listener):
                 for reducer, end_ns, noted_ns in forwards:
                     came_ns = () if reducer is None else reducer.get_backward_stats()
                     gradients.append((came_ns, end_ns, noted_ns))
-            except Exception as error:  # the training goes on
+            except Exception as error:  # training continues
                 self.rows.end_for(error)
             self._note((GRADIENTS, gradients))
 
@@ -427,18 +436,18 @@ class PulseWriter(Listener):
         return self.words[_NUM_NONFINITE]
 
     def ends_as(self, ended: Ended, exits: bool = False) -> None:
-        """Note how the training ended, and whether the process exits now."""
+        """Record how training ended, and whether the process exits now."""
         write_state(self.words, "exits", exits)
         write_state(self.words, "ended", ended)
         write_state(self.words, "ended_ns", time_ns())
 
     def step_starts_ns(self, most: int) -> list[int]:
-        """Return when the last steps began, up to `most` that are over and the current one, in order."""
+        """Return when the last steps began: up to `most` finished steps and the current one, in order."""
         self.rows.make()
         steps = layout.decode(self.memory[:]).steps
         return [*steps.start_ns[-most:].tolist(), self.words[_STEP_SINCE]]
 
     def close(self) -> None:
-        """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
+        """Remove the pulse from memory. Its copy in the run directory stays. Nothing may be recorded afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)

@@ -1,5 +1,7 @@
-"""A thread that keeps this rank's pulse: it makes the rows of steps, copies the pulse into the run directory, samples
-the machine, and finds where a training thread stands whose step takes far too long.
+"""The thread that keeps this rank's pulse.
+
+It makes the rows of steps, copies the pulse into the run directory, samples the machine, and finds the stack of a
+training thread whose step takes far too long.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ _ROUNDS_PER_SAMPLE = 4
 _USUAL_STEPS = 50
 _END_S = 5.0
 _EXIT_S = 5.0
-"""seconds between two looks at a process that does not exit"""
+"""seconds between checks of a process that does not exit"""
 _FACTS_EVERY_S = 10.0
 _TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
 
 class PulseKeeper:
-    """The keeper of one pulse. Nothing here raises after the constructor: a problem ends the copying, not the rest."""
+    """The keeper of one pulse. Nothing raises after the constructor: a problem ends the copying, not the rest."""
 
     def __init__(
         self,
@@ -62,9 +64,9 @@ class PulseKeeper:
         """
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
         self._trains_in_training_mode = True
-        """False while the modules stay in evaluation mode when they train; the pulse begins between two steps"""
+        """False if the modules stay in evaluation mode while they train; the pulse begins between two steps"""
         self._pulse, self._last_step = pulse, last_step
-        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it sure to exist
+        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it certain to exist
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
@@ -81,7 +83,7 @@ class PulseKeeper:
         self._wrote_facts = False
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
-        """what else is to be done several times a second, in this thread"""
+        """further work to be done several times a second in this thread"""
         self._trains_in_training_mode = not self._are_in_evaluation_mode()
         with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers find no pulse or a whole one
             self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
@@ -113,7 +115,7 @@ class PulseKeeper:
                 self._do_also(self.each_round)
 
     def _look_at_exit(self) -> None:
-        """Write where the main thread stands as long as the process does not exit, though all is over."""
+        """Write the main thread's stack repeatedly while the process does not exit although everything is over."""
         while True:
             time.sleep(_EXIT_S)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -130,25 +132,25 @@ class PulseKeeper:
         rows.make()
         if rows.problem is not None and not self._told_of_rows:
             self._told_of_rows = True
-            self._warn(f"no longer notes how long steps take: {rows.problem}. Training goes on.")
+            self._warn(f"no longer records how long steps take: {rows.problem}. Training goes on.")
 
     def _do_also(self, also: Callable[[], None]) -> None:
         try:
             also()
-        except Exception as error:  # the job's store may have gone, or the disk be full; the pulse goes on
+        except Exception as error:  # the job's store may no longer exist, or the disk may be full; the pulse continues
             self.each_round = None
             if not isinstance(error, RuntimeError):
-                self._warn(f"takes no requests any more: {error}. Training goes on.")
+                self._warn(f"no longer accepts requests: {error}. Training goes on.")
 
     def close(self, process_exits: bool = False) -> bool:
-        """Copy what there is, and end. Return False if a disk that does not answer keeps it from that.
+        """Copy the rest, and end. Return False if a disk that does not respond prevents this.
 
-        `process_exits`: the process is about to exit; should it not do so, the thread writes where it stands.
+        `process_exits`: the process is about to exit. If it does not, the thread writes the main thread's stack.
         """
         self._process_exits = process_exits
         self._ending.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(_END_S):
-            return False  # the file is still in its hands
+            return False  # it still uses the file
         self._keep()
         if not process_exits:
             os.close(self._copy)
@@ -180,7 +182,7 @@ class PulseKeeper:
             return UNKNOWN
 
     def _find_stack(self) -> None:
-        """Write where the training thread stands, and what else is known of it, if its step is overdue."""
+        """Write the training thread's stack, and other facts about it, if its step is overdue."""
         state = self._state()
         is_evaluating = self._is_evaluating(state)
         if not self._is_overdue(state):
@@ -216,9 +218,9 @@ class PulseKeeper:
         write_state(self._pulse.words, "stack_ns", time.time_ns())
 
     def _are_facts_due(self, stack: str) -> bool:
-        """Return whether to ask torch for facts: as a step becomes overdue, and where the thread stands still later.
+        """Return True if facts are due: when a step becomes overdue, and later while a new stack does not change.
 
-        A long evaluation is overdue, too, and must not be slowed down.
+        A long evaluation also becomes overdue, and must not be slowed down.
         """
         if self._facts_of is None:
             return True
@@ -226,7 +228,7 @@ class PulseKeeper:
         return stands_still and time.monotonic() - self._facts_at_s > _FACTS_EVERY_S
 
     def write_facts(self, stack: str = "") -> None:
-        """Write what else is known, such as which collectives it has called. Torch needs some 100 ms for that."""
+        """Write other facts, such as which collectives the rank has called. Torch needs about 100 ms to return them."""
         pulse = self._pulse
         facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate(), stack)
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
@@ -234,7 +236,7 @@ class PulseKeeper:
         self._wrote_facts = True
 
     def _is_evaluating(self, state: PulseState) -> bool:
-        """Return whether all modules are in evaluation mode, and were not when they trained."""
+        """Return True if all modules are in evaluation mode but were not when they trained."""
         evaluates = self._are_in_evaluation_mode()
         if not evaluates or state.activity in _TRAINS:
             self._trains_in_training_mode = not evaluates
@@ -243,11 +245,11 @@ class PulseKeeper:
     def _are_in_evaluation_mode(self) -> bool:
         try:
             return self._evaluates()
-        except Exception:  # a module of the user's may be unusual
+        except Exception:  # a user's module may be unusual
             return False
 
     def _find_bucket(self, state: PulseState) -> None:
-        """Write which bucket was launched last in the current backward pass, as torch's flight recorder knows."""
+        """Write which bucket was launched last in the current backward pass, according to torch's flight recorder."""
         found = last_bucket(all_reduces_since(state.since_ns), self._bucket_numels)
         if found is not None:
             for name, value in found._asdict().items():
@@ -263,7 +265,7 @@ class PulseKeeper:
         return usual is None or took_s >= overdue_after_s(usual / 1e9)
 
     def _keep(self) -> None:
-        """Copy what has changed since the last time."""
+        """Copy everything that has changed since the last time."""
         if not self._copies:
             return
         try:
@@ -293,11 +295,11 @@ class PulseKeeper:
 
 
 _ROUNDS_PER_LOOK = 8
-"""number of rounds from one look at parameters to the next"""
+"""number of rounds between checks of parameters"""
 
 
 class RunningPulse:
-    """A pulse from beginning to end."""
+    """Owns the pulse of a rank from creation to removal."""
 
     def __init__(
         self,
@@ -307,14 +309,14 @@ class RunningPulse:
         first_step: int,
         training_thread: int,
     ) -> None:
-        """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
+        """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if the pulse cannot be created."""
         assert job.files is not None
         self._job, self._notes = job, notes
         self._unfrozen: tuple[str, ...] = ()
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
         self._tells_rate = True
-        """whether the learning rate is to be told once a loss is NaN"""
+        """whether to write the learning rate once a loss is NaN"""
         gather_left()
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
@@ -328,7 +330,7 @@ class RunningPulse:
         self._keeper.each_round, self._keeper.learning_rate = self._round, notes.learning_rate
 
     def _round(self) -> None:
-        """Do what is to be done several times a second."""
+        """Do the work that is due several times a second."""
         self._num_rounds += 1
         if self._tells_rate and self.writer.num_nonfinite:
             self._tells_rate = False
@@ -341,14 +343,17 @@ class RunningPulse:
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Say once that the script trains parameters which DDP does not average, once it stops unfreezing them."""
+        """Report once, when no more are found, that the script trains parameters that DDP does not average."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False
             self._job.warn(f"{not_averaged(before)}; {trained_apart(before)}. {CONSTRUCT_AGAIN}")
 
     def end(self, ended: Ended, process_exits: bool = False) -> None:
-        """Note how the training ended, and copy the pulse a last time. In a forked child all this is the parent's."""
+        """Record how training ended, and copy the pulse a last time.
+
+        A forked child does nothing: the pulse is the parent's.
+        """
         if not self._job.in_this_process():
             return
         self.captures.close()

@@ -1,10 +1,10 @@
-"""The run directory: the rank that leads opens it, and a host that does not see it keeps a part of the run.
+"""The run directory: the leading rank opens it, and a host that cannot see it keeps a part of the run.
 
-The rank that leads writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its
-``run_id`` from the job's store. If hosts share no file system, a rank that does not see that file writes one for the
-files of its own host's ranks, and says how to join the parts.
+The leading rank writes ``run.json`` into the run directory before any rank looks for it, and the ranks know its
+``run_id`` from the job's store. If hosts share no file system, a rank that cannot see that file writes one for the
+files of its own host's ranks, and prints how to join the parts.
 
-torchrun restarts all ranks when one fails, or when nodes come and go. The first attempt that reaches a DDP forward
+torchrun restarts all ranks when one fails, or when nodes join or leave. The first attempt that reaches a DDP forward
 records into the run directory, and later ones into subfolders.
 """
 
@@ -36,7 +36,7 @@ _NO_ID = ("", "none")
 
 
 def agent_of_this_process() -> str | None:
-    """Return torchrun's process that started this one, if any; it lives through all attempts of its node."""
+    """Return the torchrun process that started this one, if any. It lives through all attempts of its node."""
     run_id = os.environ.get(_RUN_ID)
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
@@ -65,7 +65,7 @@ def next_attempt(directory: Path, settings: Settings) -> int:
 
 
 def is_restart(directory: Path, settings: Settings) -> bool:
-    """Return whether torchrun has started the job before; refusing to record would end what an earlier one began."""
+    """Return True if torchrun has started the job before. Refusing to record would then end a job that already runs."""
     return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
 
 
@@ -97,7 +97,7 @@ _PATIENCE_S = 1.0
 
 
 def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
-    """Create the run directory, or an attempt's folder in it, with its ``run.json``. The rank that leads calls this.
+    """Create the run directory, or an attempt's folder in it, with its ``run.json``. The leading rank calls this.
 
     Raises ``OSError`` and ``RunExists``.
     """
@@ -117,7 +117,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
 
 
 def open_capture(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
-    """Create the folder of a capture with its ``run.json``. The rank that leads calls this. Raises ``OSError``."""
+    """Create the folder of a capture with its ``run.json``. The leading rank calls this. Raises ``OSError``."""
     own_files.make_folder(directory)
     rundir.remove_run(directory)
     _write(directory, _about_whole_run(settings, run_id, world_size))
@@ -126,7 +126,7 @@ def open_capture(directory: Path, settings: Settings, run_id: str, world_size: i
 def keep_part(
     directory: Path, settings: Settings, run_id: str, world_size: int, leader: int, warn: Callable[[str], None]
 ) -> bool:
-    """Make `directory` a part of the run, unless it is the one that `leader` created; return whether it has become one.
+    """Make `directory` a part of the run, unless `leader` created it. Return True if it is a part.
 
     Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
     """
@@ -146,7 +146,7 @@ def keep_part(
 
 
 def _run_in(directory: Path) -> str | None:
-    """Return the ``run_id`` of the run there; listing the folder makes a network file system look again."""
+    """Return the ``run_id`` of the run there. Listing the folder makes a network file system refresh it."""
     with suppress(OSError, ValueError, AttributeError):
         if rundir.RUN_FILE in os.listdir(directory):
             return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))
@@ -157,8 +157,8 @@ def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     return (
-        f"{host} does not see the folder of rank {leader}, so the files of its ranks stay here. On rank {leader}'s "
-        f"host: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+        f"{host} cannot see the folder of rank {leader}, so the files of its ranks stay here. On rank {leader}'s "
+        f"host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 
 
@@ -169,7 +169,7 @@ def _about_whole_run(settings: Settings, run_id: str, world_size: int) -> RunFil
 
 
 def _about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
-    """Return the common content of every ``run.json`` of a run, including those of parts."""
+    """Return the content that every ``run.json`` of a run has in common, including those of parts."""
     return RunFile(
         format=rundir.FORMAT,
         run_id=run_id,
@@ -192,7 +192,7 @@ def refuse_earlier_run(directory: Path, force: bool) -> None:
 
 
 def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
-    """Raise ``RunExists`` if the command that was launched then has recorded a job into `directory`."""
+    """Raise ``RunExists`` if the command launched at that time has already recorded a job into `directory`."""
     first = rundir.read_json(directory / rundir.RUN_FILE, RunFile) if rundir.is_run(directory) else None
     if first is None or first.created_unix_s is None or launched_unix_s is None:
         return

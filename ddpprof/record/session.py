@@ -1,6 +1,6 @@
-"""The recording of one training process: who listens to it in which steps, its files and its end.
+"""The recording of one training process: which listeners are bound in which steps, its files, and its end.
 
-Any problem in here is reported once on stderr, and training goes on.
+Any problem here is reported once on stderr, and training continues.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ from ddpprof.step_options import options_for
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _COMPILED = "optimizer_hooks"
-"""module of ours that torch.compile may compile"""
+"""ddpprof's module that torch.compile may compile"""
 _ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
-"""events that `Feeding` needs in steps that are recorded, or may come to be"""
+"""events that `Feeding` needs only in steps that are recorded or may still be recorded"""
 _MOST_TO_ALLOCATE = 3
-"""number of steps on a DDP module's inner module that a script may take to allocate memory, before it calls DDP"""
+"""steps of a DDP module's optimizer that a script may take before its first forward of DDP, in order to allocate memory
+"""
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
-"""most seconds by which a rank that has failed exits later, to write how it failed"""
+"""maximum number of seconds by which a failed rank exits later in order to write how it failed"""
 _NEVER_CALLED = (
     "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
     "Compute the loss from model(…), not from model.module(…)."
@@ -62,7 +63,7 @@ _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 class Session(Listener):
-    """One recording, from its first DDP module to its end. As a listener it handles what is rare."""
+    """One recording, from its first DDP module to its end. As a listener, it handles the rare events."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -76,17 +77,17 @@ class Session(Listener):
         self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
         self._listens = False
         self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
-        """listeners by what they were chosen for"""
+        """listeners, by the conditions for which they were chosen"""
         self._handles: list[Any] = []
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
-        """window of the first recorded steps, while a capture has its own"""
+        """window of the first recorded steps; a capture has a window of its own"""
         self._crash = CrashFile()
         self._closed = False
         self.process_exits = False
-        """whether the process exits, so that the end of the recording is that of the process"""
+        """whether the process is exiting, so that the end of the recording is the end of the process"""
         self._not_saving: set[str] = set()
-        """classes of frameworks that were already reported as not saving"""
+        """framework classes that were already reported as not saving"""
 
     def begin(self) -> None:
         """Start listening."""
@@ -102,7 +103,7 @@ class Session(Listener):
         self._bind()
 
     def _bind(self) -> None:
-        """Choose who listens to the steps from now on."""
+        """Choose the listeners for the steps from now on."""
         if not self._listens:
             return
         if self._pulse is not None:
@@ -114,7 +115,7 @@ class Session(Listener):
         EVENTS.bind(self._bindings[situation])
 
     def _progress(self) -> list[Listener]:
-        """Return what tells other processes how far the training is."""
+        """Return the listeners that report the progress of training to other processes."""
         if self._pulse is not None:
             return [self._pulse.writer]
         return [] if self.job.files is None else [self.job.files.last_step]
@@ -185,13 +186,13 @@ class Session(Listener):
             raise SystemExit(0)
 
     def count_step(self) -> None:
-        """Count a step after the recorded ones, when only the progress of the training counts."""
+        """Count a step after the recorded ones, when only training progress is tracked."""
         self.window.count_step()
         if self._pulse is not None and self._pulse.captures.request is not None:
             self._look_for_capture()
 
     def _open_files(self) -> None:
-        """Open the files after the last skipped step: the ranks agree, or nothing is recorded."""
+        """Open the files after the last skipped step. If the ranks do not agree, nothing is recorded."""
         is_pulse_to_begin = self.job.files is None
         if not self.job.open_files(self.notes.device):
             self._retire()
@@ -200,20 +201,20 @@ class Session(Listener):
             self._crash.open(self.job.files.directory / rundir.crash_file(self.job.rank))
         if self._settings.profiler and not self.job.everyone_records:
             self.window.do_without_profiler(
-                "not every rank with this DDP module runs under ddpprof, so the profiler would slow only some"
+                "not every rank with this DDP module runs under ddpprof, so the profiler would slow down only some"
             )
         self.window.write_facts(None)
         if is_pulse_to_begin and self._settings.pulse and not self._settings.trial:
             self._begin_pulse()
 
     def _begin_pulse(self) -> None:
-        """Begin to note what happens in every step, unless that is not possible."""
+        """Start the pulse, which records every step, unless that is not possible."""
         thread = EVENTS.training_thread or get_ident()
         try:
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.job.warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
+            self.job.warn_for_all(f"does not record what ranks do after the recorded steps: {why}. Training goes on.")
 
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
@@ -223,7 +224,7 @@ class Session(Listener):
             running.end(ended, self.process_exits)
 
     def _look_for_capture(self) -> None:
-        """Between two steps: begin a capture that all ranks have agreed on, or end one."""
+        """Between two steps, begin a capture that all ranks have agreed on, or end one."""
         captures, window = None if self._pulse is None else self._pulse.captures, self.window
         if captures is None or captures.request is None or window.mode is not StepMode.DONE or window.stopping:
             return
@@ -250,7 +251,7 @@ class Session(Listener):
         self.window, self._main_window = main_window, None
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
-        """Note which parameters had no gradient, if torch complains of that."""
+        """Record which parameters had no gradient, if torch's error is about missing gradients."""
         complaint = str(error)
         if "Expected to have finished reduction" in complaint:
             if self.is_over:
@@ -264,7 +265,7 @@ class Session(Listener):
             EVENTS.flagged(StepFlag.BEGAN_EPOCH | (StepFlag.EVALUATED if self.notes.pass_begins() else 0))
 
     def profiler_starts(self, inner: Any) -> None:
-        """Make room if the script starts a profiler of its own."""
+        """Stop ddpprof's profiler if the script starts one of its own."""
         profiler = self.window.profiler
         if profiler.owns(inner):
             return
@@ -278,10 +279,13 @@ class Session(Listener):
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
         if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
-            self.window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
+            self.window.cut_short("the script replays a CUDA graph that contains whole steps, so their ends are hidden")
 
     def discards_file(self, target: Any) -> bool:
-        """Writing to a buffer or an open file is left to the script: suppressing it would leave an empty file."""
+        """Return True if a save to a path is discarded.
+
+        Saves to a buffer or open file proceed: skipping leaves an empty file.
+        """
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
             return False
@@ -306,17 +310,17 @@ class Session(Listener):
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
-        if not (self._settings.trial and self._closed):  # otherwise it has said why it ends
+        if not (self._settings.trial and self._closed):  # otherwise it has already reported why it ends
             warn(f"not saved: {what}.")
 
     @property
     def run_to_tell_of(self) -> Path | None:
-        """The run directory, if there is one and this rank is the one to tell the user."""
+        """The run directory, if there is one and this rank reports it to the user."""
         files = self.job.files
         return files.directory if files is not None and self.job.leads else None
 
     def close(self, error: BaseException | None) -> None:
-        """Write what there is. `error`: what ends the training, if anything does."""
+        """Write everything recorded so far. `error`: the exception that ends training, if any."""
         if not self.job.in_this_process():
             return
         try:
@@ -357,7 +361,7 @@ class Session(Listener):
     def _open_after_failure(self) -> None:
         """Open the files of a rank that failed before any step was recorded, to write how it failed."""
         if self.job.files is None and not self._settings.trial:
-            with suppress(Exception):  # the others may be gone already, and a store may not answer for minutes
+            with suppress(Exception):  # other ranks may have exited, and a store may not answer for minutes
                 STANDBY.run(self._attach_and_open).result(_OPEN_S)
 
     def _attach_and_open(self) -> None:
@@ -370,7 +374,7 @@ class Session(Listener):
         self.job.open_files(None)
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
-        """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
+        """Add the unusual collective later than the facts: this takes a second, and a launcher may end the process."""
         found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
             self.window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
@@ -388,16 +392,16 @@ class Session(Listener):
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
         options = options_for(num_steps, self.notes.device.is_accelerator)
-        instead = "let it take more steps" if options is None else f"ddpprof trace {options} records what they show"
+        instead = "let it take more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:
-        """End the recording here but not the training, unless it is a trial."""
+        """End the recording but not the training, unless this is a trial."""
         what = "Recording" if self._pulse is None else "Recording and watching"
         self.job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         ended = f"stopped recording: {_one_line(error)}"
-        with suppress(Exception):  # the error was already reported, and training must go on
+        with suppress(Exception):  # the error was already reported, and training must continue
             self.window.give_up()
         is_capture = self._main_window is not None
         self._write_last_facts(ended, without_modules=not is_capture)
@@ -408,7 +412,10 @@ class Session(Listener):
             raise SystemExit(1)
 
     def _write_last_facts(self, ended: str, without_modules: bool) -> None:
-        """Write how the recording ended, if need be and permitted without what is known of the modules."""
+        """Write how the recording ended.
+
+        If that fails and `without_modules` is set, write it without the modules' facts.
+        """
         try:
             self.window.write_facts(ended)
         except Exception:
@@ -430,17 +437,18 @@ class Session(Listener):
 
 
 class RecordedSteps(Listener):
-    """Finds where steps end as long as they are recorded, or are to be."""
+    """Finds where steps end while they are recorded or will be."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.step_is_over = False
-        """whether a step is over that could not be ended at once, within a backward pass or the capture of a graph"""
+        """whether a step has ended that could not be closed at once, inside a backward pass or the capture of a graph
+        """
         self.had_backward = False
         self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """optimizers that were seen to have no parameters of the DDP modules → number of these modules"""
+        """optimizers that were seen to have no parameters of the DDP modules → number of DDP modules at that time"""
         self._steps_without_forward = 0
-        """number of steps of DDP modules' optimizers before the first forward of DDP"""
+        """number of steps of DDP modules' optimizers before the first DDP forward"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         session = self._session
@@ -493,9 +501,9 @@ class RecordedSteps(Listener):
                 self.step_is_over = True
 
     def _trains_without_forward(self, optimizer: Any) -> None:
-        """Begin with several steps of a DDP module's optimizer after backward passes, but without a forward of DDP.
+        """Begin after several steps of a DDP module's optimizer that follow backward passes but no forward of DDP.
 
-        Fewer steps may only allocate memory before the training.
+        Fewer steps may only serve to allocate memory before training.
         """
         modules, session = ddp_modules(), self._session
         if not self.had_backward or self._not_of_ddp.get(optimizer) == len(modules):
@@ -528,7 +536,7 @@ class RecordedSteps(Listener):
 class WatchedSteps(Listener):
     """Counts steps that are not recorded.
 
-    Code that runs once in a step is never in the processor's caches, so every call in here counts, a guard included.
+    Code that runs once per step is never in the CPU caches, so every call here has a cost, even a guard.
     """
 
     may_raise = False
@@ -578,12 +586,12 @@ _OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(
 
 
 def between_backward_passes() -> bool:
-    """Return whether the reducer may be touched: in a backward pass it holds its lock and awaits other threads."""
+    """Return True if the reducer may be accessed. In a backward pass it holds its lock and waits for other threads."""
     return get_ident() == EVENTS.training_thread and torch._C._current_graph_task_id() == -1
 
 
 def _is_whole_job() -> bool:
-    """Return whether `nn.DataParallel` trains, and not DDP, which counts if there is a process group."""
+    """Return True if `nn.DataParallel` trains without DDP; if there is a process group, only DDP counts."""
     return torch.is_grad_enabled() and not (dist.is_available() and dist.is_initialized())
 
 
@@ -593,13 +601,16 @@ def _one_line(error: Exception) -> str:
 
 
 def _any_optimizer_alive() -> bool:
-    """Return whether there is an optimizer. `isinstance` would ask for ``__class__``, to which some objects warn."""
+    """Return True if an optimizer exists.
+
+    `isinstance` would access ``__class__``, which makes some objects print warnings.
+    """
     return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
 @functools.cache
 def keep_out_of_compiled_graphs() -> None:
-    """Tell torch.compile to leave ddpprof's code in training alone, but not the functions of others that it calls."""
+    """Exclude ddpprof's code in training from torch.compile, but not the user's functions that it calls."""
     import torch._dynamo.trace_rules as rules
 
     own = (module.name for module in pkgutil.iter_modules(ddpprof.record.__path__) if module.name != _COMPILED)

@@ -1,4 +1,4 @@
-"""Settings of the recording, and their way to the training processes: one environment variable."""
+"""Settings of the recording, passed to the training processes in one environment variable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0,
 """settings that record nothing but the pulse"""
 
 
-@dataclass(frozen=True, repr=False)  # made in every process that imports torch, so it is to be made fast
+@dataclass(frozen=True, repr=False)  # created in every process that imports torch, so creating it must be fast
 class Settings:
     """All recording options of ``ddpprof trace`` and `ddpprof.profile`."""
 
@@ -29,32 +29,32 @@ class Settings:
     command: tuple[str, ...] = ()
     """command that the user asked to run"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` to record such a run again, without those that say where it goes"""
+    """arguments of ``ddpprof trace`` that record such a run again, without the output directory"""
     skip_first: int = SKIP_FIRST
     """initial steps not recorded: DDP rebuilds its buckets at the second forward, and caches and allocators warm up"""
     cost_steps: int = COST_STEPS
-    """steps, half of them with recording off, from which ddpprof measures its own cost"""
+    """steps, half of them with recording off, that measure ddpprof's own cost"""
     timed_steps: int = 0
-    """following steps with recording off, of which only the length is kept"""
+    """following steps with recording off; only their duration is kept"""
     warmup: int = WARMUP
-    """steps with the profiler on, whose trace is discarded"""
+    """steps with the profiler on; their trace is discarded"""
     steps: int = STEPS
     """steps with the profiler on, or with light recording if ``profiler=False``"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
     """first and last rank of each span to profile; if empty, all ranks, or some in a large job"""
     baseline_steps: int = 0
-    """following profiled steps without gradient communication; they end the job, since the ranks diverge"""
+    """following profiled steps without gradient communication; they end the job, because the ranks diverge"""
     alone_steps: int = 0
-    """following steps of that kind without the profiler, which show how long computation takes alone"""
+    """following steps of that kind without the profiler, to measure how long computation takes on its own"""
     profiler: bool = True
     """``False`` for light recording only"""
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
     most_seconds: float = 300.0
-    """seconds after which the profiled steps end, however many there were"""
+    """seconds after which the profiled steps end, however many have been recorded"""
     most_bytes: int = 2 << 30
-    """growth of the process in the profiled steps that ends them"""
+    """growth of the process's memory, in bytes, that ends the profiled steps"""
     stop_after: bool = False
     """end the job with exit code 0 once the steps are recorded"""
     force: bool = False
@@ -68,35 +68,35 @@ class Settings:
     loader: Mapping[str, Any] = field(default_factory=dict)
     """arguments of every `DataLoader`'s constructor that replace the script's"""
     passes_per_reduction: int = 0
-    """if not 0, only the last of so many backward passes of a step reduces gradients, as under ``no_sync``"""
+    """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
     pulse: bool = True
-    """note in every step of the whole run what this rank does, for ``ddpprof top``, ``diagnose`` and reports"""
+    """record in every step of the whole run what this rank does, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
     """keep the loss of each step"""
     without_ddp: bool = False
-    """make DDP only call its module"""
+    """make DDP only call its module, without averaging gradients"""
     ddp_blocks: int = 0
-    """number of final pairs of blocks: timed steps with DDP, and without"""
+    """number of final pairs of blocks: timed steps with DDP, and timed steps without it"""
     block_steps: int = 0
     """number of timed steps in a block"""
 
     launched_unix_s: float | None = None
     """time at which the launcher started the job; later recordings are the job's own"""
     agent: str | None = None
-    """torchrun's process, if ddpprof stands between it and the rank"""
+    """torchrun's process, if ddpprof runs between it and the rank"""
 
     @property
     def reduces_throughout(self) -> bool:
-        """Whether DDP works in all recorded steps as in the script."""
+        """Whether DDP works as in the script in all recorded steps."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
 
     @classmethod
     def to_watch(cls, out: str, **others: Any) -> Settings:
-        """Return the settings that record nothing but the pulse."""
+        """Return settings that record nothing but the pulse."""
         return cls(out, **WATCHING, **others)
 
     def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:
-        """Return the settings of a capture: the requested steps from `first_step` on, and nothing else."""
+        """Return the settings of a capture: only the requested steps, from `first_step` on."""
         return Settings(
             out=str(folder),
             command=self.command,
@@ -119,7 +119,7 @@ class Settings:
 
 
 def settings_from_environment() -> Settings | None:
-    """Return the launcher's settings, or ``None`` in a process that it did not start."""
+    """Return the launcher's settings; ``None`` in a process that the launcher did not start."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if not text:
         return None

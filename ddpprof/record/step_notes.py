@@ -1,6 +1,6 @@
-"""What is known of the job, and of the current step: forwards, optimizer steps, losses, calls through RPC.
+"""Facts about the job and the current step: forwards, optimizer steps, losses, RPC calls.
 
-It is collected here, not judged.
+They are collected here, not interpreted.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from ddpprof.record.events import Listener
 from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
 
 _MOST_CALLS = 2000
-"""kept of one step; further ones are only counted"""
+"""maximum number of calls kept per step; further ones are only counted"""
 _MOST_THINGS = 1000
-"""looked at for tensors in one call"""
+"""maximum number of objects searched for tensors in one call"""
 _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
 """torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
 
 
 class RpcNotes(Listener):
-    """Calls through ``torch.distributed.rpc`` in the current step: whom, what, how long, how many bytes of tensors.
+    """Calls through ``torch.distributed.rpc`` in the current step: callee, function, duration, and bytes of tensors.
 
-    A profiler's trace does not have them: it loses marks that end in another thread than they began in.
+    A profiler's trace does not have them: it loses ranges that end in another thread than they began in.
     """
 
     def __init__(self) -> None:
         self._calls: list[RpcCall] = []
         self.num_left_out = 0
-        """calls beyond those that are kept"""
+        """number of calls that were not kept"""
 
     def end_step(self) -> None:
-        """Forget the step. Calls still under way go on in a list that nobody reads."""
+        """Forget the step. Calls still in progress finish in a list that is no longer read."""
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
-        """Return those of the step, as far as they have come."""
+        """Return the calls of the step, finished or not."""
         return tuple(self._calls)
 
     def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
@@ -69,14 +69,14 @@ class RpcNotes(Listener):
             try:
                 reply_bytes = tensor_bytes(done.value())
             except Exception:
-                reply_bytes = None  # the call failed; that is the script's to see
+                reply_bytes = None  # the call failed; the script handles that
             calls[place] = structs.replace(call, end_ns=end_ns, reply_bytes=reply_bytes)
 
         future.add_done_callback(answered)
 
 
 def _worker(to: Any) -> str:
-    """A call names its callee by name, number or ``WorkerInfo``."""
+    """Return the name of a callee, which is given by name, number or ``WorkerInfo``."""
     if isinstance(to, str):
         return to
     return str(to.name) if hasattr(to, "name") else f"worker {to}"
@@ -88,7 +88,7 @@ def _function_name(func: Any, args: Any) -> str:
 
 
 def tensor_bytes(thing: Any) -> int:
-    """Of all tensors in tuples, lists and dictionaries."""
+    """Return the total bytes of all tensors in tuples, lists and dictionaries."""
     total, todo, num_seen = 0, [thing], 0
     while todo and num_seen < _MOST_THINGS:
         one = todo.pop()
@@ -126,7 +126,7 @@ class JobEnvironment(Listener):
         self._world_size = 0
 
     def look_who_calls(self) -> None:
-        """Note which framework, if any, makes or calls the DDP module."""
+        """Record which framework, if any, constructs or calls the DDP module."""
         self._framework = self._framework or framework_at_work()
 
     def describe(self, ddp: DistributedDataParallel) -> None:
@@ -139,17 +139,17 @@ class JobEnvironment(Listener):
         }
 
     def describe_group(self, group: dist.ProcessGroup) -> None:
-        """Note the job's process group, of a job that fails before its DDP module is called."""
+        """Record the job's process group, for a job that fails before its DDP module is called."""
         self.look_who_calls()
         self._of_ddp["backend"] = standard_name(str(dist.get_backend(group)))
 
     def averages_in(self, group: dist.ProcessGroup) -> None:
-        """Note the process group of a DDP module."""
+        """Record the process group of a DDP module."""
         self._groups.add(tuple(dist.get_process_group_ranks(group)))
         self._world_size = dist.get_world_size()
 
     def _together(self) -> tuple[int, ...] | None:
-        """Return the ranks with which some module averages gradients; ``None`` if they are all ranks of the job."""
+        """Return the ranks with which any module averages gradients; ``None`` if they are all ranks of the job."""
         ranks = set[int]().union(*self._groups)
         return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
 
@@ -178,9 +178,9 @@ class JobEnvironment(Listener):
 
 
 def backend_for(group: Any, device_type: str) -> str:
-    """Return the group's backend for that kind of device; one group may have several.
+    """Return the group's backend for that device type; one group may have several backends.
 
-    A group that was given no backend reports ``"undefined"``.
+    A group created without a backend reports ``"undefined"``.
     """
     try:
         return standard_name(str(group._get_backend(torch.device(device_type)).name()))
@@ -189,7 +189,7 @@ def backend_for(group: Any, device_type: str) -> str:
 
 
 def _timeout_s(group: Any, device_type: str) -> float | None:
-    """Return after how many seconds the group gives a collective up; ``None`` if torch does not tell."""
+    """Return the timeout of the group's collectives in seconds; ``None`` if torch does not provide it."""
     try:
         return float(group._get_backend(torch.device(device_type)).options._timeout.total_seconds())
     except (RuntimeError, AttributeError):
@@ -197,7 +197,7 @@ def _timeout_s(group: Any, device_type: str) -> float | None:
 
 
 def framework_at_work() -> str | None:
-    """Return the framework at work now, or ``None`` if the script itself uses torch."""
+    """Return the framework that is currently running, or ``None`` if the script itself uses torch."""
     return _on_stack() or _holding_the_model()
 
 
@@ -218,7 +218,7 @@ def _on_stack() -> str | None:
 class LossNotes(Listener):
     """The losses of each step: the scalars on which the script calls ``backward``.
 
-    They are copied where they are, and read when the job ends, so that no step waits for an accelerator.
+    They are copied on their device, and read when the job ends, so that no step waits for an accelerator.
     """
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class LossNotes(Listener):
         self._current: list[torch.Tensor] = []
 
     def backward_begins(self, loss: Any) -> None:
-        """Note the losses among the tensors of ``torch.autograd.backward``, one or several."""
+        """Record the losses among the tensors passed to ``torch.autograd.backward``."""
         for tensor in (loss,) if isinstance(loss, torch.Tensor) else tuple(loss):
             if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
                 self._current.append(tensor.detach().clone())  # the script may later add other ranks' losses in place
@@ -241,7 +241,7 @@ class LossNotes(Listener):
 
 
 class StepNotes(Listener):
-    """What happens inside the steps that are recorded in detail; it only listens to these."""
+    """What happens inside steps that are recorded in detail; bound only in such steps."""
 
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
@@ -265,7 +265,7 @@ class StepNotes(Listener):
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
-        """the optimizer that took the last of the first steps"""
+        """the optimizer that took the last step of the first training steps"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -274,7 +274,7 @@ class StepNotes(Listener):
         return None
 
     def module(self, ddp: DistributedDataParallel) -> RecordedModule:
-        """Return the module's notes, created if it is new."""
+        """Return the module's notes; create them if the module is new."""
         module = self.find(ddp)
         if module is None:
             module = RecordedModule(ddp, len(self.modules))
@@ -287,17 +287,17 @@ class StepNotes(Listener):
         return module
 
     def bucket_numels(self) -> tuple[tuple[int, ...], ...]:
-        """Return the number of elements of each bucket of each module, in their order."""
+        """Return the number of elements of each bucket of each module, in order."""
         return tuple(module.bucket_numels() for module in self.modules)
 
     def reopen(self) -> None:
-        """Note modules again that `release_modules` has released. Call this between steps."""
+        """Observe modules again after `release_modules`. Call this between steps."""
         self.forget_modules()
         for ddp in self._living():
             self.module(ddp)
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
-        """Note that a forward of a `DataParallel` begins."""
+        """Record that a forward of a `DataParallel` begins."""
         devices = [torch.device("cuda", device) for device in model.device_ids]
         self.memory.owns(devices)
         self.device.found(devices)
@@ -306,14 +306,14 @@ class StepNotes(Listener):
             self._data_parallel_device = model.src_device_obj.type if devices else "cpu"
 
     def recording_begins(self, step: int) -> None:
-        """Note that recording begins with step number `step`."""
+        """Record that recording begins with step number `step`."""
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)
-        self.unfrozen()  # those that are trained are known from the next time on
+        self.unfrozen()  # trained ones are known from the next time on
 
     def recording_ends(self, step: int) -> None:
-        """Note that recording ends before step number `step`, on every rank that comes this far."""
+        """Record that recording ends before step number `step`, on every rank that gets this far."""
         for module in self.modules:
             module.replica.recording_ends(step)
 
@@ -334,7 +334,10 @@ class StepNotes(Listener):
         self.feeding.end_step()
 
     def pass_begins(self) -> bool:
-        """Note that a pass over a loader begins. Return whether it is for an evaluation, which may do without DDP."""
+        """Record that a pass over a loader begins.
+
+        Return True if it is for an evaluation, which may run without DDP.
+        """
         evaluates = not torch.is_grad_enabled() or self.is_evaluating()
         self._began_evaluation |= evaluates and self.recording
         return evaluates
@@ -345,7 +348,7 @@ class StepNotes(Listener):
         return bool(ddps) and not any(ddp.module.training for ddp in ddps)
 
     def learning_rate(self) -> float | None:
-        """Return that of the first parameters. Any thread may call this."""
+        """Return the learning rate of the first parameter group. Any thread may call this."""
         optimizer = None if self.optimizer is None else self.optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         rate = groups[0].get("lr") if groups else None
@@ -440,12 +443,12 @@ class StepNotes(Listener):
         )
 
     def release_modules(self) -> None:
-        """Keep the facts of the modules but release the modules, which may be large and no longer in use."""
+        """Keep the facts about the modules but release the modules, which may be large and no longer in use."""
         self._facts_of_released = self._facts_of_modules()
         self.modules = []
 
     def forget_modules(self) -> None:
-        """Release the modules without their facts, which may be what cannot be noted."""
+        """Release the modules without their facts, because recording these may be what fails."""
         self.modules, self._facts_of_released = [], None
 
     def facts(self) -> dict[str, Any]:
@@ -458,9 +461,11 @@ class StepNotes(Listener):
         return facts
 
     def unfrozen(self) -> tuple[str, ...]:
-        """Return all parameters found so far to be trained though DDP does not average them. Any thread may call this.
+        """Return all parameters found so far that are trained although DDP does not average them.
 
-        Modules are looked at as long as the script keeps them.
+        Any thread may call this.
+
+        Modules are checked as long as the script keeps them.
         """
         for ddp in self._living():
             self._unfrozen.update(dict.fromkeys(unfrozen_parameters(ddp)))

@@ -35,7 +35,7 @@ class Schedule:
 
     @property
     def num_skipped(self) -> int:
-        """Number of skipped steps; at least one, as the ranks can agree only after a backward pass."""
+        """Number of skipped steps; at least one, because the ranks can agree only after a backward pass."""
         return self._cost_begin
 
     @property
@@ -50,15 +50,15 @@ class Schedule:
 
     @property
     def common_end(self) -> int:
-        """First step in which ranks would train alone, either without communication or because the job ends."""
+        """First step in which ranks would train alone, because it has no communication or the job ends."""
         return self._baseline_begin
 
     def end_at_common_end(self) -> None:
-        """End at the common end, as not all ranks still record: none goes on without communication or ends the job."""
+        """End all ranks at the common end because some no longer record; none trains without communication."""
         self._alone_begin = self._done_begin = self._baseline_begin
 
     def without_profiler(self) -> None:
-        """Replace the profiler by light recording: the ranks could not agree on it, or it did not start."""
+        """Replace the profiler by light recording, because the ranks did not agree on it or it did not start."""
         self._profiled_begin = self._warmup_begin
         self._done_begin -= self._alone_begin - self._baseline_begin
         self._alone_begin = self._baseline_begin
@@ -81,7 +81,10 @@ class Schedule:
         return StepMode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
 
     def _cost_mode(self, into: int) -> StepMode:
-        """Return off or light: they come in pairs, of which the first half begin with off and the others with light."""
+        """Return off or light.
+
+        They come in pairs: the first half of the pairs begins with off, the second half with light.
+        """
         num_steps = self._timed_begin - self._cost_begin
         begins_light = into // 2 * 4 >= num_steps
         return StepMode.LIGHT if (into % 2 == 1) != begins_light else StepMode.OFF
@@ -94,13 +97,13 @@ class Schedule:
         return StepMode.WITHOUT_DDP if self.is_without_ddp(step) else StepMode.OFF
 
     def is_without_ddp(self, step: int) -> bool:
-        """Return whether DDP is taken away in this step, timed or not."""
+        """Return True if DDP is disabled in this step, timed or not."""
         into = step - self._done_begin
         return 0 <= into < self._num_block_steps and into // self._block % 2 == 1
 
 
 _ANCHOR_LOST_AFTER = 50
-"""number of steps of another optimizer after which an anchor that no longer steps is given up"""
+"""number of steps of another optimizer after which an anchor that no longer steps is dropped"""
 
 
 class StepDetector:
@@ -111,9 +114,11 @@ class StepDetector:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._in_turns: set[int] = set()
-        """optimizers whose last turn had several steps, each after a synchronising forward, since the anchor's first"""
+        """optimizers whose last turn had several steps, each after a synchronising forward, since the anchor's first
+        step
+        """
         self._is_turn = False
-        """whether the optimizer's turn that goes on has had several steps"""
+        """whether the optimizer's current turn has had several steps"""
         self._last = 0
         self._synchronised_since_last = False
         self._synchronised: set[int] = set()
@@ -123,7 +128,7 @@ class StepDetector:
         self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
-        """Handle the user's mark of the end of a step; return True if the step ends now.
+        """Handle a step end marked by the user. Return True if the step ends now.
 
         The first mark may follow an optimizer that has just ended that step, and no step ends before the ranks have
         first synchronised.
@@ -134,11 +139,11 @@ class StepDetector:
         return ends
 
     def steps_without_forward(self) -> None:
-        """End steps without a forward of DDP, too, until the first one."""
+        """End steps without a forward of DDP as well, until the first forward."""
         self._needs_forward = False
 
     def forward_begins(self, module: int, synchronises: bool) -> bool:
-        """Handle the beginning of a DDP forward with gradients; return True if a step ended just before it."""
+        """Handle the beginning of a DDP forward with gradients. Return True if a step ended just before it."""
         ended = module in self._synchronised and self._steps_end_at_forward()
         if ended:
             self._synchronised.clear()
@@ -149,7 +154,7 @@ class StepDetector:
         return ended
 
     def optimizer_stepped(self, optimizer: int) -> bool:
-        """Handle an optimizer's step; return True if a step ended with it."""
+        """Handle an optimizer's step. Return True if a training step ended with it."""
         self.num_optimizer_steps += 1
         if self._explicit:
             return False

@@ -1,4 +1,4 @@
-"""What ddpprof knows of torchrun, without importing torch: its options, its variables, and how it sees ranks end.
+"""What ddpprof knows about torchrun without importing torch: its options, its variables, and how ranks end.
 
 A test compares the table of options with the parser of the installed torch.
 
@@ -45,7 +45,7 @@ _ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SI
 
 
 def launcher_variables() -> dict[str, str]:
-    """Return the variables with which torchrun would start the only rank."""
+    """Return the variables with which torchrun would start a single rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -53,7 +53,7 @@ def launcher_variables() -> dict[str, str]:
 
 
 def give_back_rank(environments: ModuleType) -> None:
-    """Take the variables back when Lightning looks who starts its ranks; its own ranks inherit none of them.
+    """Remove the variables when Lightning checks who starts its ranks; Lightning's own ranks inherit none of them.
 
     `environments`: ``plugins.environments.lightning`` of Lightning's Fabric.
     """
@@ -72,7 +72,7 @@ def give_back_rank(environments: ModuleType) -> None:
 
 
 AGENT = "DDPPROF_AGENT"
-"""variable that names torchrun's process, with which ranks end (``inject/_ddpprof_ends.py``)"""
+"""variable with the PID of the torchrun process; ranks end with it (``inject/_ddpprof_ends.py``)"""
 _OF_RANKS = "TORCHELASTIC_RUN_ID"
 """variable that torchrun sets only for ranks"""
 
@@ -84,7 +84,7 @@ class OomKills:
         self._before = _num_kills()
 
     def since_last_time(self) -> int | None:
-        """Return how many there were since the last call, or since the begin; ``None`` if that is not known."""
+        """Return the number of kills since the last call, or since the start; ``None`` if it is not known."""
         before, self._before = self._before, _num_kills()
         return None if before is None or self._before is None else max(0, self._before - before)
 
@@ -96,7 +96,7 @@ def _num_kills() -> int | None:
 
 
 def listen_to_torchrun(errors: ModuleType) -> None:
-    """Listen to torchrun, if this is its process. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
+    """Observe torchrun, if this is its process. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
     settings = settings_from_environment()
     failure = getattr(errors, "ProcessFailure", None)
     if settings is None or failure is None:
@@ -109,7 +109,7 @@ def listen_to_torchrun(errors: ModuleType) -> None:
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         original(self)
-        with suppress(Exception):  # torchrun must go on, whatever happens to ddpprof
+        with suppress(Exception):  # torchrun must continue, whatever happens to ddpprof
             how = {"exit_code": int(self.exitcode), "num_oom_kills": oom_kills.since_last_time()}
             append_exit(out, {"pid": int(self.pid), **how})
 
@@ -117,14 +117,14 @@ def listen_to_torchrun(errors: ModuleType) -> None:
 
 
 def note_child(pid: int, exit_code: int) -> None:
-    """Note the end of a process that a process of the job has started. It may be a rank. Raises ``OSError``."""
+    """Record the end of a process started by a process of the job. It may be a rank. Raises ``OSError``."""
     settings = settings_from_environment()
-    if settings is not None and AGENT not in os.environ:  # torchrun's process notes its ranks by itself: see `install`
+    if settings is not None and AGENT not in os.environ:  # torchrun's process records its ranks itself: see `install`
         append_exit(Path(settings.out), {"pid": pid, "exit_code": exit_code})
 
 
 def note_early_end(error: BaseException | None) -> None:
-    """Note the error that ends this process, if it is a rank. It has no DDP module, so there may be no run.
+    """Record the error that ends this process, if it is a rank. It has no DDP module, so there may be no run.
 
     Raises ``OSError``.
     """
@@ -141,7 +141,10 @@ def note_early_end(error: BaseException | None) -> None:
 
 
 def append_exit(out: Path, seen: dict[str, Any]) -> None:
-    """Append a line to the run's file, if there is a run, or a rank has failed before it. Raises ``OSError``."""
+    """Append a line to the run's file if there is a run, or if a rank has failed before it was created.
+
+    Raises ``OSError``.
+    """
     if rundir.is_run(out) or (out / rundir.EXITS_FILE).exists():
         _write_exit(out, seen)
 

@@ -1,6 +1,6 @@
 """The recorded steps of one process: their modes, the profiler over them, and their output.
 
-`Session` says where steps end; this module decides what follows from it.
+`Session` determines where steps end; this module decides what to do then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""number of replays without the end of a step, from which a graph must hold whole steps"""
+"""a graph is taken to hold whole steps after this many times the replays of any step, without the end of a step"""
 
 
 class Graphs(Listener):
-    """CUDA graphs: no step may end during a capture, and a graph of whole steps hides them when it is replayed."""
+    """CUDA graphs: no step may end during a capture, and replaying a graph of whole steps hides their ends."""
 
     def __init__(self, device: TrainingDevice) -> None:
         self._device = device
@@ -55,20 +55,20 @@ class Graphs(Listener):
 
     @property
     def hide_steps(self) -> bool:
-        """Whether replays continue where steps, with at most as many replays, used to end."""
+        """Return True if far more replays have run since the last step ended than any step has had."""
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
 
 
 class Baseline(Listener):
     """Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``.
 
-    The ranks' parameters diverge in them, so nothing afterwards may count: the job ends with them, and no checkpoints
-    are written. The user's own ``no_sync()`` keeps its meaning. It only listens to these steps.
+    The ranks' parameters diverge in these steps, so nothing afterwards may count: the job ends with them, and no
+    checkpoints are written. The user's own ``no_sync()`` keeps its meaning. This listener is bound only in these steps.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
-        """modules inside a forward, with their flag to restore afterwards"""
+        """modules inside a forward, with the value of their flag to restore afterwards"""
         self.has_begun = False
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,11 +93,12 @@ _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
 _PROFILED = (StepMode.WARMUP, StepMode.PROFILED)
 _TIMED = (StepMode.OFF, StepMode.WITHOUT_DDP)
 _BYTES_OF_A_PARAMETER = 40_000
-"""bytes that the profiler keeps per step for a parameter's gradient, optimizer operators and their callers, on CPU"""
+"""bytes that the profiler keeps per step and parameter on CPU, for its gradient, optimizer operators and their callers
+"""
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
 """number of steps by which the host may be ahead of an accelerator when the profiler stops"""
-_STUCK = "the accelerator did not come to rest when the profiled steps were over"
+_STUCK = "the accelerator did not become idle after the profiled steps"
 _FAILED = "the job failed in the profiled steps, and a failed job does not wait for its accelerator"
 
 
@@ -113,31 +114,34 @@ class Window:
         self._knows_of_vetoes = False
         self._thread = 0
         self._no_trace: str | None = None
-        """why this rank no longer profiles, or never did"""
+        """the reason why this rank does not profile, or no longer does"""
         self._profiles = True
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
         self.end_place: dict[str, Any] = {}
-        """where an error ended the training"""
+        """where in the user's code an error ended training"""
         self.ended_ns: int | None = None
-        """when it ended, as it was last written"""
+        """when training ended, as written last"""
         self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
-        """True if all is recorded, and the job is to end with that"""
+        """True if everything is recorded and the job should end because of that"""
         self._step_start_ns = 0
 
     def begin(self) -> None:
         """Begin with step 0 of the training."""
         self._thread = threading.get_ident()
         if not profiled_ranks.is_profiled(self._job.rank, self._job.world_size, self._settings.profile_ranks):
-            self._profiles, self._no_trace = False, "it is not among the profiled ones"
+            self._profiles, self._no_trace = False, "it is not among the profiled ranks"
         if self._notes.device.is_accelerator:
             self._schedule = Schedule(self._settings, on_accelerator=True)
         self._step_start_ns = time.time_ns()
 
     def end_step(self) -> None:
-        """End a step. The cost of recording between steps is part of one, except the profiler's start and end."""
+        """End a step.
+
+        The cost of recording between steps counts as part of the step, except starting and stopping the profiler.
+        """
         self.profiler.end_step()
         self._bounds.step_ends(usual=self.mode is not StepMode.SKIP)
         if self.mode is StepMode.PROFILED and self.profiler.has_left_out:
@@ -208,7 +212,7 @@ class Window:
         return mode
 
     def without_common_steps(self) -> None:
-        """Handle that no all-reduce keeps the ranks together: each goes on when the script does, and none ends the job.
+        """Handle a job in which no all-reduce keeps the ranks together: each rank continues, and none ends the job.
 
         Raises `DdpprofError` if the recording needs gradient communication.
         """
@@ -216,7 +220,7 @@ class Window:
             raise DdpprofError("--baseline-steps needs steps with gradient communication, and the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
-            self._job.warn_for_all("the job goes on as in the script, since DDP does not keep its ranks together")
+            self._job.warn_for_all("the job continues as in the script, because DDP does not keep its ranks in step")
 
     def cut_short(self, why: str) -> None:
         """Stop profiling within a step, between two operators."""
@@ -226,7 +230,10 @@ class Window:
             self._end_profiling()
 
     def _agree(self) -> None:
-        """Agree with the other ranks: what one announced before an all-reduce is known once that has completed here."""
+        """Agree with the other ranks.
+
+        What one rank announced before an all-reduce is known here once the all-reduce completes.
+        """
         if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
             self._knows_of_vetoes = True
             self._notes.device.comes_to_rest(self._patience_s)
@@ -242,20 +249,20 @@ class Window:
             if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._job.warn_for_all("not every rank still records, so the job goes on as in the script")
+                self._job.warn_for_all("some ranks no longer record, so the job continues as in the script")
 
     @property
     def _patience_s(self) -> float:
         return max(PATIENCE_S, _PATIENCE_STEPS * self._bounds.longest_s)
 
     def _leave_out(self) -> bool:
-        """Leave out the rest of a step that does not end; called between any two instructions of the main thread."""
+        """Leave out the rest of a step that does not end. Called between any two instructions of the main thread."""
         with suppress(Exception):
             return threading.get_ident() == self._thread and self.profiler.leave_out()
         return False
 
     def _wait_for_device(self) -> None:
-        """Wait at both ends of a trial's timed steps; in between, the host may be any number of steps ahead."""
+        """Wait at both ends of a trial's timed steps. In between, the host may be any number of steps ahead."""
         if self._settings.trial:
             self._notes.device.synchronise()
 
@@ -274,7 +281,7 @@ class Window:
         if num_bytes > _MUCH_BYTES:
             self._job.warn_for_all(
                 f"{num_steps} profiled steps of {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} GB "
-                "of memory in each rank: --steps 1 takes less, --no-profiler almost none"
+                "of memory in each rank. Use --steps 1 for less, or --no-profiler for almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:
@@ -305,7 +312,9 @@ class Window:
                 files.trace.wait(GRACE_S, arrived)
 
     def close(self, ended: str) -> None:
-        """Write what there is. `ended`: how the training ended, as `how_it_ends` says it. Raises `OSError`."""
+        """Write everything recorded so far. `ended`: how training ended, in the format of `how_it_ends`. Raises
+        `OSError`.
+        """
         files, is_well = self._job.files, ended == "finished"
         if files is None:
             return
@@ -326,7 +335,7 @@ class Window:
         self._notes.release_modules()
 
     def close_in_background(self) -> None:
-        """Complete the files of recorded steps that are over, while training goes on. Raises `OSError`."""
+        """Complete the files of the recorded steps while training continues. Raises `OSError`."""
         files = self._job.files
         assert files is not None
         files.trace.finish(GRACE_S, ())
@@ -334,7 +343,7 @@ class Window:
         files.close()
 
     def give_up(self) -> None:
-        """End the recording while training goes on."""
+        """End the recording while training continues."""
         self._bounds.end()
         self.profiler.stop()
 
@@ -344,7 +353,7 @@ class Window:
         self._notes.release_modules()
 
     def write_facts(self, ended: str | None, at_ns: int | None = None) -> None:
-        """Write the rank's facts. Raises `OSError`. `at_ns`: when it ended, ns since 1970, if that is not now."""
+        """Write the rank's facts. Raises `OSError`. `at_ns`: when training ended, ns since 1970; by default now."""
         if ended in (None, "finished", "stopped"):  # otherwise an accelerator may not answer
             with suppress(Exception):
                 self._notes.unaveraged.second_look(self.step)

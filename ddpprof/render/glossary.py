@@ -1,4 +1,4 @@
-"""The meaning of all terms: the source of ``ddpprof explain``, the page's definitions and the documentation's terms."""
+"""The meaning of all terms: the source of ``ddpprof explain``, and of definitions in pages and documentation."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ TERMS = (
 
 
 def find_term(words: str) -> Term | None:
-    """Return the term with that name or alias, however it is written; ``None`` if there is none."""
+    """Return the term with that name or alias, in any spelling; ``None`` if there is none."""
     return _BY_NAME.get(_key(words))
 
 

@@ -24,7 +24,10 @@ def render_json(what: Written) -> str:
 
 
 def read_report(path: Location) -> Report | None:
-    """Return the report in a file that `render_json` wrote; ``None`` if it is none. Raises `NotARun`, ``OSError``."""
+    """Return the report in a file that `render_json` wrote; ``None`` if it is another file.
+
+    Raises `NotARun`, ``OSError``.
+    """
     with path.open("rb") as file:
         beginning = file.read(4096)
         if _BEGINNING_OF_A_COMPARISON.match(beginning):

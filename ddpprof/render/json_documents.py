@@ -1,4 +1,4 @@
-"""Every document that ddpprof writes as JSON, by the name that `ddpprof schema` takes, and its JSON Schema."""
+"""Every document that ddpprof writes as JSON, by its name in `ddpprof schema`, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DOCUMENTS: dict[str, type[Written]] = {
     "whatif": WhatIf,
     "verdict": Verdict,
 }
-"""documents by the names that ``ddpprof schema`` takes"""
+"""documents by their names in ``ddpprof schema``"""
 
 
 def schema(of: type[Written]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def render_markdown(title: str, sections: Iterable[Section]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape a name, so that nothing in it is markup."""
+    """Escape a name, so that no part of it is markup."""
     return _SPECIAL.sub(r"\\\1", text)
 
 

@@ -1,6 +1,6 @@
 """Reports, comparisons and predictions in a notebook: HTML without scripts and links, and a few lines of text.
 
-Everything from outside is escaped. Notebooks typeset what stands between dollar signs unless a class forbids it.
+All external text is escaped. Notebooks typeset text between dollar signs as formulas unless a class forbids it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _sections(result: ShownInNotebooks) -> tuple[Section, ...]:
 
 
 def _as_lines(section: Section) -> Iterable[str]:
-    """Return the lines of text for a section: a line itself, findings without evidence, and a table's first rows."""
+    """Return a section as lines of text: a line itself, findings without evidence, or a table's first rows."""
     if isinstance(section, Line):
         return [] if section.is_aside else [section.text]
     if isinstance(section, FindingList):

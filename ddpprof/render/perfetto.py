@@ -1,7 +1,7 @@
 """Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format.
 
 Each rank is a process, and each track is one of its threads. Slices of a track never overlap, because Perfetto drops
-those that do. Times are µs since the first step.
+overlapping ones. Times are µs since the first step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _Event = dict[str, Any]
 _GROUPS = ("steps", "step bar", "compute", "copies", "communication", "exposed", "trailing", "bucket")
 """order of the tracks, from top to bottom"""
 _MOST_TRACKS = 10_000
-"""most tracks per rank; numbers differ between ranks, since Perfetto takes them for threads of one machine"""
+"""maximum number of tracks per rank; their numbers differ between ranks, because Perfetto takes them for threads of one
+machine
+"""
 
 
 class Tracks:
@@ -35,7 +37,7 @@ class Tracks:
         self._host = host
         self._origin_ns = origin_ns
         self._free_ns: dict[str, list[int]] = {}
-        """track → time from which each of its threads is free"""
+        """track → time when each of its threads becomes free"""
         self._threads: dict[tuple[str, int], int] = {}
 
     def slices(
@@ -46,7 +48,7 @@ class Tracks:
         names: Sequence[str],
         arguments: Sequence[dict[str, Any]] | None = None,
     ) -> Iterator[_Event]:
-        """Yield slices, sorted by start and not before those already in the track."""
+        """Yield slices, sorted by start; they must not begin before those already in the track."""
         free = self._free_ns.setdefault(track, [])
         for index, (start, end, name) in enumerate(zip(start_ns, end_ns, names, strict=True)):
             thread = next((number for number, since in enumerate(free) if since <= start), len(free))
@@ -58,7 +60,7 @@ class Tracks:
             yield event
 
     def flow(self, identity: str, name: str, points: Sequence[tuple[int, int]]) -> Iterator[_Event]:
-        """Yield arrows between slices; each point is a thread and an instant within its slice."""
+        """Yield arrows between slices. Each point is a thread and a time within its slice."""
         if len(points) < 2:
             return
         for index, (thread, time_ns) in enumerate(points):
@@ -133,7 +135,7 @@ def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_
 
 
 def _begin(step: StepTimeline) -> int:
-    """Return when the first part of the step begins: a bucket may be ready before its first kernel."""
+    """Return when the first part of the step begins. A bucket may be ready before its first kernel."""
     rows = (table.start_ns.min() for table in (step.compute, step.copies, step.collectives) if len(table))
     return min([step.start_ns, *map(int, rows), *(b.ready_ns for b in step.buckets if b.ready_ns is not None)])
 
@@ -182,7 +184,7 @@ def _about(step: StepTimeline, num_bytes: int | None) -> dict[str, Any]:
 
 
 def _sizes(step: StepTimeline) -> list[int | None]:
-    """Return the bytes of each collective: the trace's, or those of its bucket."""
+    """Return the size of each collective in bytes: from the trace, or that of its bucket."""
     sizes = [None if size == UNKNOWN else int(size) for size in step.collectives.num_bytes]
     for bucket in step.buckets:
         row = _row_of(step.collectives, bucket)

@@ -30,11 +30,11 @@ from ddpprof.layout import (
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
-"""characters that tell the parts of bars apart without colour"""
+"""characters that distinguish the parts of bars without colour"""
 _RECORDED = (0, 1, 3, 4)
 """indices in `PARTS` that stand for the parts of light recording"""
 _TICK = 10
-"""least number of columns between two numbers of an axis"""
+"""minimum number of columns between two numbers of an axis"""
 _JOINER = "\N{NO-BREAK SPACE}"
 """keeps words on one line; printed as an ordinary space"""
 
@@ -84,7 +84,7 @@ def _bars(console: Console, section: Section) -> None:
 
 
 def _legend(console: Console, parts: tuple[str, ...], drawn: Container[str]) -> None:
-    """Print which glyph stands for which of the parts that are drawn."""
+    """Print which character stands for each of the parts that are drawn."""
     legend = Text()
     for index, part in enumerate(parts):
         if part in drawn:
@@ -115,7 +115,7 @@ def _lanes(console: Console, section: Section) -> None:
 
 
 def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
-    """Return what lasts longest in each column, or a space."""
+    """Return the character of the longest span in each column, or a space."""
     times: list[dict[str, float]] = [{} for _ in range(room)]
     for span in lane.spans:
         begin, end = span.start_ns * room / length_ns, span.end_ns * room / length_ns
@@ -126,7 +126,7 @@ def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
 
 
 def _axis(length_ns: int, room: int) -> str:
-    """Return an axis of milliseconds, at round numbers with room between them."""
+    """Return an axis in milliseconds, with round numbers and space between them."""
     step = next(
         step
         for exponent in range(3, 19)

@@ -1,4 +1,4 @@
-"""The live view of a job: ranks sorted by what the user asks for, and who waits for whom."""
+"""The live view of a job: ranks in the order chosen by the user, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddpprof.words import ranks_in_words
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _LEAST_ROWS = 3
 _MOST_LINES = 4
-"""most lines about slow-downs, and about pulses that cannot be read"""
+"""maximum number of lines about slow-downs, and about pulses that cannot be read"""
 _STYLES = {Standing.NO_SIGN: "bold red", Standing.GONE: "bold red", Standing.FAILED: "bold red", Standing.WAITS: "cyan"}
 
 
@@ -27,7 +27,7 @@ class Order:
 
     name: str
     of: Callable[[RankNow], int | None]
-    """value by which ranks are sorted, the largest first"""
+    """value by which ranks are sorted, largest first"""
     troubled_first: bool = True
 
 
@@ -37,12 +37,12 @@ ORDERS: Mapping[str, Order] = {
     "w": Order("waiting", lambda one: one.wait_ns),
     "d": Order("data", lambda one: one.data_ns),
 }
-"""orders by the key that chooses each"""
+"""orders by the key that selects each"""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown beside the overview, and how."""
+    """What is shown in addition to the overview, and how."""
 
     order: Order = ORDERS["o"]
     slowdowns: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Shown:
 
 
 def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableType:
-    """Return the whole view. Its height is at most that of the console if there are few ranks or `most_rows` fits."""
+    """Return the whole view. It fits on the console if there are few ranks or `most_rows` is small enough."""
     before = [_job_line(overview), *_step_lines(overview.times, console)]
     after = [
         *(Text(clean(line, most=300), style="bold red") for line in shown.hang),
@@ -71,14 +71,14 @@ def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableTy
 
 
 def rows_that_fit(overview: Overview, shown: Shown, console: Console) -> int:
-    """Return for how many ranks there is room on the console, with the lines around them."""
+    """Return the number of ranks that fit on the console, with the lines around them."""
     around = top_view(overview, replace(shown, most_rows=1), console)
     height = len(console.render_lines(around)) - 1
     return max(_LEAST_ROWS, console.height - height - 1)
 
 
 def in_order(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
-    """Return the ranks in that order; those in trouble come first, since they would be overlooked among a thousand."""
+    """Return the ranks in that order. Ranks in trouble come first, because they would be missed among a thousand."""
 
     def key(one: RankNow) -> tuple[bool, float, int]:
         value, troubled = order.of(one), one.standing.is_trouble and order.troubled_first
@@ -103,7 +103,7 @@ def one_line(overview: Overview) -> str:
 
 
 def _loss_lines(overview: Overview) -> list[str]:
-    """Say since when, and on which rank first, the loss is NaN or infinite, if it is."""
+    """Return a line that says since when, and on which rank first, the loss is NaN or infinite; empty if it is not."""
     found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks}, is_over=overview.is_over)
     return [] if found is None else [found.title]
 

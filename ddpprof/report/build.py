@@ -37,7 +37,7 @@ from ddpprof.words import ranks_in_words, utf8_text
 
 
 def report_of_file(run: Run, file: OtherFile) -> Report:
-    """Build the report: the same tree, with as much as such a file says."""
+    """Build the report of a file of another tool: the same tree, with the data that such a file has."""
     readers = ((topic, topic.of_file(file)) for topic in TOPICS if topic.of_file is not None)
     topic, told = next((topic, told) for topic, told in readers if told is not None)
     light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
@@ -81,7 +81,7 @@ class Reduced:
 
 
 def build_report(run: Run) -> Report:
-    """Return the report on a run: everything that is known about it, in one tree."""
+    """Return the report on a run: everything known about it, in one tree."""
     return reduce_run(run).report
 
 
@@ -242,7 +242,7 @@ def _averaging_together(ranks: Sequence[RankSummary]) -> Sequence[RankSummary]:
 
 
 def _words(found: object) -> tuple[str, ...]:
-    """Return words from a run's settings, which are JSON that anybody may have written."""
+    """Return words from a run's settings, which are untrusted JSON."""
     return tuple(utf8_text(str(word)) for word in found) if isinstance(found, list | tuple) else ()
 
 

@@ -1,4 +1,4 @@
-"""How much would each change advised by a finding give back on its own? The answers are those of `ddpprof whatif`."""
+"""How much would each change recommended by a finding save on its own? The results equal those of `ddpprof whatif`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> li
 
 
 def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictions:
-    """Predict all changes; none if the run cannot be replayed. Why it cannot is only told to those who ask."""
+    """Predict all changes; ``None`` for each if the run cannot be replayed. `ddpprof whatif` then says why."""
     num_buckets = sum(len(module.buckets) for module in run.modules)
     if (run.report.job.num_averaging or 1) < 2 or num_buckets > _MOST_BUCKETS:
         return Predictions()
@@ -85,7 +85,7 @@ class _Changes:
     def _per_batch(self, setting: Setting, num_batches: int) -> Predicted:
         """Return the communication that `setting`, whose step does the work of `num_batches`, saves per recorded step.
 
-        Such a step also skips optimizer steps, which is no gain of DDP's.
+        Such a step also skips optimizer steps, which is not counted as a gain.
         """
         now, after = self.now, predict(self.profile, setting)
         saved_ns = now.parts.communication_ns - after.parts.communication_ns / num_batches
@@ -147,10 +147,11 @@ def _copying_error_ns(report: Report) -> float:
 
 
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """Predict the step as if the straggler's gradients came with the others', over the same network.
+    """Predict the step as if the straggler's gradients were ready with the others', over the same network.
 
-    This applies only to a rank that is late in its backward pass, which the others' communication may hide. All ranks
-    share what a rank loses elsewhere, and in a forward that synchronises, say buffers, all gradients are equally late.
+    This applies only to a rank that is late in its backward pass, because the others' communication may hide that. Time
+    that a rank loses elsewhere delays all ranks equally, as does a forward that synchronises, for example to broadcast
+    buffers.
     """
     if not stragglers or stragglers[0].part is not OwnTimePart.BACKWARD:
         return None

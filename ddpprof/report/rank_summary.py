@@ -1,7 +1,8 @@
-"""The contribution of ranks to a report: kilobytes each, derived from traces and records that are then not needed.
+"""The contribution of each rank to a report: a few kilobytes, derived from traces and records, which are then not
+needed.
 
-A summary is first of a single rank, independent of all others, so that processes and machines can share the work.
-Summaries merge in any order and grouping, with bit-identical results.
+A summary is first made for a single rank, independently of all others, so that processes and machines can share the
+work. Summaries merge in any order and grouping, with bit-identical results.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class RankSummary:
     rank: int
     world_size: int | None
     measured: Mapping[str, bytes]
-    """name of a topic → what it measured; see `measure_topics`"""
+    """topic name → its measures; see `measure_topics`"""
 
     def of(self, topic: Topic[_OfRank, Any]) -> _OfRank | None:
         """Return what a topic measured of the rank; ``None`` if nothing."""

@@ -48,7 +48,7 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Benches:
-    """Networks that were measured."""
+    """Networks measured with `ddpprof netbench`."""
 
     to_train_on: Network | None = None
     """network to predict for; the run's own if it is equally fast"""
@@ -60,7 +60,7 @@ NO_BENCHES = Benches()
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """What is known of a run."""
+    """The known facts about a run."""
 
     report: Report
     modules: tuple[DdpModule, ...]
@@ -84,7 +84,7 @@ class KnownRun:
 
 
 def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """Profile a run from its record if that has the times of buckets, as on CPU, or else from its traces.
+    """Profile a run from its record if it has the times of buckets, as on CPU, or else from its traces.
 
     `without`: ranks that are assumed to be like the others. Raises a `DdpprofError` that says what to record.
     """
@@ -206,7 +206,7 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[ObservedPasses]:
-    """Return the passes by the modules that they go through, without those that hardly any step has.
+    """Return the passes grouped by the modules that they go through, without passes that hardly any step has.
 
     Raises `DdpprofError` if some steps train other modules than others.
     """
@@ -249,7 +249,7 @@ def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
 
 
 def refuse_unknown_hook(training: Training, option: str) -> None:
-    """Raise `DdpprofError` if a hook decides what is sent."""
+    """Raise `DdpprofError` if a hook determines what is sent."""
     if not sends_unchanged(training.comm_hook):
         raise DdpprofError(
             f"the run does not show what {training.comm_hook} sends, so {option} does not show how long sending takes."
@@ -296,7 +296,10 @@ def _with_taken_of(known: Network, other: Network) -> Network:
 
 
 def _is_same(bench: Network, known: Network) -> bool:
-    """Return whether a network is the known one; a run's own shows no latency, so that only too much of it differs."""
+    """Return whether a network is the known one.
+
+    A run's own network shows no latency, so only a large difference counts.
+    """
     measured, seen = bench.link.alone, known.link.alone
     differences = [abs(measured.ns_per_byte / seen.ns_per_byte - 1)]
     if known.is_benched:
@@ -325,7 +328,10 @@ def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
 
 
 def _caps(module: DdpModule) -> Caps:
-    """Return the requested caps; 25 may also be the default, if its small first bucket makes the recorded buckets."""
+    """Return the requested caps.
+
+    A cap of 25 may also be the default, if its small first bucket gives the recorded buckets.
+    """
     caps_mb = module.settings.get("bucket_cap_mb_list")
     of_cap = Caps.of(module.bucket_cap_mb, caps_mb if isinstance(caps_mb, list) else ())
     if of_cap != Caps.of(DEFAULT_CAP_MIB):
@@ -334,7 +340,7 @@ def _caps(module: DdpModule) -> Caps:
 
 
 def _measured_ns(recorded: Recorded) -> list[float]:
-    """Return steps that were not profiled, as the mean of the ranks, which keep pace."""
+    """Return the steps that were not profiled, as the mean over the ranks, which run in step."""
     by_number: dict[int, list[int]] = {}
     for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
         by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
@@ -348,6 +354,6 @@ def _num_steps_of_several_passes(recorded: Recorded) -> int:
 
 
 def _median(values: Iterable[int]) -> float | None:
-    """Return the median without zeros, which stand for what a trace does not have; ``None`` if nothing is left."""
+    """Return the median without zeros, which stand for values that a trace does not have; ``None`` if none are left."""
     known = [value for value in values if value]
     return float(median(known)) if known else None

@@ -28,7 +28,7 @@ _ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
 
 
 def arrow_type(column: Declared) -> str:
-    """Return the type of a column by Arrow's name. Every column may hold nulls, if the run cannot tell."""
+    """Return the Arrow type name of a column. Every column may contain nulls if the run cannot tell."""
     return _ARROW[column.kind]
 
 
@@ -67,7 +67,7 @@ def make_tables(report: Report) -> Tables:
 
 
 def _further(report: Report) -> Iterator[tuple[TableSchema[Any], Any]]:
-    """Yield the tables of topics of other packages: of those that show rows of a dataclass with numbers."""
+    """Yield the tables of topics from other packages whose results are rows of a dataclass with numbers."""
     for name, topic in further_topics().items():
         row = _row_of(topic.run_type)
         if name in report.further and row is not None:
@@ -77,7 +77,7 @@ def _further(report: Report) -> Iterator[tuple[TableSchema[Any], Any]]:
 
 
 def _row_of(run_type: Any) -> type | None:
-    """Return the dataclass with numbers of which a topic shows one or several; ``None`` if it shows something else."""
+    """Return the dataclass with numbers in a topic's results; ``None`` if they consist of something else."""
     row = next(iter(get_args(run_type)), run_type)
     return row if isinstance(row, type) and is_dataclass(row) and declared_in(row) else None
 

@@ -1,4 +1,4 @@
-"""The only list of topics: what each of them measures, finds and shows of a run."""
+"""The only list of topics: what each of them measures, finds and shows about a run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _all_topics() -> Iterator[Topic[Any, Any]]:
 
 
 def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> dict[str, bytes]:
-    """Measure the rank for every topic, by its name, as bytes: only the topic knows the type.
+    """Measure the rank for every topic. Return topic name → bytes; only the topic itself knows the type.
 
     `steps`: indices of the steps in its trace that count. `modules`: the DDP modules of the job.
     """
@@ -97,7 +97,7 @@ def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule
 
 
 def with_topics(view: View, ranks: Sequence[Mapping[str, bytes]]) -> View:
-    """Return the view with what the topics show. `ranks`: what `measure_topics` returned for each of them."""
+    """Return the view with the topics' results. `ranks`: the return value of `measure_topics` for each of them."""
     for topic in (one for one in _all_topics() if one.name not in view.shown):
         shown = topic.of_run(view) if topic.of_run is not None else _combined(topic, ranks)
         if shown is not None:
@@ -120,7 +120,7 @@ _IN_REPORT = frozenset(field.name for field in fields(Report))
 
 
 def report_fields(view: View) -> dict[str, Any]:
-    """Return what topics show in the report, by its fields."""
+    """Return the topics' results as fields of the report."""
     own = {topic.name: view.shown[topic.name] for topic in TOPICS if topic.name in _IN_REPORT & view.shown.keys()}
     further = {name: msgspec.to_builtins(view.shown[name]) for name in further_topics() if name in view.shown}
     return {**own, "further": further}

@@ -43,7 +43,7 @@ _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose duration is affected only by the light recorder"""
 
 REPORT_FORMAT = 2
-"""version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON report; it increases when a field changes its meaning or is removed, not when one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,22 +175,22 @@ class Report(ShownInNotebooks):
 
     @property
     def tables(self) -> Tables:
-        """The report as Arrow tables, made anew on each access. Raises `DdpprofError` if pyarrow is not installed."""
+        """The report as Arrow tables, created on each access. Raises `DdpprofError` if pyarrow is not installed."""
         from ddpprof.report.tables import make_tables
 
         return make_tables(self)
 
     @property
     def ranks_together(self) -> tuple[RankReport, ...]:
-        """Ranks that average their gradients with the lowest rank; others may train another model, at another pace."""
+        """Ranks that average their gradients with the lowest rank; others may train another model at another pace."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
 
     @property
     def step_ns(self) -> int | None:
-        """How long a step takes, wherever that is told: the median of those that ran without the profiler.
+        """Length of a step from the best source: the median of the steps that ran without the profiler.
 
-        If none did, or on an accelerator, where the host's times do not tell, it is the mean of the profiled ones; if
-        there are none either, the median of the whole run.
+        If there are none, or on an accelerator, where the host's times do not show it: the mean of the profiled steps.
+        Without profiled steps: the median of the whole run.
         """
         timed_ns = self.timed_steps_ns
         if timed_ns:
@@ -202,7 +202,7 @@ class Report(ShownInNotebooks):
 
     @property
     def timed_steps_ns(self) -> list[float]:
-        """Lengths of the steps that ran without the profiler, each the mean over the ranks, which keep pace; on CPU."""
+        """Lengths of the steps that ran without the profiler, as the mean over the ranks, which run in step; on CPU."""
         by_number: dict[int, list[int]] = {}
         for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
             by_number.setdefault(step.step, []).append(step.duration_ns)
@@ -210,7 +210,7 @@ class Report(ShownInNotebooks):
 
     @property
     def profiled_step_ns(self) -> int | None:
-        """Mean of the profiled steps that the tables are of."""
+        """Mean length of the profiled steps that the tables cover, ns."""
         return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:

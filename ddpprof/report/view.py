@@ -1,4 +1,4 @@
-"""Measures across ranks: collectives on all, their clocks, who waits for whom, and slowed kernels."""
+"""Measures across ranks: collectives on all ranks, their clocks, which ranks wait for which, and slowed kernels."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def view_of(
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
-    """Return the view, in which only what is `shown` is known of topics."""
+    """Return the view; it contains only the topics' results given in `shown`."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
-        """Return the mean over steps, of the rank where it is least: others' surplus is waiting for a slower rank."""
+        """Return the mean over steps on the rank with the lowest mean; what others take beyond it is waiting."""
         of_ranks = [[value(step) for step in one.measured_steps if step.step in usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 
@@ -96,7 +96,7 @@ def shown_across(
     slowdown: OverlapSlowdownReport | None,
     across: AcrossRanks,
 ) -> dict[str, Any]:
-    """Return what topics show whose measures need all ranks, by the topic's name."""
+    """Return the results, by topic name, of topics whose measures need all ranks."""
     loads = max((one.devices for one in ranks if job.averages(one.rank)), key=imbalance_ns, default=())
     lateness = _lateness(run, job, across)
     shown = {
@@ -131,7 +131,7 @@ def _watched(run: Run) -> Sequence[RankWholeRun]:
 
 
 def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
-    """Return half of the 95 % interval of the median step, of the rank where it is least."""
+    """Return half of the 95 % interval of the median step, on the rank where it is smallest, ns."""
     noises = []
     for rank in ranks:
         steps_ns = [step.duration_ns for step in rank.measured_steps] or [step.duration_ns for step in rank.light_steps]

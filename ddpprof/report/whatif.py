@@ -1,4 +1,4 @@
-"""The recorded step with other settings: a prediction for each, and the best buckets found."""
+"""Predictions of the recorded step with other settings, and the best buckets found."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class Asked:
 
 
 def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
-    """Answer the question. Raises `DdpprofError` if the run cannot tell.
+    """Make the predictions. Raises `DdpprofError` if the run does not have the data for them.
 
-    `step_ns`: the step of the run's report, from which all predictions then start, as gains do not depend on it.
+    `step_ns`: the step of the run's report; all predictions then start from it, because gains do not depend on it.
     """
     profile, target = profiled.profile, profiled.target
     if step_ns is not None:
@@ -184,7 +184,7 @@ def _network_report(network: Network) -> NetworkReport:
 
 def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
     if network.link.taken == NOTHING:
-        return ["communication takes no processor time"]
+        return ["communication takes no CPU time"]
     if profile.knows_alone:
         return []
     measures_it = " (ddpprof trace --baseline-steps 5 measures it)" if len(profile.passes) == 1 else ""

@@ -1,1 +1,1 @@
-"""Statistics that the analysis and the experiments share."""
+"""Statistics used by both the analysis and the experiments."""

@@ -1,12 +1,13 @@
-"""Is the job slower, or was it only a bad run? Every run is one observation: steps of one run say nothing of the next.
+"""Is the job slower, or was it only a bad run? Each run is one observation: steps of one run do not predict the next
+run.
 
     difference = median of all differences between runs of B and A   (Hodges and Lehmann; `statistics.shift`)
     interval   = the differences between which Mann and Whitney's U leaves 99.5 %, shared by questions asked together
 
-The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow; and it
-is wide enough to be checked again when there are more runs. It needs at least six runs on each side. With fewer, the
-chance difference is unknown and only assumed: at most a factor of five in the step, which is more than any two equal
-runs in ``analyses/gate``, on a busy machine, differed by; and as many milliseconds in any part of the step.
+The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow. It is wide
+enough to stay valid if it is computed again with more runs. It needs at least six runs on each side. With fewer, the
+chance difference is unknown, and a limit is assumed: a factor of five in the step, and as many milliseconds in any part
+of the step. This is more than the difference of any two equal runs in ``analyses/gate`` on a busy machine.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from ddpprof.statistics.shift import shift_between
 
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0
-"""largest factor between the steps of two runs of one job, whatever else the machine does"""
+"""largest plausible factor between the steps of two runs of one job, whatever else the machine does"""
 MOST_RUNS = 600
-"""most runs on each side that a user is asked to record"""
+"""maximum number of runs on each side that a user is asked to record"""
 _SPARE = 1.59
 """how much narrower than the difference the interval should be. An interval as wide as the difference detects it half
-of the time; this factor, (2.81 + 1.645) / 2.81, raises that to 95 %"""
+of the time; this factor, (2.81 + 1.645) / 2.81, raises that to 95 %
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +37,34 @@ class Difference:
     shift_ns: float
     low_ns: float
     high_ns: float
-    """ends of the interval"""
+    """upper end of the interval"""
     is_measured: bool
-    """``False`` if there are too few runs to know how much runs differ; the ends are then what is plausible"""
+    """``False`` if there are too few runs to know how much runs differ; the interval then is the plausible range"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the difference is beyond noise; ``None`` if there are too few runs to tell."""
+        """Whether the difference is beyond noise; ``None`` if there are too few runs to decide."""
         if self.low_ns > 0 or self.high_ns < 0:
             return True
         return False if self.is_measured else None
 
     def may_exceed(self, limit_ns: float) -> bool | None:
-        """Return whether B takes longer, perhaps beyond the limit; ``None`` if this and equal runs are possible."""
+        """Return whether B takes longer than A by more than the limit; ``None`` if both answers are possible."""
         if self.high_ns <= limit_ns:
             return False
         return True if self.low_ns > 0 else None
 
 
 def plausible_noise_ns(steps_ns: Sequence[float]) -> float:
-    """Return how much equal runs, or any part of their steps, may differ. `steps_ns`: the step of every run."""
+    """Return by how much equal runs, or any part of their steps, may differ, ns. `steps_ns`: the step of every run."""
     return max(steps_ns) * (1 - 1 / PLAUSIBLE_FACTOR)
 
 
 def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: float, questions: int = 1) -> Difference:
-    """Compare what was measured in each run of A and of B.
+    """Compare a measurement from each run of A and of B.
 
-    `noise_ns`: assumed noise, used if the runs do not show how much they differ.
-    `questions`: number of intervals that must hold together, this one included.
+    `noise_ns`: assumed noise, used if the runs do not show how much they differ. `questions`: number of intervals that
+    must hold together, including this one.
     """
     shift = shift_between(a_ns, b_ns, _confidence(questions))
     assert shift is not None
@@ -73,9 +75,9 @@ def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: f
 
 
 def runs_needed(difference: Difference, num_runs: int, limit_ns: float, questions: int = 1) -> int:
-    """Return how many runs each side needs to distinguish no difference from one of `limit_ns`.
+    """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference.
 
-    `num_runs`: those of the side with fewer. A result above `MOST_RUNS` means that the runs are too noisy.
+    `num_runs`: number of runs on the smaller side. A result above `MOST_RUNS` means that the runs are too noisy.
     """
     if not difference.is_measured:
         return max(fewest_runs(questions), num_runs + 1)
@@ -86,7 +88,7 @@ def runs_needed(difference: Difference, num_runs: int, limit_ns: float, question
 
 @cache
 def fewest_runs(questions: int = 1) -> int:
-    """Return how many runs each side needs for an interval."""
+    """Return the minimum number of runs per side for an interval."""
     number = 1
     while (shift := shift_between([0.0] * number, [0.0] * number, _confidence(questions))) and shift.low is None:
         number += 1

@@ -1,4 +1,4 @@
-"""Statistics that skip missing values, and a lower quartile for values that are only disturbed upwards."""
+"""Statistics that skip missing values, and a first quartile for values that disturbances only increase."""
 
 from __future__ import annotations
 

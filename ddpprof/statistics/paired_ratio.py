@@ -1,4 +1,4 @@
-"""How much longer does one variant's step take than another's? The data are pairs of blocks run in turn.
+"""How many times as long as another variant's step does one variant's step take? The data are alternating blocks.
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
     interval = 95 %. With one pair a round: Student's t of the pairs' logarithms. With more: the ratio's bootstrap,
@@ -6,8 +6,9 @@
                the ratio, as Student's t is wider than the normal distribution for so few rounds, whose uncertainty a
                bootstrap alone underestimates
 
-Anything that slows the machine for a while affects both of a pair, and cancels in its ratio. Differences between starts
-of a process are in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
+Anything that slows down the machine for a while affects both blocks of a pair, and cancels in its ratio. Differences
+between starts of a process are in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their
+Application, 3.8.)
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
 _VAGUE = 2.0
-"""upper end of an interval over the lower end, from which it is not worth reading"""
+"""an interval is too wide to be useful if the ratio of its upper to its lower end is at least this"""
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
-"""step times of a and of b, one after the other, ns"""
+"""step times of a and of b, measured one after the other, ns"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +37,26 @@ class Ratio:
     ratio: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None`` with fewer than three rounds, which do not show how much they differ"""
+    """upper end of the interval; ``None`` with fewer than three rounds, which do not show how much rounds differ"""
     num_pairs: int
 
     @property
     def is_vague(self) -> bool:
-        """Whether the interval is so wide that the ratio says nothing."""
+        """Whether the interval is too wide for the ratio to be useful."""
         return self.low is not None and self.high is not None and self.high > _VAGUE * self.low
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the two differ at all; ``None`` without an interval."""
+        """Whether the two variants differ at all; ``None`` without an interval."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
 
 
 def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
-    """Return the ratio over the pairs of all rounds, i.e. starts of the job; ``None`` if there are no pairs.
+    """Return the ratio over the pairs of all rounds (starts of the job); ``None`` if there are no pairs.
 
-    `comparisons`: number of intervals that must hold together, this one included.
+    `comparisons`: number of intervals that must hold together, including this one.
     """
     rounds = [known for pairs in rounds if (known := [(a, b) for a, b in pairs if a and b])]
     pairs = [pair for of_round in rounds for pair in of_round]
@@ -82,7 +83,7 @@ def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -
 
 
 def student_quantile(tail: float, degrees: int) -> float:
-    """Return the t with tail probability `tail` under Student's distribution, by bisection."""
+    """Return the t with tail probability `tail` under Student's distribution, found by bisection."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -91,7 +92,7 @@ def student_quantile(tail: float, degrees: int) -> float:
 
 
 def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
-    """Return [_DRAWS] ratios."""
+    """Return an array of [_DRAWS] ratios."""
     random = np.random.default_rng(0)
     most = max(map(len, rounds))
     sizes = np.array([len(pairs) for pairs in rounds])
@@ -105,13 +106,13 @@ def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
 
 
 def _medians(steps: Steps, random: np.random.Generator) -> NDArray[np.float64]:
-    """Return [_DRAWS] medians of as many steps, drawn with replacement."""
+    """Return an array of [_DRAWS] medians of as many steps, drawn with replacement."""
     values = np.asarray(steps, np.float64)
     return np.asarray(np.median(values[random.integers(0, len(values), (_DRAWS, len(values)))], axis=1), np.float64)
 
 
 def binomial_tail(successes: int, trials: int, chance: float) -> float:
-    """Return P(X >= successes) for that many trials; the chance must be strictly between 0 and 1."""
+    """Return P(X >= successes) for that many trials. The chance must be strictly between 0 and 1."""
     if successes <= 0:
         return 1.0
     logs = (
@@ -135,12 +136,12 @@ def student_tail(t: float, degrees: int) -> float:
 
 
 def mean_above_zero(values: Sequence[float]) -> float:
-    """Return the p-value of a mean that is at most 0, for two or more values."""
+    """Return the p-value for a mean of at most 0, for two or more values."""
     return _tail(fmean(values), variance(values) / len(values), len(values) - 1)
 
 
 def mean_above(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the p-value of a mean that is not above the others', for two or more of each, of equal variance."""
+    """Return the p-value for a mean not above the others', for two or more values of each, with equal variance."""
     degrees = len(values) + len(others) - 2
     pooled = (variance(values) * (len(values) - 1) + variance(others) * (len(others) - 1)) / degrees
     return _tail(fmean(values) - fmean(others), pooled * (1 / len(values) + 1 / len(others)), degrees)

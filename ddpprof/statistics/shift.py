@@ -3,8 +3,8 @@
     shift    = median of all differences b - a                                 (Hodges and Lehmann 1963)
     interval = the differences between which Mann and Whitney's U leaves 95 %, or the requested confidence
 
-Neither assumes a distribution, and one odd step moves neither far. Differences between whole runs (another machine,
-another hour) are in the shift, but not in the interval.
+Neither assumes a distribution, and a single outlier hardly changes them. Differences between whole runs (another
+machine, another hour) are in the shift, but not in the interval.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 CONFIDENCE = 0.95
 
 _EXACT_UP_TO = 400
-"""number of pairs of values above which U counts as normal"""
+"""number of pairs of values above which U is treated as normally distributed"""
 
 _MOST_VALUES = 500
-"""most values of each sample; larger samples are reduced to an even selection"""
+"""maximum number of values per sample; larger samples are reduced to an evenly spaced selection"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Shift:
     shift: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None`` with too few values for one: 4 and 4 are enough, or 3 and 5, or 2 and 8"""
+    """upper end of the interval; ``None`` with too few values: 4 and 4 are enough, or 3 and 5, or 2 and 8"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
@@ -43,7 +43,7 @@ class Shift:
 
 
 def shift_between(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Shift | None:
-    """Return how far `b` is above `a`, or ``None`` if either sample is empty."""
+    """Return by how much `b` is above `a`; ``None`` if either sample is empty."""
     if not a or not b:
         return None
     a, b = _selection(a), _selection(b)
@@ -77,7 +77,7 @@ def _outside(num_a: int, num_b: int, tail: float) -> int | None:
 
 @cache
 def _ways(num_a: int, num_b: int, value: int) -> int:
-    """Return the number of orders of the two samples in which U is `value`."""
+    """Return the number of orderings of the two samples in which U is `value`."""
     if value < 0:
         return 0
     if not num_a or not num_b:

@@ -1,11 +1,11 @@
-"""How does a time grow with a size, and from which size on is one configuration faster than another?
+"""How does a time grow with a size, and from what size is one configuration faster than another?
 
     time      = constant + slope × size, but never below a floor
     crossover = the largest size at which both take the same time
 
-Small sizes may all take the same time, if launching the work takes longer than doing it. If that describes the times
-better (by Schwarz's criterion, BIC), the smallest sizes make the floor and the others the line. Both are fitted by
-least squares of relative errors, since times of a sweep span orders of magnitude. Intervals are bootstraps of the
+Small sizes may all take the same time if launching the work takes longer than doing it. If this describes the times
+better (by Schwarz's criterion, BIC), the smallest sizes determine the floor and the others the line. Both are fitted by
+least squares of relative errors, because times of a sweep span orders of magnitude. Intervals are bootstrapped from the
 relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 _DRAWS = 400
 _LEAST_ON_LINE = 3
-"""least number of sizes for a line, if the others make a floor"""
+"""minimum number of sizes for a line, if the other sizes form a floor"""
 
 _Values = NDArray[np.float64]
 
@@ -32,9 +32,9 @@ class SizeModel:
     slope_ns: float
     """per unit of size"""
     floor_ns: float | None
-    """``None`` if the line holds from the smallest size on"""
+    """``None`` if the line is valid from the smallest size on"""
     floor_until: float | None
-    """largest size of the floor"""
+    """largest size on the floor"""
     relative_error: float
     """root mean square over the points, as a fraction of the time"""
 
@@ -49,13 +49,13 @@ class Crossover:
     size: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None`` if the data do not bound it on that side"""
+    """upper end of the interval; ``None`` if the data do not bound it on that side"""
     slope_ratio: float | None
-    """slope of the configuration that is faster below, over that of the other; ``None`` if the latter has none"""
+    """slope of the configuration that is faster below the crossover, divided by the other's; ``None`` if that is 0"""
 
 
 def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeModel | None:
-    """Fit a model; a size may occur several times. Returns ``None`` for fewer than three sizes."""
+    """Fit a model. A size may occur several times. Returns ``None`` for fewer than three sizes."""
     x, y = _sorted(sizes, times_ns)
     return _fit(x, y) if len(np.unique(x)) >= _LEAST_ON_LINE else None
 
@@ -63,7 +63,7 @@ def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeMod
 def find_crossover(
     a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]
 ) -> Crossover | None:
-    """Return the crossover of two configurations; ``None`` if one is always faster, or there is too little data."""
+    """Return the crossover of two configurations; ``None`` if one is always faster, or if there is too little data."""
     points = [_sorted(*a), _sorted(*b)]
     if any(len(np.unique(x)) < _LEAST_ON_LINE for x, _ in points):
         return None
@@ -89,7 +89,7 @@ def _sorted(sizes: Sequence[float], times_ns: Sequence[float]) -> tuple[_Values,
 
 
 def _fit(x: _Values, y: _Values) -> SizeModel:
-    """Fit the line alone or the best division into floor and line, whichever has the smaller BIC."""
+    """Fit the line alone, or the best division into floor and line, whichever has the smaller BIC."""
     best, least = None, np.inf
     starts = np.flatnonzero(np.diff(x, prepend=-np.inf))  # the first point of each size
     for first in starts[: len(starts) - _LEAST_ON_LINE + 1]:
@@ -103,7 +103,7 @@ def _fit(x: _Values, y: _Values) -> SizeModel:
 
 
 def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
-    """Fit a floor to the points before `first`; also return the sum of squared relative errors."""
+    """Fit a floor to the points before `first`. Also return the sum of squared relative errors."""
     constant, slope = _line(x[first:], y[first:])
     floor = float(np.sum(1 / y[:first]) / np.sum(1 / y[:first] ** 2)) if first else None
     fitted = np.where(np.arange(len(x)) < first, floor or 0.0, constant + slope * x)
@@ -121,7 +121,7 @@ def _line(x: _Values, y: _Values) -> tuple[float, float]:
 
 
 def _meet(a: SizeModel, b: SizeModel) -> float | None:
-    """Return where the lines cross, or one's line meets the other's floor, unless a floor is above that."""
+    """Return the size at which the lines cross, or a line meets the other's floor; ``None`` if a floor is above."""
     if _are_parallel(a, b):
         return None
     sizes = [(b.constant_ns - a.constant_ns) / (a.slope_ns - b.slope_ns)]
@@ -137,7 +137,7 @@ def _are_parallel(a: SizeModel, b: SizeModel) -> bool:
 
 
 def _side(a: SizeModel, b: SizeModel) -> float:
-    """Return where they meet; 0 or infinity if one is faster at every size."""
+    """Return the size at which they meet; 0 or infinity if one is faster at every size."""
     size = _meet(a, b)
     if size is not None:
         return size

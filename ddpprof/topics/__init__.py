@@ -1,1 +1,1 @@
-"""One question about a job each, from the measure to the words."""
+"""Topics: each one answers a question about a job, from the measure to the words."""

@@ -47,7 +47,7 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return how many batches a step accumulates; 1 if every forward's gradients reach the optimizer at once.
+    """Return how many batches a step accumulates; 1 if the optimizer steps after every forward's gradients.
 
     This counts forwards under ``no_sync``, and backward passes that the next one adds to.
     """

@@ -1,10 +1,10 @@
 """What bounds a step whose communication is not hidden, and what would help?
 
     waiting    more than half of the communication is waiting for late ranks
-    latency    a backward pass is known to send little, so the number of messages counts, not their size
+    latency    a backward pass is known to send few bytes, so the number of messages matters, not their size
     bandwidth  otherwise
 
-The rules of topics say what to change in DDP. This says what bounds the step if no such change helps much.
+The rules of topics say what to change in DDP. This module says what bounds the step if no such change helps much.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change whose effect on a bound step is replayed."""
+    """A change whose effect on a step is predicted by a replay."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"
@@ -54,7 +54,7 @@ class WouldHelp:
     what: WhatHelps
     predicted: Predicted
     is_noise: bool = False
-    """True if chance may explain the gain, or the change may cost time"""
+    """True if the gain may be due to chance, or the change may cost time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
 
 
 def find_bound(report: ReportView, view: View) -> Bound | None:
-    """Return the bound; ``None`` if little of the step is exposed communication, or no profiled step tells."""
+    """Return the bound; ``None`` if little of the step is exposed communication, or without profiled steps."""
     steps = [step for rank in steps_of(report) for step in rank.averaged(report.usual_steps)]
     if not steps or not any(step.num_comm_kernels for step in steps):
         return None
@@ -122,7 +122,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
     """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not.
 
-    It is not known either if a step has fewer collectives than there are buckets: then steps train different modules.
+    It is also unknown if a step has fewer collectives than there are buckets: steps then train different modules.
     """
     if buckets is None or num_collectives < len(buckets):
         return None
@@ -138,7 +138,7 @@ def _waiting_ns(across: AcrossRanks | None) -> int | None:
 
 
 def _would_help(view: View, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
-    """Return what the replay says about each change, which removes no more than the exposed communication.
+    """Return the replay's result for each change; a change removes at most the exposed communication.
 
     A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
     closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.

@@ -1,10 +1,10 @@
 """Does training wait for its data, and do several ranks train on the same samples?
 
-Each rank digested some samples of the batches from its DataLoader in the recorded steps. There are two findings:
+Each rank computed digests of some samples in the batches from its DataLoader in the recorded steps. Two findings:
     the same batches   every rank's batch is the same in each pass and position that all of them recorded
     the same samples   within one pass over the loader, samples of one rank are among those of another
-If samples differ, nothing is known: random augmentation turns one into two. Nothing is said if ranks need not have
-different samples: for batches that do not change, and for samples that one rank gets twice in a pass.
+If samples differ, nothing is known: random augmentation makes two samples from one. Nothing is reported if ranks need
+not have different samples: for batches that do not change, and for samples that one rank gets twice in a pass.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _shared_in_a_pass(
             for rank, of_rank in batches.items()
         }
         if any(len(set(of_rank)) < len(of_rank) for of_rank in samples.values()):
-            continue  # if one rank gets samples twice, two ranks may, too
+            continue  # if one rank gets samples twice, two ranks may as well
         for rank, of_rank in samples.items():
             others = {sample for other in samples if other != rank for sample in samples[other]}
             shared = len(others.intersection(of_rank))
@@ -132,7 +132,7 @@ def _training_loaders(data: DataLoading) -> Iterator[tuple[int, Loader]]:
 
 
 def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report ranks that train on the same samples, as their batches show."""
+    """Report ranks that train on the same samples, according to their batches."""
     same = data.same_samples
     if same is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return  # ranks that do not average gradients with each other may need the same samples
@@ -184,7 +184,7 @@ def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _seed_workers(framework: str | None, num_workers: int) -> str:
-    """Return how to seed the workers alone: the loader's generator may also order the samples that ranks divide."""
+    """Return how to seed only the workers: the loader's generator may also order the samples that ranks divide."""
     if framework in ("lightning", "fabric"):
         return "Call seed_everything(seed, workers=True): it adds the rank to the seeds of the workers."
     more = "rank" if num_workers == 1 else f"{num_workers} * rank"
@@ -235,7 +235,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
-    """Return what loading in that many workers can give back at most: a step then takes as long as the slower of both.
+    """Return the maximum gain from loading with that many workers, ns: a step then takes as long as the slower of both.
 
     Without workers, a batch takes `data_ns` to load. Workers that cannot keep up need `step_ns` for one batch each.
     """
@@ -249,7 +249,7 @@ _CHEAPER = "Make loading cheaper: use fewer transforms, or store the data alread
 
 
 def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
-    """Return advice on adding workers, as far as the host has cores for them, and the change."""
+    """Return advice on adding workers, up to the number of cores of the host, and the change."""
     wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
     more = loader_change(view.framework, wanted, again)
     if view.cores_per_rank is None:

@@ -1,4 +1,4 @@
-"""How much does each accelerator of one process work? The answers are lengths of unions per device and step."""
+"""How much does each accelerator of one process work? The measures are lengths of unions, per device and step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about errors of DDP, its backends and launchers, each by what its text says, and about signals."""
+"""Advice on errors of DDP, its backends and launchers, chosen by the error's text, and on signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARED_GPU = (
 )
 _ADVICE = {
     r"BdbQuit": """
-        A breakpoint() was reached, and nobody could answer: leave it out, or run one process under a debugger.""",
+        A breakpoint() was reached, but no one can answer it: remove it, or run one process under a debugger.""",
     r"Expected to mark a variable ready only once": """
         A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass
         checkpoint(…, use_reentrant=False), or leave find_unused_parameters=True out. Or pass static_graph=True if
@@ -77,20 +77,20 @@ _ADVICE = {
     r"DDP expects same model across all ranks|verify_params|params?\b.*(?:mismatch|appears not to match)": """
         The ranks have built different models: build the same one from the same arguments on every rank.""",
     r"out of memory|OutOfMemory": """
-        Its memory was full: a smaller batch, or accumulation of gradients.""",
+        Its memory was full: use a smaller batch, or accumulate gradients.""",
     r"MemoryError|an't allocate memory|annot allocate memory": """
-        It was given no more memory: the machine's is full, or there is a limit for it (ulimit -v, a control group). Use
+        It could not get more memory: the machine's is full, or there is a limit (ulimit -v, a control group). Use
         a smaller batch or fewer DataLoader workers, or raise the limit.""",
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
     r"Too many open files": """
-        The process had as many files open as it may: ulimit -n shows the limit. Look for files and sockets that are
+        The process reached its limit of open files: ulimit -n shows it. Look for files and sockets that are
         never closed. If DataLoader workers need that many, raise the limit, or call
         torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
         A disk was full, or /dev/shm, where DataLoader workers put batches: df shows which.""",
 }
-"""what to do, by an expression for the error's text; the first one that fits counts"""
+"""advice, by a regular expression for the error's text; the first match is used"""
 _NOISE = re.compile(
     r"\[/\S+:\d+\] | This is typically caused by a remote worker.*|"
     r" This error (?:is caused by|indicates that) .*"
@@ -99,12 +99,12 @@ _NOISE = re.compile(
 
 
 def shortened(error: str) -> str:
-    """Return an error without what the advice replaces."""
+    """Return an error without the parts that the advice replaces."""
     return _NOISE.sub("", error)
 
 
 def advice_on_error(said: str) -> str | None:
-    """Return what to do about the error that ended a rank, by its words; ``None`` if they say too little."""
+    """Return the advice on the error that ended a rank, based on its text; ``None`` if there is none for it."""
     if refusal_of_shared_gpu(said) is not None:
         return _SHARED_GPU
     advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, said)), None)
@@ -112,25 +112,25 @@ def advice_on_error(said: str) -> str | None:
 
 
 _BY_A_SHELL = 128
-"""a shell adds this to the number of the signal that ended its command"""
+"""number that a shell adds to the number of the signal that ended its command"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _LIMITS = {
-    signal.SIGXCPU: "It used as much processor time as it may: ulimit -t shows the limit.",
-    signal.SIGXFSZ: "It wrote a file as large as it may: ulimit -f shows the limit.",
+    signal.SIGXCPU: "It reached its limit of CPU time: ulimit -t shows it.",
+    signal.SIGXFSZ: "It reached its limit of file size: ulimit -f shows it.",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
-"""signals that say enough by themselves"""
-NOT_KNOWN = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
+"""signals whose meaning is clear without advice"""
+NOT_KNOWN = "The out-of-memory killer may have ended it; if so, the host's log (dmesg) has a line about it."
 _NOT_BY_THE_KERNEL = (
-    "It was not the kernel's out-of-memory killer, which ended no process on that host meanwhile: something else sent "
-    "the signal, such as a scheduler, which may watch memory and time as well, systemd-oomd, or a person."
+    "It was not the kernel's out-of-memory killer, which ended no process on that host in that time. Something else "
+    "sent the signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."
 )
 
 
 def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int | None) -> str | None:
-    """Return what may have killed a rank, or a worker of its `DataLoader`; ``None`` if nothing says that it was killed.
+    """Return what may have killed a rank or its `DataLoader` worker; ``None`` if nothing indicates that it was killed.
 
-    `said`: the rank's own words; ``None`` if it said nothing.
+    `said`: the rank's error message; ``None`` if it left none.
     """
     if said is None and exit_code is not None and -exit_code in _LIMITS:
         return _LIMITS[signal.Signals(-exit_code)]
@@ -153,5 +153,5 @@ def signal_name(number: int) -> str:
 
 
 def is_of_worker(said: str) -> bool:
-    """Return whether a rank ended because a worker of its `DataLoader` was killed."""
+    """Return True if a rank ended because a worker of its `DataLoader` was killed."""
     return _KILLED_WORKER.search(said) is not None

@@ -1,8 +1,8 @@
 """Did the job fail, which rank was first, and what followed from it?
 
-A rank says how it ended: ``"finished"``, ``"failed: …"``. A killed rank cannot, but its parent may have seen its exit
-code. Among the ranks that failed by themselves, the first one by time is the cause; ranks that lost a peer, timed out
-waiting for one, or ended without a message are consequences.
+A rank records how it ended: ``"finished"``, ``"failed: …"``. A killed rank cannot, but its parent may have seen its
+exit code. Among the ranks that failed by themselves, the first one by time is the cause; ranks that lost a peer, timed
+out waiting for one, or ended without a message are consequences.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class RankEnd:
     rank: int
     host: str
     ended: str | None
-    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not say"""
+    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record it"""
     is_consequence: bool
     """True if it failed because it lost the connection to another rank"""
     num_steps: int | None = None
     """number of finished steps"""
     unix_ns: int | None = None
-    """time of its end; if the rank did not say, when it was noticed, or else the end of its last step"""
+    """time of its end; if the rank did not record it, when its end was noticed, or else the end of its last step"""
     exit_code: int | None = None
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
@@ -53,7 +53,7 @@ class RankEnd:
     place: str | None = None
     """line of the user's code at which it ended, as far as it is known"""
     num_oom_kills: int | None = None
-    """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
+    """number of processes that the kernel killed on its host because memory was full; see `ProcessExit`"""
     backend: str | None = None
     """backend of its process group, as far as it is known"""
     parameters: tuple[str, ...] = ()
@@ -65,12 +65,12 @@ class RankEnd:
 
     @property
     def error(self) -> str | None:
-        """The error that ended it, in its own words."""
+        """The error message with which it ended."""
         return error_in(self.ended)
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself, but not successfully, such as with ``sys.exit(5)``, of which it says nothing."""
+        """Whether it ended by itself but not successfully, for example with ``sys.exit(5)``, without a message."""
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the others
@@ -104,7 +104,7 @@ def is_of_a_lost_peer(error: str) -> bool:
 
 
 def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> RankEnd:
-    """Return what the rank itself says about its end. `modules`: the job's DDP modules, if its own lack parameters."""
+    """Return what the rank recorded about its end. `modules`: the job's DDP modules, if its own lack parameters."""
     error = error_in(record.ended)
     lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
@@ -123,7 +123,7 @@ def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> Rank
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Return the ends with the exit codes that were seen."""
+    """Return the ends, with the exit codes seen by parents."""
 
     def seen(end: RankEnd) -> RankEnd:
         found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)
@@ -165,7 +165,7 @@ def _is_of(one: ProcessExit, end: RankEnd) -> bool:
 
 
 def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> list[RankEnd]:
-    """Return the ends of ranks that left no record, or one that cannot be read, but whose exit codes were seen."""
+    """Return the ends of ranks that left no readable record, but whose exit codes were seen."""
     known = {end.rank for end in ends}
     unknown = {one.rank: one for one in exits if one.rank is not None and one.rank not in known and one.exit_code}
     return [
@@ -185,7 +185,7 @@ def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) 
 
 
 def _only_one_that_was_lost(failed: Sequence[RankEnd], silent: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the rank that all others lost: it said nothing, and nobody ended it."""
+    """Return the rank that all others lost: it left no message, and no other process ended it."""
     unseen = [end for end in silent if end.exit_code is None]
     if len(unseen) == len(silent) == 1 and failed and all(end.lost_a_connection for end in failed):
         return unseen[0]
@@ -214,12 +214,12 @@ def failure_sentence(failure: Failure) -> str:
 
 
 def _named(failure: Failure) -> RankEnd | None:
-    """Return the rank to report first: the cause, or else a rank that said how it failed."""
+    """Return the rank to report first: the cause, or else a rank that recorded how it failed."""
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
 def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
-    """`found`: the rules that have found something, which may know better why ranks waited for each other."""
+    """Yield the sentences. `found`: rules with findings, which may know better why ranks waited for each other."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
@@ -246,7 +246,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
     ended = [end for end in silent if end.exit_code == -signal.SIGTERM]
     silent = [end for end in silent if end not in ended]
     if ended:
-        yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
+        yield f"{_ranks(ended)} {'was' if len(ended) == 1 else 'were'} still running{_progress(ended)}, and {_ENDED}."
     if silent:
         they_were = "it was" if len(silent) == 1 else "they were"
         yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {they_were} {_WITHOUT_A_WORD}."

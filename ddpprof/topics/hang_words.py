@@ -47,7 +47,7 @@ _WHAT_BY_HINT = {
     Hint.OTHER_AMOUNT: "rank {rank} calls a collective with a different amount of data than the other ranks",
     Hint.TIMED_OUT: "rank {rank} joined no collective until those of the other ranks timed out",
 }
-"""what happened, for causes that need other words than their kind of fault"""
+"""what happened, for hints that need other words than their kind of fault"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
     Fault.TRACED: "all ranks are held by a debugger",
@@ -143,13 +143,13 @@ _DO_BY_HINT = {
         It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent
         to it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
 }
-"""what to do, for causes that need other advice than their kind of fault"""
+"""what to do, for hints that need other advice than their kind of fault"""
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
-    """Return the verdict as sentences: what and where, who waits for what, and what to do.
+    """Return the verdict as sentences: what happened and where, who waits for what, and what to do.
 
-    `is_over`: they are about a hang of the past.
+    `is_over`: whether the hang is over.
     """
     lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict, is_over=is_over)]
     advice = _advice(verdict)
@@ -157,11 +157,11 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 
 def standstill_line(found: Standstill) -> str:
-    """Return in one sentence or two why a job that stands still is not said to hang."""
+    """Return, in one or two sentences, why a job that stands still is not reported to hang."""
     if found.waits_for is None or found.rank is None:
         return (
             f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or "
-            "computes), or has just gone on"
+            "computes), or has just continued"
         )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
@@ -195,7 +195,7 @@ def _quoted(text: str) -> str:
 
 
 def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
-    """Return what happened, in which step, on which rank, in one sentence."""
+    """Return one sentence with what happened, in which step and on which rank."""
     if verdict.fault is Fault.DOES_NOT_EXIT:
         return _does_not_exit(verdict, is_over=is_over)
     what = _what(verdict)
@@ -206,7 +206,7 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     at = f" at step {verdict.step:,}" if verdict.step is not None else ""
     begin = "The job failed" if verdict.has_failed else "The job hangs"
     if is_over and not verdict.has_failed:
-        begin, at = f"The job hung{at}", ". ddpprof found then"
+        begin, at = f"The job hung{at}", ". ddpprof found at that time"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
 
 

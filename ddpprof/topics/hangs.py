@@ -1,8 +1,8 @@
-"""What will make the job hang one day, or hang for long? For example a rank that skips a backward pass.
+"""What may make the job hang, or hang for a long time? For example, a rank that skips a backward pass.
 
-A rank may catch an error of one batch, or leave out a loss that is NaN. DDP counts only backward passes, so that the
-rank averages the gradients of its next batch with those of the others' last one, and so on until the end. Only then is
-it known: the rank has finished with fewer backward passes than the others. A forward alone proves nothing, since a
+A rank may catch an error in one batch, or skip a loss that is NaN. DDP only counts backward passes, so the rank's
+gradients of its next batch are averaged with those of the others' previous one, and so on until the end. Only then is
+it certain: the rank has finished with fewer backward passes than the others. A forward alone proves nothing, because a
 script may compute a loss to log it, or repeat a forward that failed.
 """
 
@@ -61,7 +61,7 @@ _LONG_S = 2 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class HangRisks:
-    """What may make the job hang one day."""
+    """What may make the job hang."""
 
     skipped: SkippedPass | None = None
     """the rank that skipped a backward pass, if there is one"""

@@ -1,6 +1,6 @@
 """How many threads compute on each host, over all of its ranks, and how many cores may they use?
 
-One rank only sees its own threads: with as many threads as cores, each rank is well by itself, but not beside others.
+One rank only sees its own threads: as many threads as cores are fine for one rank alone, but not next to other ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HostCores:
 
     @property
     def threads_that_fit(self) -> int:
-        """Number of threads per rank for which there are cores, but at least one."""
+        """Number of threads per rank for which there are cores; at least one."""
         return max(1, int(self.cores_per_rank))
 
     @property
@@ -45,7 +45,7 @@ class HostCores:
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
-    """Return the hosts whose cores are known. A host has at least the ranks that are given."""
+    """Return the hosts whose number of cores is known. A host has at least the given ranks."""
     by_host: dict[str, list[Record]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append(record)

@@ -1,7 +1,7 @@
-"""What did an accelerator do, block of time by block of time? All at once would take much memory.
+"""What did an accelerator do? The trace is processed in blocks of time, to save memory.
 
-A block begins with every 100,000th start of the longest table, and so has at most as many of its rows. It has about
-the same share of other tables, unless their work is concentrated in one block.
+A block begins with every 100,000th start of the longest table, and so has at most as many of its rows. It has about the
+same share of other tables, unless their work is concentrated in one block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Block:
 
 
 def blocks_of(*tables: Work | Collectives) -> Iterator[Block]:
-    """Yield non-empty blocks in order of time; equal starts are in one block."""
+    """Yield non-empty blocks in time order; equal starts are in one block."""
     cuts = np.unique(max(tables, key=len).start_ns[BLOCK_ROWS::BLOCK_ROWS])
     bounds = [[0, *np.searchsorted(table.start_ns, cuts).tolist(), len(table)] for table in tables]
     for block in range(len(cuts) + 1):
@@ -143,7 +143,7 @@ class _CauseFinder:
 
 @dataclass(frozen=True, slots=True)
 class _OrderedWork:
-    """Work by start, then by launch; unknown launches count as last. Work without length ends no gap."""
+    """Work sorted by start, then by launch; unknown launches come last. Work of zero length ends no gap."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -166,7 +166,7 @@ def _comm_ends(trace: Trace) -> Int64Column:
 
 
 def _latency(trace: Trace) -> int:
-    """Return the latency, without communication, which threads of the host may do."""
+    """Return the launch latency, ns, without communication, which host threads may do."""
     delays = [
         int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)

@@ -1,4 +1,4 @@
-"""Which kernels take the time of a step? Per identity: how often it runs, how long, and how much that varies.
+"""Which kernels take most of a step's time? Per kernel: how often and how long it runs, and how much that varies.
 
     total per step = sum of its durations / number of steps      spread = (3rd quartile - 1st quartile) / median
 
@@ -25,7 +25,7 @@ _BATCH_RUNS = 400_000
 
 
 MOST_KERNELS = 500
-"""maximum number of kernels in a report; the others take little time"""
+"""maximum number of kernels in a report; the remaining ones take little time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True)
 class KernelRuns:
-    """Runs of kernels, one row each, in order of launch, and the pieces that they consist of."""
+    """Runs of kernels, one row each, in launch order, and the pieces of which they consist."""
 
     kernel: Int32Column
     """index into ``Trace.kernels``"""
@@ -122,7 +122,7 @@ def _quantiles(
 
 
 def batches_of_kernels(trace: Trace) -> list[range]:
-    """Return indices of all kernels, in parts with few runs each, as measuring takes many times a run's own memory."""
+    """Return indices of all kernels, in parts with few runs each, because measuring a run takes much memory."""
     num_runs = np.zeros(len(trace.kernels), np.int64)
     for first in range(0, len(trace.compute), _BATCH_RUNS):
         kernel = trace.compute.kernel[first : first + _BATCH_RUNS]

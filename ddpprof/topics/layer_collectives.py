@@ -68,7 +68,7 @@ def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep
 
 
 def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the rows that nodes of the graph launch; none if the trace has no hooks, or moves shards as FSDP does."""
+    """Return the rows launched by graph nodes; none if the trace has no hooks, or moves shards as FSDP does."""
     comm, hooks = trace.collectives, gradient_hooks(trace)
     if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
         return np.empty(0, np.int64)
@@ -78,7 +78,7 @@ def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:
-    """Return the name of the function that calls them, by the nodes that launch them in the backward."""
+    """Return the name of the function that calls them, given by the graph nodes that launch them in backward."""
     launched_ns = trace.collectives.launched_ns
     if marked_spans(trace, Mark.SYNC_BATCH_NORM).contains(launched_ns[forward]).any():
         return _SYNC_BATCH_NORM
@@ -109,7 +109,7 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
 
 
 def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
-    """Report communication of the model's own layers, for whose result computation waits."""
+    """Report communication of the model's own layers if computation waits for its result."""
     if view.is_compiled or not view.worth(calls.exposed_ns):
         return
     number = calls.num_forward + calls.num_backward

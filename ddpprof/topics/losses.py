@@ -1,6 +1,6 @@
 """A rule about losses that are NaN or infinite.
 
-DDP averages gradients, so that one rank's NaN is in the parameters of all ranks, and in their losses, one step later.
+DDP averages gradients, so one rank's NaN reaches the parameters and losses of all ranks one step later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def nonfinite_finding(
 ) -> Finding | None:
     """Return the finding on the steps with such a loss, of each rank; ``None`` if no rank has one.
 
-    `is_over`: no more such steps can come. `learning_rates`: what ranks told just after their first such step.
+    `is_over`: whether no more such steps can follow. `learning_rates`: values reported by ranks just after their first
+    such step.
     """
     found = {rank: one for rank, one in ranks.items() if one is not None}
     if not found:

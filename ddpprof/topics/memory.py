@@ -30,7 +30,7 @@ class DeviceUse:
     is_own: bool
     """True if the rank trains on this GPU"""
     steady_bytes: Annotated[int | None, Number("bytes of tensors on its accelerator at the end of a step, median")]
-    """bytes in tensors; ``None`` if not sampled, such as on devices of other ranks"""
+    """bytes in tensors; ``None`` if not sampled, for example on devices of other ranks"""
     peak_bytes: Annotated[int, Number("most tensors on it")]
     reserved_bytes: Annotated[int, Number("most memory reserved on it")]
     total_bytes: Annotated[int | None, Number("memory that it has")]
@@ -64,7 +64,7 @@ def measure_memory(record: Record) -> RankMemory | None:
 
 
 def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tuple[DeviceUse, ...]:
-    """Return sampled devices, completed from the last record, and devices where memory is only held."""
+    """Return sampled devices, with additions from the last record, and devices where memory is only held."""
     sampled = {device.index: device for sample in samples for device in sample.devices}
     known = {device.index: device for device in at_last}
     made = []
@@ -93,15 +93,15 @@ class Holder:
 
     host: str
     device: int | None
-    """index of the GPU as the first rank that uses it sees it; ``None`` for the host's memory"""
+    """index of the GPU on the first rank that uses it; ``None`` for the host's memory"""
     ranks: tuple[int, ...]
     num_bytes: int
 
 
 def devices_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
-    """Return each accelerator on which a rank trains, once, with what all ranks have reserved on it.
+    """Return each accelerator on which a rank trains, once, with the memory that all ranks have reserved on it.
 
-    Without identities, an index is taken for the same device by all ranks of a host.
+    Without identifiers, equal indices on a host are taken for the same device.
     """
     uses = [(rank, use, (rank.host, use.uuid or use.index)) for rank in ranks for use in rank.devices]
     trained_on = {key for _, use, key in uses if use.is_own}
@@ -175,7 +175,7 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
 
 
 def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
-    """Return those that hold much more than the median of the others, largest excess first."""
+    """Return holders with much more memory than the median of the others, largest excess first."""
     found = []
     for index, holder in enumerate(holders):
         others = [other.num_bytes for position, other in enumerate(holders) if position != index]

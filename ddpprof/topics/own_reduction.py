@@ -1,7 +1,4 @@
-r"""What does it cost when a script all-reduces gradients by its own hooks, without torch's DDP?
-
-exposed = |gradient comm \ compute|      flattening = |flatten, unflatten| on the training thread
-"""
+r"""What does it cost when a script all-reduces gradients with its own hooks, without torch's DDP?"""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class OwnReduction:
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:
-    """Return medians over the steps with these indices; ``None`` if the rank's gradients are not reduced like this."""
+    """Return medians over the steps with these indices; ``None`` if gradients are not reduced in this way."""
     if not reduces_without_ddp(trace):
         return None
     gradients, computing = gradient_all_reduces(trace), spans_of(trace.compute, None)

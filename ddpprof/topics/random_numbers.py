@@ -1,7 +1,8 @@
 """Do all ranks draw the same random numbers in training?
 
-Each rank noted a digest of the state of each of torch's generators at the beginning of its recorded steps. Ranks draw
-the same numbers if their digests are equal in every step. A generator was used in every step if its digests all differ.
+Each rank recorded a digest of the state of each of torch's generators at the beginning of its recorded steps. Ranks
+draw the same numbers if their digests are equal in every step. A generator was used in every step if its digests all
+differ.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SameRandomNumbers:
 
 
 def states_of_generators(steps: Sequence[RecordedStep]) -> GeneratorStates:
-    """Return what one rank noted."""
+    """Return the states recorded by one rank."""
     kinds = sorted({kind for step in steps for kind in step.random_states})
     return {
         kind: {step.number: step.random_states[kind] for step in steps if kind in step.random_states} for kind in kinds
@@ -55,7 +56,7 @@ def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRando
 
 
 def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:
-    """Return in how many steps the ranks' generators were alike, which is 0 unless they were in all."""
+    """Return the number of steps if all of them have equal generator states on all ranks; otherwise 0."""
     first, *others = states
     steps = sorted(set(first).intersection(*others))
     if len(steps) < _FEWEST_STEPS or len({first[step] for step in steps}) < len(steps):

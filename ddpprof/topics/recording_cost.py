@@ -3,7 +3,7 @@
     light ratio = median over pairs of neighbours of (light step / off step), as a geometric mean of the middle two
 
 Off comes first in half of the pairs (off light, off light, light off, light off): neither a slow drift of the machine
-nor a script whose every second or fourth step is longer favours one of them.
+nor a script in which every second or fourth step is longer favours one of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RecordingCost:
         return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
 
     def is_noise(self, ratio: float) -> bool:
-        """Return whether steps may take so many times as long by chance, as unrecorded steps differ as much."""
+        """Return whether chance may make steps this many times as long, because unrecorded steps vary as much."""
         return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
 
 

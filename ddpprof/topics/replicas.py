@@ -3,8 +3,8 @@
     move       = values after the recorded steps minus those before them
     apart      = the largest distance of a rank's move from the first rank's, divided by the length of the longest move
 
-Distances are Euclidean. Hosts that round differently diverge by rounding errors, which do not count. Modules also do
-not count if the script keeps gradients local in some steps of its optimizer, as when it averages parameters.
+Distances are Euclidean. Rounding errors, by which different hosts diverge, do not count. Modules also do not count if
+the script keeps gradients local in some optimizer steps, as when it averages parameters instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Drift:
     differed_before: bool
     """True if they differed when the recording began"""
     num_unreduced_passes: int
-    """number of passes on the rank with the most"""
+    """number of unreduced passes on the rank with the most"""
 
 
 def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
@@ -54,7 +54,10 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 
 
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
-    """Compare each rank's copies of always-reduced modules. Ranks that were read at other steps do not count."""
+    """Compare each rank's copies of always-reduced modules.
+
+    Ranks whose copies were read in other steps are left out.
+    """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):
         copies = {rank: one for rank, of_rank in replicas.items() for one in of_rank if one.module == module}
@@ -76,10 +79,10 @@ class TrainedApart:
 
 
 def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
-    """Return the parameters that each rank trains for itself, if the copies differ. `unaveraged`: those of each rank.
+    """Return the parameters that each rank trains separately, if the copies differ. `unaveraged`: those of each rank.
 
-    Copies that stay equal are averaged by other means, or are not trained yet. Parameters that no DDP module has, and
-    that differ from the beginning or in their shapes, are meant to: those of experts, or an embedding in shards.
+    Copies that stay equal are averaged by other means, or are not trained yet. If parameters outside DDP modules differ
+    from the beginning, or in their shapes, that is intended: for example, experts or a sharded embedding.
     """
     found = []
     for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):
@@ -119,7 +122,7 @@ def _lengths(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.nd
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """What keeps the ranks' copies of the parameters from being equal."""
+    """Reasons why the ranks' copies of the parameters differ."""
 
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
@@ -176,7 +179,7 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters that each rank trains for itself, since the script does not call the DDP module with them."""
+    """Report parameters that each rank trains separately, because the script does not call the DDP module with them."""
     for apart in _apart(replicas, view, is_wrapped=True):
         yield Finding(
             "unaveraged-parameters",
@@ -192,7 +195,7 @@ def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unwrapped_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters that began equal on all ranks, are trained apart, and belong to no DDP module."""
+    """Report parameters that were equal on all ranks at first, are trained separately, and belong to no DDP module."""
     for apart in _apart(replicas, view, is_wrapped=False):
         yield Finding(
             "unwrapped-parameters",

@@ -1,10 +1,10 @@
-"""What do calls through ``torch.distributed.rpc`` cost? Per calling rank: whom, what, how often, how long.
+"""What do calls through ``torch.distributed.rpc`` cost? Per calling rank: callee, function, how often, how long.
 
-    latency   from the call to the answer, as the caller sees it
-    waited    |synchronous calls|: the caller stands still
+    latency   from the call to the answer, on the caller's side
+    waited    |synchronous calls|: the caller is blocked
 
 RPCs are not DDP's communication. Steps of light recording are used where there are any, because the profiler slows both
-ends of a call. Rules are about the rank that loses most time by calls; others wait for it.
+ends of a call. Rules are about the rank that loses the most time to calls; others wait for it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class RpcCalls:
     latency_ns: int | None
     """latency of one call; ``None`` if none was answered within its step"""
     request_bytes: int
-    """sum over all calls"""
+    """total over all calls"""
     reply_bytes: int | None
-    """sum over all calls, in steps in which all were answered; ``None`` if there are none"""
+    """total over all calls, in steps in which all were answered; ``None`` if there are none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def measure_rpc(record: Record) -> RankRpc | None:
 
 
 def _length(calls: Sequence[RpcCall]) -> int:
-    """Return the length of the union of the answered calls."""
+    """Return the length of the union of the answered calls, ns."""
     times = [(call.start_ns, call.end_ns) for call in calls if call.end_ns is not None]
     spans = np.array(times, np.int64).reshape(-1, 2)
     return union(spans[:, 0], spans[:, 1]).total_ns

@@ -41,7 +41,7 @@ _NEARLY_ALL = 0.9
 
 
 class Place(StrEnum):
-    """Position in a step by what came before; a step may begin anywhere in this cycle."""
+    """Position in a step, given by the previous phase; a step may begin anywhere in this cycle."""
 
     FORWARD = "forward"
     AFTER_FORWARD = "before the backward"
@@ -154,10 +154,10 @@ def barriers(trace: Trace) -> Spans:
 
 
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
-    """Return the place of each launch, by the last beginning or end of a host mark before it.
+    """Return the place of each launch, determined by the last begin or end of a host mark before it.
 
-    An optimizer's step may contain forward and backward, if a closure computes them, or another optimizer's step.
-    A launch before the first mark follows an optimizer's step, where steps end.
+    An optimizer's step may contain forward and backward, if a closure computes them, or another optimizer's step. A
+    launch before the first mark follows an optimizer's step, where steps end.
     """
     host = trace.host_spans
     rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
@@ -236,7 +236,7 @@ def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
 
 
 def summarise_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:
-    """Return medians over the steps of each rank, for the rank with the least exposed time, as others wait for another.
+    """Return medians over the steps of the rank with the least exposed time; the other ranks' times include waiting.
 
     Collectives that most steps lack are left out. Returns ``None`` if no step was measured.
     """
@@ -355,7 +355,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
 
 
 def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
-    """Say which collective of its own transformers' Trainer has."""
+    """Return a sentence about the collectives that come from transformers' Trainer."""
     if view.framework != "transformers" or all("gather" not in one.kind for one in calls):
         return ""
     return (
@@ -366,7 +366,7 @@ def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
 
 
 def _may_enter_the_loss(call: OutsideCalls) -> bool:
-    """Return whether the backward pass may need its result, as that of embeddings which are gathered."""
+    """Return whether the backward pass may need its result, as with gathered embeddings."""
     return call.place is Place.AFTER_FORWARD and "gather" in call.kind
 
 

@@ -21,8 +21,8 @@ from ddpprof.words import listed
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
     """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
 
-    A rank that did not look, for example because it was killed, does not count. `ranks`: for each rank its modules as
-    it saw them; all ranks have the same ones in the same order.
+    A rank that did not check, for example because it was killed, does not count. `ranks`: for each rank, its modules as
+    it saw them; all ranks have the same modules in the same order.
     """
     return tuple(
         _as_used(module, [uses[index] for uses in ranks if len(uses) == len(modules)])
@@ -108,7 +108,7 @@ def _uses_everything(module: DdpModule) -> bool:
 
 
 def _search_and_communication_ns(view: View) -> int | None:
-    """Return what a search costs at most: without it, DDP also rebuilds its buckets, which may hide communication."""
+    """Return the maximum cost of a search, ns. Without it, DDP also rebuilds its buckets and may hide communication."""
     known = [ns for ns in (view.unused_search_ns, view.exposed_ns) if ns is not None]
     return sum(known) if len(known) == 2 else None
 
@@ -121,7 +121,8 @@ def _passes(module: DdpModule) -> str:
 def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
     """Report a search for unused parameters that finds the same ones every time.
 
-    Not if gradients accumulate: with a static graph, torch fails if the first backward pass does not reduce them.
+    Nothing is reported if gradients accumulate: with a static graph, torch fails if the first backward pass does not
+    reduce them.
     """
     predicted = view.predictions.without_unused_search
     if view.num_micro_steps > 1 or not view.unused_search_ns or not view.worth(view.unused_search_ns, predicted):

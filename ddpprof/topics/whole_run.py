@@ -1,4 +1,4 @@
-"""The whole run: how long steps were over time, which were the longest, and how each rank stands."""
+"""The whole run: how long steps were over time, which steps were the longest, and how each rank ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENDS = {
     "finished": "finished",
     "failed": "failed",
     "interrupted": "interrupted",
-    "unwatched": "ddpprof stopped noting",
+    "unwatched": "ddpprof stopped recording",
 }
 _SPECIAL = {
     "recorded": "ddpprof recorded it",
@@ -50,14 +50,14 @@ _SPECIAL = {
 }
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
-"""fewest steps from which a median is shown"""
+"""minimum number of steps for a median"""
 _MOST_SLOWDOWNS = 10
 _NOTABLE = 0.01
 """minimum share of the run that a slowdown covers to be shown on the first screen"""
 
 
 def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
-    """Say in one line how the whole run went, for the first screen."""
+    """Return one line on how the whole run went, for the first screen."""
     if run is None or run.steps is None:
         return
     step = _at_first_and_last(run) or f"median step {ms(run.steps.median_ns)} ms"
@@ -71,24 +71,24 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
 
 
 def hang_line(report: ReportView) -> Iterator[Section]:
-    """Say in one line where and why the job hung, for the first screen."""
+    """Return one line on where and why the job hung, for the first screen."""
     run = report[WHOLE_RUN]
     if run is None or run.hang is None:
         return
     if report[FAILURE] is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
-        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it went on."
+        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it continued."
         short = verdict_in_short(run.hang, is_over=True)
         yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
 
 
 def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
-    """Return by how much all steps of a slow-down together were longer."""
+    """Return the total time by which the steps of a slow-down were longer, ns."""
     last_step = run.num_steps - 1 if one.last_step is None else one.last_step
     return (one.after_ns - one.before_ns) * (last_step - one.first_step + 1)
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    """Say how long normal steps took; recorded ones, with which most runs begin, take longer."""
+    """Return how long normal steps took. Recorded steps, with which most runs begin, take longer."""
     stretches = run.shown.stretches if run.shown is not None else ()
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
@@ -97,7 +97,7 @@ def _at_first_and_last(run: WholeRun) -> str:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Say how much memory the processes gained, beside what recording took, if it is more than a little."""
+    """Return by how much the processes' memory grew, apart from what recording used, if it is more than a little."""
     grown = [
         (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
@@ -129,7 +129,7 @@ def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
 
 
 def _events(run: WholeRun) -> Iterator[Section]:
-    """Say what slowed the training down, and what only paused it."""
+    """Show what slowed training down, and what only paused it."""
     largest = sorted(run.slowdowns, key=lambda one: _took_ns(one, run), reverse=True)[:_MOST_SLOWDOWNS]
     for one in sorted(largest, key=lambda one: one.first_step):
         yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
@@ -145,7 +145,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:
-    """Say what the steps consist of, on average over the ranks."""
+    """Return the parts of a step, averaged over the ranks, in words."""
     known = [one.whole for one in ranks if one.whole is not None]
     step_ns = mean_known(one.mean_ns for one in known)
     backward = "backward" if all(one.wait_ns is None for one in known) else "backward without waiting"
@@ -199,7 +199,7 @@ def _longest_table(one: RankWholeRun) -> Table:
 
 
 def _rank_table(run: WholeRun) -> Table:
-    """Return how each rank stands; of many ranks, those that did not finish and the slowest come first."""
+    """Return a table with the end of each rank. If there are many, unfinished and slow ranks come first."""
     ranks = list(run.ranks)
     if len(ranks) > MAX_RANKS:
         ranks.sort(key=lambda one: (one.ended == "finished", -(one.whole.own_ns if one.whole else 0), one.rank))
@@ -226,7 +226,7 @@ def _own_ns(one: RankWholeRun) -> int | None:
 
 
 def _stands(one: RankWholeRun) -> str:
-    """Say how a rank ended or, if it noted no end, where it was last seen."""
+    """Return how a rank ended or, if it recorded no end, where it was last seen."""
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
@@ -234,7 +234,7 @@ def _stands(one: RankWholeRun) -> str:
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
-    """Say whether the ranks' own times differ."""
+    """Return whether the ranks' own times differ, in words."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: step time minus waits for other ranks"
@@ -297,6 +297,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
     who = _EVERY_RANK if len(ranks) == world_size and world_size > 1 else ranks_in_words(ranks)
     verb = "needs" if len(ranks) == 1 or who == _EVERY_RANK else "need"
+    waits = "waits" if verb == "needs" else "wait"
     where = f" {_DOES[part]}" if part is not None else ""
     late = ""
     if slowdown.first_gradient_later_ns is not None:
@@ -304,10 +305,10 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         late = f", and {gradient} {' '.join(_length(slowdown.first_gradient_later_ns))} later"
     return {
         SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
-        SlowdownCause.DATA: f"{who} {'waits' if verb == 'needs' else 'wait'} longer for batches",
+        SlowdownCause.DATA: f"{who} {waits} longer for batches",
         SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and none needs longer by itself",
         SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
-        SlowdownCause.PROCESSOR: f"{who} {verb} a processor and none is free",
+        SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
         SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",
         SlowdownCause.CLOCK: f"the cores of {who} run at a lower clock rate",
         SlowdownCause.PAGING: f"memory of {who} is read back from a disk",
@@ -320,7 +321,8 @@ def pause_sentence(pause: Pause) -> str:
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:
-        return f"the {pause.num_steps:,} {steps} that ddpprof recorded took {took_s:.1f} s longer than as many others"
+        recorded = f"the {pause.num_steps:,} {steps} that ddpprof recorded"
+        return f"{recorded} took {took_s:.1f} s longer than the same number of others"
     return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"
 
 

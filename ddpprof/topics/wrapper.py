@@ -74,7 +74,7 @@ def _num_of_batch_norms(module: DdpModule) -> int:
 
 
 def _if_they_may_differ(others: int, number: int) -> str:
-    """Return on what leaving out the broadcast depends. `others`: number of buffers that are not BatchNorm's."""
+    """Return the condition for leaving out the broadcast. `others`: number of buffers that are not BatchNorm's."""
     statistics = (
         "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0 only."
     )
@@ -92,7 +92,10 @@ def _forwards(syncs: BufferSyncs) -> str:
 
 
 def _without_broadcast(framework: str | None) -> str:
-    """Return how to leave out the broadcast before forwards. The older option leaves out that at wrapping, too."""
+    """Return how to leave out the broadcast before forwards.
+
+    The older option also leaves out the one at construction.
+    """
     alike = "if all ranks start with the same buffers"
     if framework in ("accelerate", "transformers"):
         return f"{ddp_argument(framework, 'broadcast_buffers=False')}, {alike}"

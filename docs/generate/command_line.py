@@ -15,7 +15,7 @@ _ALIGNED = re.compile(r"\n  (\S.*)")
 
 _BEGINNING = """# Command line
 
-This page is made from the parsers of the commands; `ddpprof COMMAND --help` prints the same. Defaults are in
+This page is generated from the commands' parsers; `ddpprof COMMAND --help` prints the same text. Defaults are in
 parentheses.
 """
 
@@ -30,7 +30,7 @@ def command_line_page() -> str:
 
 _ENDING = """## All commands
 
-- `--world-readable` lets other users of this machine read the files that ddpprof writes, as far as your umask allows.
+- `--world-readable` lets other users of this machine read the files that ddpprof writes, subject to your umask.
 - `ddpprof --version` prints the version, `ddpprof --help` all commands with an example of each.
 
 | exit code | meaning |

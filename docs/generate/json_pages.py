@@ -25,11 +25,12 @@ _WRITTEN_BY = {
 }
 _BEGINNING = """# JSON
 
-Each of these documents has a JSON Schema, which `ddpprof schema` prints. All but the verdict have a version (`format`):
-within a version fields may be added; a field that changes its meaning or goes away makes a new version.
+Each of these documents has a JSON Schema, printed by `ddpprof schema`. All documents except the verdict have a version
+(`format`): fields may be added within a version; the version changes if a field changes its meaning or is removed.
 
-- Times are integers in **ns**, sizes in **bytes**, and the names of fields say so. Times of day are since 1970.
-- **`null`** means that the run cannot tell. It never stands for zero.
+- Times are integers in **ns**, sizes are in **bytes**, and field names contain these units. Absolute times are since
+  1970.
+- **`null`** means that the value is unknown. It never means zero.
 - Shares and ratios are numbers, not percentages.
 
 ```sh

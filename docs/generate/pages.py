@@ -27,8 +27,8 @@ from ddpprof.report.tables import TABLES, schema_as_markdown
 CHECKOUT = Path(__file__).parents[2]
 _TABLES = """# Tables
 
-These are the columns of [`report.tables`](../guides/tables.md). Every column may hold nulls, which mean that the run
-cannot tell.
+These are the columns of [`report.tables`](../guides/tables.md). Every column may contain nulls for unknown
+values.
 
 """
 FROM_REPOSITORY = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "analyses/README.md")

@@ -36,7 +36,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")
     assert said[3] == "They wait for bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."
-    assert said[5] == "Where all threads stand: run/hang-stacks.txt"
+    assert said[5] == "Stacks of all threads: run/hang-stacks.txt"
     assert said[6] == "the job still hangs after 2 more seconds, so --kill-after ends it"
     stacks = (tmp_path / "run" / "hang-stacks.txt").read_text()
     assert "Rank 0, process " in stacks
@@ -44,7 +44,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert said[7] == "the run is in run. See it with: ddpprof report run; why it hung: ddpprof diagnose run"
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[0] == "The job has ended."
-    assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". ddpprof found then: ", 1)
+    assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". ddpprof found at that time: ", 1)
     verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
     assert (verdict["fault"], verdict["rank"], verdict["bucket"]) == ("other-collective", 1, 0)
     (schema,) = (json.loads(ddpprof("schema", "verdict").stdout),)
@@ -74,7 +74,7 @@ def line_in_hangs(how: str) -> str:
     [
         pytest.param(
             "skips_barrier",
-            "rank 1 has not called a collective that the other ranks have called; it left out barrier, at ",
+            "rank 1 has not called a collective that the other ranks have called; it skipped barrier, at ",
             "waiting_at",
             id="skips-a-barrier",
         ),
@@ -173,10 +173,10 @@ def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *on_ranks(2, *script("torchrun_plain.py"))))
     well = ddpprof("diagnose", "run")
     assert (well.returncode, well.stdout) == (0, "")
-    assert well.stderr == "ddpprof: the training has ended well. See the whole run with: ddpprof report run\n"
+    assert well.stderr == "ddpprof: the training has ended successfully. See the whole run with: ddpprof report run\n"
     over = ddpprof("capture", "run")
     assert (over.returncode, over.stdout) == (2, "")
-    assert over.stderr == "ddpprof: the job in run is over. See its whole run with: ddpprof report run\n"
+    assert over.stderr == "ddpprof: the job in run has ended. See the whole run with: ddpprof report run\n"
     (tmp_path / "run" / "rank-0.pulse").unlink()
     (tmp_path / "run" / "rank-1.pulse").unlink()
     unknown = ddpprof("diagnose", "run")

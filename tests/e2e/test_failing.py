@@ -29,7 +29,7 @@ Report = Callable[[str], dict[str, Any]]
         pytest.param(
             "kill", 1, "The job failed: rank 1 was killed by SIGKILL after 20 steps.", id="killed", marks=LONG
         ),
-        pytest.param("hang", None, "Rank 1 still ran after 20 steps, and got SIGTERM", id="hangs", marks=LONG),
+        pytest.param("hang", None, "Rank 1 was still running after 20 steps, and got SIGTERM", id="hangs", marks=LONG),
         pytest.param("uneven", None, "Rank 1 had finished after 25 steps.", id="fewer-steps", marks=LONG),
     ],
 )
@@ -157,7 +157,7 @@ def test_different_models_are_told_apart_by_name(ddpprof: Run, tmp_path: Path) -
     done = ddpprof("watch", "--out", "run", "--nproc-per-node=2", "--standalone", "train.py")
     assert done.returncode == 1
     assert (
-        "ddpprof: rank 1: its model is not the same as on rank 0: weight is 4×4 here and 3×4 there; bias is 4 here and "
+        "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×4 here and 3×4 there; bias is 4 here and "
         "3 there.\n"
     ) in done.stderr
     assert "ddpprof: The job failed at step 0: rank " in done.stderr

@@ -84,7 +84,7 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
     ("options", "said"),
     [
         (["--nproc-per-node", "2", "--backend", "smoke"], "this torch has no backend smoke; it has gloo"),
-        (["--nproc-per-node", "1"], "one rank has no other to communicate with: start two or more."),
+        (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with: start two or more."),
         (
             ["--nproc-per-node", "many"],
             "argument --nproc-per-node/--nproc_per_node/--nproc: many is not a number of ranks",

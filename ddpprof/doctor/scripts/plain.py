@@ -1,6 +1,6 @@
 """Ordinary training. It prints a hash of its parameters, and how it used the process group and the devices.
 
-It never calls ``torch.cuda.set_device``, so a context on another rank's device is not its own doing.
+It never calls ``torch.cuda.set_device``, so it creates no context on another rank's device itself.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ SYNCHRONISES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
 def count_synchronising_calls():
-    """Count calls outside the steps that --window names, since starting and stopping a profiler must synchronise."""
+    """Count calls outside the steps given by --window, because starting and stopping a profiler must synchronise."""
     calls = []
     for owner, name in SYNCHRONISES:
         original = getattr(owner, name)

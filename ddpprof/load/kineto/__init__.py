@@ -1,1 +1,1 @@
-"""A trace file of torch.profiler → columns."""
+"""Reads a trace file of torch.profiler into columns."""

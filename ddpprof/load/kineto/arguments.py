@@ -19,7 +19,7 @@ NULL = msgspec.Raw(b"null")
 class Arguments(msgspec.Struct, gc=False):
     """The ``args`` of device work and communication that the tables need.
 
-    Any type is accepted: an odd argument counts as unknown, and the trace can still be read.
+    Any type is accepted: an unexpected argument counts as unknown, and the trace can still be read.
     """
 
     correlation: Any = 0
@@ -84,7 +84,7 @@ def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDetails:
-    """Details of one collective, by its arguments; a default means that they do not say."""
+    """Details of one collective from its arguments; a default means that the arguments do not have it."""
 
     kind: CollectiveKind | None = None
     num_bytes: int = UNKNOWN
@@ -92,7 +92,7 @@ class CollectiveDetails:
     sequence: int = UNKNOWN
 
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
-        """Fill missing details from the op that asked for the collective, and the kind, if need be, from the name."""
+        """Fill in missing details from the op that launched the collective and, if needed, the kind from the name."""
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
             return replace(self, kind=by_name if self.kind is None else self.kind)
@@ -141,7 +141,7 @@ def _group(arguments: Arguments) -> ProcessGroup | None:
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """Return a group's ranks; Kineto writes them as text, and only the first ones of a long list."""
+    """Return a group's ranks. Kineto writes them as text, and only the first ones of a long list."""
     if isinstance(value, str):
         value = decode_or_none(msgspec.Raw(value.encode("utf-8", "replace")))
     if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 1 << 31 for rank in value):
@@ -150,7 +150,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def _message_bytes(arguments: Arguments) -> int:
-    """Return the size by NCCL's arguments, or else the total size of the tensors that gloo was given."""
+    """Return the message size by NCCL's arguments or, for gloo, the total size of the tensors, in bytes."""
     elements, out = as_int(arguments.num_elements), as_int(arguments.num_elements_out)
     if elements is not None and isinstance(arguments.dtype, str):
         size = element_bytes(arguments.dtype)
@@ -171,7 +171,7 @@ def _believable(num_bytes: int) -> int:
 
 
 _MOST_BYTES = 1 << 53
-"""more than any machine has; sums over collectives stay within int64"""
+"""more than any machine has, so that sums over collectives stay within int64"""
 
 
 def _is_shape(shape: object) -> bool:

@@ -1,6 +1,7 @@
-"""Collection of the events that the tables need into columns, batch by batch, with no Python per event where possible.
+"""Collection of the events that the tables need into columns, batch by batch, without Python code per event if
+possible.
 
-Several processes each collect some groups of batches of a large file; `columns_of` joins their results.
+For a large file, several processes each collect some groups of batches, and `columns_of` joins their results.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ from ddpprof.load.nanoseconds import NeedsExactTimesError, nanoseconds, nanoseco
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""number of rows after which, and whenever they double, ops inside other ops are dropped to save memory"""
+"""number of rows after which (and after each doubling) ops inside other ops are dropped to save memory"""
 
 _MOST_NAMES = 100_000
-"""number of names that are told apart; each takes several hundred bytes. Names of steps always are."""
+"""number of distinct names; each takes several hundred bytes. Names of steps are always kept apart"""
 _OTHERS = "(one of too many names)"
 
 _MOST_KEYS = 400_000
-"""limit of remembered keys, as in a forged trace every event may have a name of its own"""
+"""maximum number of remembered keys, because in a forged trace every event may have its own name"""
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
 """values instead of an identity; an op's input shapes are still kept for the kernels that it launches"""
@@ -71,7 +72,7 @@ _NULL = b"null"
 
 
 class Collector:
-    """Takes events in batches and keeps those that the tables need."""
+    """Receives events in batches and keeps those that the tables need."""
 
     def __init__(self) -> None:
         self.kept = Collected()
@@ -86,11 +87,11 @@ class Collector:
         self._ids = {
             which: _Remembered(partial(self._identify, which), self._numbers_of_others) for which in KEPT_FAMILIES
         }
-        """by family and name: index into the identities, or a negative number if there is none"""
+        """by family and name: index into the identities, or a negative number if it has none"""
         self._lanes = _Remembered(self._lane)
         self._device_numbers = _Remembered(_device_number)
         self._shapes = _Remembered(self._shape)
-        """numbers of shapes by their text in the file"""
+        """numbers of shapes, by their text in the file"""
         self._launch_shapes = _Remembered(self._launch_shape)
         self._queues = _Remembered(self._may_queue_work)
         self._on_device = False
@@ -100,11 +101,14 @@ class Collector:
         return may_queue_work(call)
 
     def begin(self, group: int) -> None:
-        """Begin a group, to which events belong that are added from now on; groups come in the file's order."""
+        """Begin a group, to which all events added from now on belong. Groups come in the file's order."""
         self._group = group
 
     def add(self, entries: Entries, span: SpanType) -> None:
-        """Keep what the tables need. Raises `NeedsExactTimesError` (nothing is kept then) and `TimeOutOfRangeError`."""
+        """Keep what the tables need.
+
+        Raises `TimeOutOfRangeError`, and `NeedsExactTimesError`, after which nothing was kept.
+        """
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
         needed = needed_events(entries, span, self._ids, self.kept.identities, self.has_shapes)
         host, device = needed.host, needed.device
@@ -129,7 +133,7 @@ class Collector:
             self._merge()
 
     def collected(self) -> Collected:
-        """Return everything that was kept; the collector must not be used any more."""
+        """Return everything that was kept. The collector must not be used afterwards."""
         if not self._on_device:
             self._merge()
         return self.kept
@@ -139,7 +143,7 @@ class Collector:
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
-        rows = np.flatnonzero(correlation)  # the others queued nothing
+        rows = np.flatnonzero(correlation)  # the other ones queued nothing
         lane = self._lanes.all([launches[row].tid for row in rows.tolist()])
         group = self._groups(len(rows))
         self.kept.launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
@@ -237,13 +241,13 @@ class Collector:
         return self.kept.shapes.setdefault(b"".join(text.split()), len(self.kept.shapes))
 
     def _merge(self) -> None:
-        """Make one chunk of all, without the ops inside other ops."""
+        """Merge all chunks into one, without the ops inside other ops."""
         rows = outermost_only(concatenated(EventRows, self.kept.events), self._facts())
         self.kept.events.become(rows)
         self._num_rows = self._num_merged = len(rows.start_ns)
 
     def _identify(self, which: Family, name: str) -> int:
-        """Look at a name of a family for the first time."""
+        """Handle the first occurrence of a name in a family."""
         identity = classify_in(which, name)
         if identity.role in DEVICE_ROLES and not self._on_device:
             self._on_device = True
@@ -256,7 +260,7 @@ class Collector:
         return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Return the identity that all names of a kind share once there are too many names."""
+        """Return the identity shared by all names of a kind once there are too many names."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self.kept.identities.append(shared)
@@ -265,14 +269,14 @@ class Collector:
         return self._of_others[shared]
 
     def _forget_ops(self) -> None:
-        """Drop host ops: they stand for compute only if no device works, and they are most of a trace's events."""
+        """Drop host ops. They count as compute only if no device works, and they are most of a trace's events."""
         is_only_op = self._facts().is_only_op
         of_ops = self._ids[Family.OP]
         of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
         self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
-        """Return the number of a stream or thread; names that are not numbers count down from `NAMED_LANE`."""
+        """Return the number of a stream or thread. Names that are not numbers count down from `NAMED_LANE`."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number
@@ -303,7 +307,7 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace missing values by the other ones; in nearly all files none is missing."""
+    """Replace missing values by `otherwise`; in nearly all files none is missing."""
     values = list(values)
     if None not in values:
         return values
@@ -311,19 +315,19 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 
 
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
-    """Return the text of each, all at once, which is faster than one by one. JSON has no zero bytes."""
+    """Return the text of each value, converted together, which is faster than one by one. JSON has no zero bytes."""
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []
 
 
 def _op_ids(arguments: Sequence[Any]) -> Int64Column:
-    """Return the ids of ops; for kernels, the id of the op that launched each."""
+    """Return the IDs of ops; for kernels, the ID of the op that launched each."""
     ids = integers(list(map(_op, arguments)))
     return ids if ids.all() else np.where(ids == 0, integers(list(map(_op_of_2021, arguments))), ids)
 
 
 def _arguments(kind: type[Any], spans: Sequence[AnySpan]) -> Sequence[Any]:
-    """Return each event's arguments, of that kind, or as `Arguments` if the events were decoded with them."""
+    """Return each event's arguments of that kind, or as `Arguments` if the events were decoded with them."""
     if spans and isinstance(spans[0].args, msgspec.Raw):
         return decode_arguments(kind, list(map(_args, spans)))
     return _known(map(_args, spans), repeat(_NOTHING))
@@ -335,10 +339,13 @@ def _device_number(name: object) -> int:
 
 
 class _Remembered(dict[Any, int]):
-    """The number that a function finds for each key."""
+    """The number that a function returns for each key."""
 
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
-        """`shared`: numbers that many keys have. These and negative ones are not remembered once too many keys are."""
+        """`shared`: numbers that many keys have.
+
+        Once there are too many keys, shared and negative numbers are not remembered.
+        """
         super().__init__()
         self._find = find
         self._shared = shared

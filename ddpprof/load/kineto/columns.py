@@ -1,7 +1,7 @@
-"""The events of one trace file as columns: while they are collected, by one process or several, and afterwards.
+"""The events of one trace file as columns: while they are being collected, by one process or several, and afterwards.
 
 The result does not depend on which process decoded which events: rows are in the file's order, and names, shapes and
-details are numbered in the order in which rows use them.
+details are numbered in the order of their first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddpprof.model.tables import rows_of
 IntColumn = NDArray[np.signedinteger[Any]]
 
 NAMED_LANE = -(1 << 62)
-"""first number for lanes that have only a name; they count down from it until it is known which of them rows use"""
+"""first number for lanes that only have a name; numbers count down from it until it is known which of them rows use"""
 
 _NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
 _NOTHING: IntColumn = np.empty(0, np.int8)
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class EventRows:
-    """Events that the tables need, one row each. Every column is as wide as its numbers need."""
+    """Events that the tables need, one per row. Each column uses the smallest type for its numbers."""
 
     start_ns: IntColumn
     duration_ns: IntColumn
@@ -44,14 +44,14 @@ class EventRows:
     detail: IntColumn
     launch_shape: IntColumn
     op: IntColumn
-    """id of the op that launched a kernel, or 0"""
+    """ID of the op that launched a kernel, or 0"""
     group: IntColumn
     """group of batches"""
 
 
 @dataclass(slots=True)
 class LaunchRows:
-    """The host's calls that queued device work, one row each."""
+    """The host's calls that queued device work, one per row."""
 
     start_ns: IntColumn
     lane: IntColumn
@@ -61,10 +61,10 @@ class LaunchRows:
 
 @dataclass(slots=True)
 class OpShapeRows:
-    """Ops of the host whose inputs have shapes, one row each."""
+    """Host ops whose inputs have shapes, one per row."""
 
     op: IntColumn
-    """id of the op"""
+    """ID of the op"""
     shape: IntColumn
     group: IntColumn
 
@@ -75,7 +75,7 @@ _RowsT = TypeVar("_RowsT", bound=EventRows | LaunchRows | OpShapeRows)
 class Chunks(list[_RowsT], Generic[_RowsT]):
     """Rows in the order in which they were added.
 
-    Rows of single batches are joined as they come, because many small arrays leave the heap full of holes.
+    Rows of single batches are joined as they arrive, because many small arrays fragment the heap.
     """
 
     _MANY = 64
@@ -98,43 +98,43 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
         self._num_small = 0
 
     def keep(self, wanted: Callable[[_RowsT], NDArray[np.bool_]]) -> None:
-        """Drop the other rows, chunk by chunk, so that memory never holds all of them twice."""
+        """Keep only the wanted rows, chunk by chunk, so that memory never holds all rows twice."""
         for place, chunk in enumerate(self):
             self[place] = rows_of(chunk, wanted(chunk))
 
 
 @dataclass(slots=True)
 class Collected:
-    """What one process kept of the groups of batches that it decoded."""
+    """What one process kept from the groups of batches that it decoded."""
 
     identities: list[Identity] = field(default_factory=list)
     named_lanes: dict[str, int] = field(default_factory=dict)
-    """numbers of lanes that have only a name: `NAMED_LANE` and those below it"""
+    """numbers of lanes that only have a name: `NAMED_LANE` and below"""
     shapes: dict[bytes, int] = field(default_factory=dict)
-    """numbers of shapes by their text without blanks, because files are laid out differently"""
+    """numbers of shapes by their text without spaces, because files are formatted differently"""
     details: list[CollectiveDetails] = field(default_factory=list)
     events: Chunks[EventRows] = field(default_factory=lambda: Chunks(EventRows))
     launches: Chunks[LaunchRows] = field(default_factory=lambda: Chunks(LaunchRows))
     ops_with_shapes: Chunks[OpShapeRows] = field(default_factory=lambda: Chunks(OpShapeRows))
     num_events: Counter[int] = field(default_factory=Counter)
-    """number by group; every group is in it"""
+    """number of events per group; every group is included"""
     num_launches: Counter[int] = field(default_factory=Counter)
-    """number by group"""
+    """number of launches per group"""
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
     calls_of_cuda: set[bool] = field(default_factory=set)
-    """for each call that may launch work: whether it is of CUDA or HIP"""
+    """for each call that may launch work: whether it belongs to CUDA or HIP"""
     last_ns: int = -(1 << 63)
-    """latest end of an event, apart from ops that only stand for compute"""
+    """latest end of an event, except ops that only count as compute"""
     last_op_ns: int = -(1 << 63)
     """latest end of such an op, until a device is seen"""
     window_end: tuple[int, int] | None = None
-    """group and time of the profiler's stop"""
+    """group and time at which the profiler stopped"""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One row per event that the tables need, launches apart. Events of the host, and of the device, are in order."""
+    """One row per event that the tables need, without launches. Host events, and device events, are each in order."""
 
     identities: tuple[Identity, ...]
     start_ns: Int64Column
@@ -142,11 +142,11 @@ class Columns:
     identity: IntColumn
     """index into ``identities``"""
     lane: IntColumn
-    """stream of a device, thread of the host"""
+    """stream of a device, or thread of the host"""
     device: IntColumn
     """accelerator that did the work, or `UNKNOWN`"""
     correlation: IntColumn
-    """number that device work and its launch have in common, or 0"""
+    """number shared by device work and its launch, or 0"""
     detail: IntColumn
     """index into ``details``, or `UNKNOWN`"""
     details: tuple[CollectiveDetails, ...]
@@ -156,22 +156,22 @@ class Columns:
     """shapes of the inputs of the op that launched a kernel: index into ``shapes``, or `UNKNOWN`"""
     shapes: tuple[str, ...]
     launches: LaunchRows
-    """the host's calls that queued the device work among the rows"""
+    """the host's calls that queued the device work in these rows"""
     num_launches: int
-    """number of calls, with those that queued other work or none"""
+    """number of calls, including those that queued other work or none"""
     has_cuda: bool
-    """False if there are such calls, and none of CUDA or HIP"""
+    """False if there are such calls, but none of CUDA or HIP"""
     last_ns: int
     """end of the last of these events"""
     window_end_ns: int | None
     """time at which the profiler stopped"""
     num_devices: int
-    """number of accelerators that ran kernels, as far as the events say"""
+    """number of accelerators that ran kernels, as far as the events show"""
     num_events: int
 
 
 def columns_of(parts: Sequence[Collected]) -> Columns:
-    """Make one table of what several processes collected, whose parts are empty afterwards."""
+    """Join what several processes collected into one table. The parts are empty afterwards."""
     for index, part in enumerate(parts):
         _drop_groups(part, {group for earlier in parts[:index] for group in earlier.num_events})
     identities, shapes, details = _number_alike(parts)
@@ -218,13 +218,13 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
 
 
 def narrow(column: IntColumn) -> IntColumn:
-    """Return the same numbers in as few bytes as they need; most columns of most batches need one or two."""
+    """Return the same numbers in the smallest type; most columns of most batches need one or two bytes per number."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return next((column.astype(dtype) for dtype, of in _NARROW if of.min <= low and high <= of.max), column)
 
 
 def concatenated(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
-    """Return all rows in one. The chunks are emptied column by column, so that memory never holds all of them twice."""
+    """Return all rows in one table. Chunks are freed column by column, so that memory never holds all rows twice."""
     columns = []
     for column in fields(kind):
         columns.append(np.concatenate([_NOTHING, *(getattr(chunk, column.name) for chunk in chunks)]))
@@ -234,7 +234,7 @@ def concatenated(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 
 
 def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
-    """Leave out the ops inside other ops: only the outermost stand for compute."""
+    """Drop the ops inside other ops: only the outermost ones count as compute."""
     needed = ~facts.is_only_op[rows.identity]
     if needed.all():
         return rows
@@ -247,7 +247,7 @@ def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
 def _number_alike(
     parts: Sequence[Collected],
 ) -> tuple[Sequence[Identity], Sequence[bytes], Sequence[CollectiveDetails]]:
-    """Make the rows of all parts refer to the same identities, shapes and details, which are returned."""
+    """Renumber the rows of all parts to use common identities, shapes and details, which are returned."""
     identities: dict[Identity, int] = {}
     shapes: dict[bytes, int] = {}
     lanes: dict[str, int] = {}
@@ -281,7 +281,7 @@ def _rename_lanes(lane: IntColumn, named: NDArray[np.int64]) -> None:
 
 
 def _numbered_lanes(lane: IntColumn) -> IntColumn:
-    """Number the lanes that have a name from -1 down."""
+    """Number the lanes that have a name from -1 downwards."""
     is_named = lane <= NAMED_LANE
     if is_named.any():
         number = _by_first_use(np.where(is_named, NAMED_LANE - lane.astype(np.int64), UNKNOWN))[1]
@@ -290,11 +290,11 @@ def _numbered_lanes(lane: IntColumn) -> IntColumn:
 
 
 def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
-    """Return the numbers in the order in which they first stand in the column, and each row's place among them."""
+    """Return the numbers in order of their first occurrence in the column, and each row's position among them."""
     size = int(column.max(initial=UNKNOWN)) + 1
     first = np.full(size, len(column))
     rows = np.flatnonzero(column != UNKNOWN)[::-1]
-    first[column[rows]] = rows  # of several the last one stays
+    first[column[rows]] = rows  # if there are several, the last one is kept
     used = np.flatnonzero(first < len(column))
     used = used[np.argsort(first[used])]
     place = np.full(size + 1, UNKNOWN)
@@ -303,7 +303,7 @@ def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
 
 
 def _drop_groups(part: Collected, groups: set[int]) -> None:
-    """Drop groups that another process decoded, too: nothing keeps two from taking a group at the same instant."""
+    """Drop groups that another process also decoded: two processes can take a group at the same moment."""
     twice = np.array(sorted(groups & part.num_events.keys()), np.int64)
     if not len(twice):
         return
@@ -315,7 +315,7 @@ def _drop_groups(part: Collected, groups: set[int]) -> None:
 
 
 def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
-    """Return all rows in one, in the file's order."""
+    """Return all rows in one table, in the file's order."""
     rows = concatenated(kind, chunks)
     if (rows.group[1:] < rows.group[:-1]).any():
         order = np.argsort(rows.group, kind="stable")
@@ -325,7 +325,7 @@ def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 
 
 def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRows:
-    """Return the launches of the rows with these correlations."""
+    """Return the launches with the same correlations as the rows."""
     wanted = np.unique(correlation)
     for part in parts:
         part.launches.keep(lambda launches: _is_in(wanted, launches.correlation))
@@ -333,7 +333,7 @@ def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRo
 
 
 def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
-    """Return for each row the shapes of the inputs of the op with that id."""
+    """Return, for each row, the input shapes of the op with that ID."""
     wanted = np.unique(op)
     for part in parts:
         part.ops_with_shapes.keep(lambda ops: _is_in(wanted, ops.op))
@@ -346,6 +346,6 @@ def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
 
 
 def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
-    """Return whether each number is one of `distinct`, which are in order."""
+    """Return, for each number, whether it is one of `distinct`, which are sorted."""
     found: NDArray[np.bool_] = np.append(distinct, 0)[np.searchsorted(distinct, column)] == column
     return found

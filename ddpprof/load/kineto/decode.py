@@ -1,11 +1,11 @@
 """Decoding of a trace file's events, batch by batch, by this process and, for a large file, several helpers.
 
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. If that is not the start of an event (an event does
-not begin with its ``"ph"``, or arguments contain one), the batch has an open bracket, the decoder refuses it, and the
-whole document is decoded instead. The text after the last batch is decoded together with the keys after the array.
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. If that is not the start of an event (an event does not
+begin with its ``"ph"``, or arguments contain one), the batch has an open bracket, the decoder refuses it, and the whole
+document is decoded instead. The text after the last batch is decoded together with the keys after the array.
 
-Each process inflates the whole file, which takes a twentieth of the time of decoding, and decodes the groups of
-batches that it gets to first. Helpers send back what they kept when they are through.
+Each process decompresses the whole file, which takes a twentieth of the time of decoding, and decodes the groups of
+batches that it reaches first. When helpers have finished, they send back what they kept.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ from ddpprof.load.nanoseconds import NeedsExactTimesError, TimeOutOfRangeError
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 _NO_MORE = 1 << 62
-"""value of the next group when no more groups are to be taken"""
+"""value of the next group when no more groups may be taken"""
 _CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 Batch = Sequence[bytes | bytearray | memoryview]
-"""An array in pieces; its last event is a dummy, which closes the array after the last comma."""
+"""An array in pieces; its last event is a dummy that closes the array after the last comma."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Sizes by which the text is divided among batches, groups and processes."""
+    """Sizes that determine how the text is divided among batches, groups and processes."""
 
     batch_bytes: int = 1_000_000
-    """size of a batch; larger batches leave the processor's cache and are slower"""
+    """size of a batch; larger batches do not fit into the CPU's cache and are slower"""
     batches_per_group: int = 4
     """number of batches in a group; one process decodes all of them"""
     first_groups: int = 8
-    """number of groups that one process decodes to find the file's traits"""
+    """number of groups that one process decodes first to find out the file's traits"""
     worth_sharing_bytes: int = 100_000_000
-    """size from which helpers are started; less is decoded before another process has started"""
+    """minimum size for helpers; less is decoded before another process has started"""
     bytes_per_helper: int = 400_000_000
-    """size for which one helper is started; a process takes some 20 MB of memory, 5 % of that"""
+    """size per helper; a process takes about 20 MB of memory, 5 % of that"""
 
 
 class OddLayoutError(Exception):
-    """Error about a file that cannot be read in batches, but perhaps as a whole."""
+    """Error for a file that cannot be read in batches, but possibly as a whole."""
 
 
 def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
-    """Return the text before the array of events (``None`` if the file is only an array), and what was read of it."""
+    """Return the text before the array of events (``None`` if there is none), and the part of the array read so far."""
     text = bytearray()
     while chunk := stream.read(batch_bytes):
         searched = max(len(text) - 64, 0)
@@ -90,12 +90,12 @@ def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[by
 
 
 class Batches:
-    """All events but the last few, batch by batch."""
+    """All events except the last few, batch by batch."""
 
     def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
         self.num_done = 0
         self.rest = bytearray()
-        """text after the last batch; it goes to the file's end once all batches are done"""
+        """text after the last batch; it extends to the end of the file once all batches are done"""
         self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
 
     def __iter__(self) -> Iterator[Batch]:
@@ -126,13 +126,13 @@ class FileTraits:
     """Traits of a file, as far as it has been read."""
 
     is_exact: bool = False
-    """whether float64 cannot hold its times"""
+    """whether its times are too large for float64"""
     has_shapes: bool = False
-    """whether the inputs of its ops have shapes"""
+    """whether its ops have input shapes"""
 
 
 class EventReader:
-    """Reader of events that finds the file's traits in the first groups; traits of a later group hold only for it.
+    """Reader of events that determines the file's traits in the first groups. Traits of a later group only apply to it.
 
     So it does not matter which process decodes which group.
     """
@@ -141,11 +141,11 @@ class EventReader:
         self.collector = Collector()
         self._limits, self._division = limits, division
         self._known = known
-        """traits seen in the first groups"""
+        """traits found in the first groups"""
         self._is_exact = False
 
     def add_batches(self, batches: Batches, is_mine: Callable[[int], bool]) -> None:
-        """Add the batches of the groups for which `is_mine` is true."""
+        """Add the batches of the groups for which `is_mine` returns true."""
         adds = False
         for batch in batches:
             group, place = divmod(batches.num_done, self._division.batches_per_group)
@@ -164,13 +164,16 @@ class EventReader:
 
     @property
     def known(self) -> FileTraits:
-        """The traits seen in the first groups, to be read once these are decoded."""
+        """The traits found in the first groups; available once these are decoded."""
         if self._known is None:
             self._known = FileTraits(self._is_exact, self.collector.has_shapes)
         return self._known
 
     def add(self, array: Text, *, has_dummy: bool = False) -> None:
-        """Add the events of an array, perhaps but the last; once float64 cannot hold a time, decode all exactly."""
+        """Add the events of an array, without the last one if it is a dummy.
+
+        If float64 cannot hold a time, decode all exactly.
+        """
         try:
             self._add(array, has_dummy)
         except NeedsExactTimesError:
@@ -195,7 +198,7 @@ def refuse_many(num_events: int, limits: Limits) -> None:
 
 
 class HelperLostError(Exception):
-    """Error about a helper that ended early or read another file, so that one process alone must read the file."""
+    """Error for a helper that ended early or read another file, so that one process alone has to read the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class _Outcome:
 
 @contextmanager
 def helping(path: Location, limits: Limits, division: Division, num_helpers: int) -> Iterator[Helpers]:
-    """Start helpers, but none if the file is far away or too small to be worth it. They end with the context."""
+    """Start helpers, unless the file is remote or too small to be worth it. They end with the context."""
     helpers = Helpers(limits, division)
     try:
         if num_helpers and isinstance(path, Path) and (worth_it := _worth_starting(expected_bytes(path), division)):
@@ -228,7 +231,7 @@ def helping(path: Location, limits: Limits, division: Division, num_helpers: int
 
 
 def _worth_starting(num_bytes: int, division: Division) -> int:
-    """Return how many helpers a file of that size is worth; each takes memory of its own."""
+    """Return the number of helpers worth starting for a file of that size; each needs memory of its own."""
     if num_bytes < division.worth_sharing_bytes:
         return 0
     return max(1, num_bytes // division.bytes_per_helper)
@@ -255,7 +258,7 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches, some of them by `reader`; return what the helpers kept of the others.
+        """Decode all batches, some of them with `reader`. Return what the helpers kept from the others.
 
         Raises the error that one process alone would raise, and `HelperLostError`.
         """
@@ -293,7 +296,7 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Yield the outcomes of helpers that have begun; the others have taken no group, and none is left."""
+        """Yield the outcomes of helpers that have begun. The others have taken no group, and none is left."""
         for _, connection in self._running:
             if not connection.poll():
                 continue
@@ -308,7 +311,7 @@ class Helpers:
 
 
 def _help(*arguments: Any) -> None:
-    """Decode in a context of its own, so that the caller's progress callback is not called."""
+    """Decode in a separate context, so that the caller's progress callback is not called."""
     Context().run(_decode, *arguments)
 
 
@@ -326,9 +329,10 @@ def _decode(
 
 
 def _takes(next_group: MutableSequence[int], group: int) -> bool:
-    """Take the group if nobody has taken it yet; return whether it was free.
+    """Take the group if it is free. Return True if it was.
 
-    There is no lock, because a killed process would keep it: two may take the same group, and one copy is dropped.
+    There is no lock, because a killed process would keep it. Two processes may take the same group; one copy is
+    dropped.
     """
     is_free = next_group[0] <= group
     if is_free:

@@ -1,9 +1,9 @@
-"""Events as the decoder makes them, with as little of each as the tables need, and the choice of those they need.
+"""Events as produced by the decoder, reduced to what the tables need, and the selection of the events they need.
 
-``args`` stay text until it is known which events' are needed (see `arguments`). In traces with shapes most events' are
-needed, and all are decoded at once, which takes less time than a second decoding. Events that no table needs are
-decoded to next to nothing: flows and Python frames are most of a trace with stacks. Nearly all events are dropped, so
-a dropped event must cost next to nothing.
+``args`` stay text until it is known for which events they are needed (see `arguments`). In traces with shapes, they are
+needed for most events, and all are decoded at once, which is faster than decoding twice. Events that no table needs are
+decoded minimally: flows and Python frames are most of a trace with stacks. Nearly all events are dropped, so a dropped
+event must cost almost nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ZERO = msgspec.Raw(b"0")
 
 
 class Category(Enum):
-    """``cat`` of an event: the decoder itself finds the frequent ones; others count as one of their family."""
+    """``cat`` of an event. The decoder itself recognises the frequent ones; others are grouped by family."""
 
     OP = "cpu_op"
     OP_OF_2021 = "Operator"
@@ -71,7 +71,7 @@ class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class Moment(msgspec.Struct, gc=False):
-    """Any other event; one of them says when the profiler stopped."""
+    """Any other event; one of these marks the stop of the profiler."""
 
     name: str = ""
     ts: msgspec.Raw = _ZERO
@@ -82,7 +82,7 @@ class _Flow(msgspec.Struct, gc=False):
 
 
 class _AnyEvent(msgspec.Struct, gc=False):
-    """An event of a batch in which one has a phase that is missing or unknown."""
+    """An event in a batch that contains an event whose phase is missing or unknown."""
 
     ph: str = ""
     cat: Category | None = Category.OTHER
@@ -104,7 +104,7 @@ class _AnyExactEvent(msgspec.Struct, gc=False):
 
 
 Entries = list[Any]
-"""a list of `Span` or `ExactSpan`, `Moment`, and others, which are not used"""
+"""a list of `Span` or `ExactSpan`, `Moment`, and other events, which are not used"""
 
 
 def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Struct]]:
@@ -137,7 +137,7 @@ _ANY: tuple[Callable[[Text], Sequence[_AnyEvent | _AnyExactEvent]], ...] = (
 
 
 def span_type(*, exact: bool, with_arguments: bool) -> SpanType:
-    """Return the type of spans: with exact times or float64, with arguments as `Arguments` (or ``None``) or as text."""
+    """Return the type of spans: exact or float64 times, and arguments as `Arguments` (or ``None``) or as text."""
     return (_DECODED if with_arguments else _RAW)[exact]
 
 
@@ -168,15 +168,15 @@ _HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
 _KEPT = [(category, which) for category, which in _FAMILIES.items() if which in KEPT_FAMILIES]
 
 _ROUNDING_US = 0.01
-"""bound of the error in sums of float64 times"""
+"""bound of the rounding error in sums of float64 times"""
 
 _SHAPES = b'"Input Dims"'
 _LOOKED_AT, _MANY = 8, 1000
-"""until shapes are found, every eighth event is checked if there are many"""
+"""until shapes are found, every eighth event is checked if there are many events"""
 
 
 class NeededEvents:
-    """Events that the tables may need, in the file's order, with their identities if they have one."""
+    """Events that the tables may need, in the file's order, with their identities if they have any."""
 
     def __init__(self) -> None:
         self.host: list[AnySpan] = []
@@ -200,9 +200,9 @@ def needed_events(
     identities: Sequence[Identity],
     has_shapes: bool,
 ) -> NeededEvents:
-    """Choose the events that the tables may need.
+    """Select the events that the tables may need.
 
-    `ids`: for each family and name the index into `identities`, or a negative number for a name that is not needed.
+    `ids`: index into `identities` for each family and name, or a negative number for a name that is not needed.
     """
     needed = NeededEvents()
     host, host_ids, ops, all_op_ids, launches = (
@@ -214,7 +214,7 @@ def needed_events(
     op_ids = ids[Family.OP]
     only_op, is_fast = Role.OP, issubclass(span, Span)
     moments = frozenset(_MOMENT_TYPES)
-    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that holds those that follow, as most do
+    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that contains the following ones, as most do
     for entry in entries:
         kind = type(entry)
         if kind is not span:
@@ -249,7 +249,10 @@ def needed_events(
 
 
 def sees_shapes(entries: Entries, span: SpanType) -> bool:
-    """Return whether ops have input shapes; a sample suffices, as nearly every op has them if they are recorded."""
+    """Return True if ops have input shapes.
+
+    A sample is enough, because nearly every op has them if they are recorded.
+    """
     op, of_2021 = Category.OP, Category.OP_OF_2021
     return any(
         _SHAPES in bytes(entry.args)

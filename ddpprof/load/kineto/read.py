@@ -1,4 +1,4 @@
-"""Reader of a Kineto trace file: in batches if its layout allows that, else whole, with the same result."""
+"""Reader of a Kineto trace file: in batches if the file's layout allows, otherwise as a whole, with the same result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ADVICE = "Record it again, or leave this file out."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """A trace's keys; each is decoded only when it is needed, so that an odd one does no harm."""
+    """A trace's keys. Each is decoded only when needed, so that an invalid key does no harm."""
 
     info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")
     base_ns: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="baseTimeNanoseconds")
@@ -55,7 +55,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The keys beside ``traceEvents``; ``None`` if the file does not say."""
+    """The keys next to ``traceEvents``; ``None`` if the file does not have them."""
 
     backend: str | None = None
     rank: int | None = None
@@ -96,9 +96,9 @@ def _read(path: Location, limits: Limits, num_processes: int) -> tuple[Header, C
 
 
 def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
-    """Read the header, without decoding events if the layout allows that. Raises `BadTrace`.
+    """Read the header, without decoding events if the layout allows. Raises `BadTrace`.
 
-    From keys after the events only the job's rank and world size are read.
+    From the keys after the events, only the job's rank and world size are read.
     """
     with _told_as_bad_trace(path):
         try:
@@ -113,7 +113,7 @@ def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
 
 
 def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
-    """Return the header with rank and world size from the keys after the events, if there are any."""
+    """Return the header with rank and world size from the keys after the events, if they are there."""
     while chunk := stream.read(DIVISION.batch_bytes):
         text = text[-DIVISION.batch_bytes :] + chunk
     rank, world_size = (
@@ -135,7 +135,7 @@ def _told_as_bad_trace(path: Location) -> Iterator[None]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadTrace(f"{path} {_explain(error)}. {_ADVICE}") from error
     except TimeOutOfRangeError as error:
-        raise BadTrace(f"{path} holds a time that no clock shows. {_ADVICE}") from error
+        raise BadTrace(f"{path} contains an impossible time. {_ADVICE}") from error
 
 
 def _explain(error: Exception) -> str:
@@ -153,7 +153,7 @@ def _document(text: bytes | bytearray) -> _Document:
 
 
 def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
-    """Add the events of a document, which must have some, and return the document."""
+    """Add the events of a document, which must have some. Return the document."""
     document = _document(text)
     if not document.events:
         raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")
@@ -165,7 +165,10 @@ def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
 
 
 def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
-    """Read in batches. Raises `OddLayoutError`, and ``msgspec.DecodeError`` if decoding the whole would fail, too."""
+    """Read in batches.
+
+    Raises `OddLayoutError`, and ``msgspec.DecodeError`` if decoding the whole would fail as well.
+    """
     before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
     reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)
     try:
@@ -187,7 +190,7 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
-    """Return the array with its closing bracket, which Chrome's array format may lack."""
+    """Return the array with its closing bracket, which may be missing in Chrome's array format."""
     array = array.rstrip(_BETWEEN_EVENTS)
     return array if array.endswith(b"]") else array + b"]"
 

@@ -39,7 +39,7 @@ from ddpprof.model import (
 from ddpprof.model.tables import HOOK_NODE
 
 _BLOCK_ROWS = 100_000
-"""number of rows handled at once where each needs much memory"""
+"""number of rows processed at a time where each needs much memory"""
 
 
 def build_trace(header: Header, file: TraceRows) -> Trace:
@@ -184,7 +184,7 @@ def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]
 
 
 def _asking(file: TraceRows, talk: _Queued) -> Rows:
-    """Return for each communication kernel the ``record_param_comms`` op that launched it, or `UNKNOWN`."""
+    """Return, for each communication kernel, the ``record_param_comms`` op that launched it, or `UNKNOWN`."""
     ops = file.rows(Role.PARAM_COMMS)
     found = np.full(len(talk.rows), UNKNOWN, np.int64)
     launch = talk.launch[talk.is_known]
@@ -217,7 +217,7 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Foun
 
 
 def _over(file: TraceRows) -> Int64Column:
-    """Return for each row the end of the collective that it asks for, if a layer of the model does, which waits for it.
+    """Return, for each row, the end of the collective that it starts, if a layer of the model starts it and waits.
 
     A gradient's hook does not wait: the reducer does, for all buckets, at the end of the backward pass. A trace without
     hooks does not tell the two apart.
@@ -242,7 +242,7 @@ def _training_threads(file: TraceRows) -> IntColumn:
 
 
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> Collectives:
-    """Return communication by threads of the host, in the step and phase in which the training thread asked for it."""
+    """Return communication by host threads, in the step and phase in which the training thread started it."""
     spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
     call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
     known = call != UNKNOWN
@@ -262,11 +262,13 @@ def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -
 
 
 def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
-    """Return the ends of the host's collectives; those of the backward pass end at the optimizer's start at the latest.
+    """Return the ends of the host's collectives.
 
-    A span ends when its thread runs again after the collective, which on a busy machine is milliseconds late; one that
-    is open when the profiler stops ends with the trace. The backward pass waits for its collectives, so they are over
-    when the optimizer starts.
+    Those of the backward pass end when the optimizer starts, at the latest.
+
+    A span ends when its thread runs again after the collective, which may be milliseconds late on a busy machine. A
+    span that is open when the profiler stops ends with the trace. The backward pass waits for its collectives, so they
+    have ended when the optimizer starts.
     """
     forwards, optimizers = file.marked(Mark.FORWARD), file.marked(Mark.OPTIMIZER)
     on_training_thread = np.isin(file.lane[optimizers], file.lane[forwards])
@@ -290,7 +292,7 @@ def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | No
 
 
 def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
-    """Build the table; `asking` is the op that launched each row, or `UNKNOWN`, and completes the row's details."""
+    """Build the table. `asking`: op that launched each row, or `UNKNOWN`; the row's missing details come from it."""
     order = np.argsort(file.start_ns[rows], kind="stable")
     asking = np.full(len(rows), UNKNOWN, np.int64) if asking is None else asking[order]
     rows, origin = rows[order], origin.take(order)
@@ -327,7 +329,7 @@ def _host_spans(file: TraceRows, steps: StepFinder) -> HostSpans:
 
 
 def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str]:
-    """Return a note on spans that were open when the profiler stopped: the trace shows them as if they ended then."""
+    """Return a note about spans still open when the profiler stopped: the trace shows them as if they ended then."""
     on_host = set(file.name[file.rows(Role.HOST_COLLECTIVE)].tolist())
     if file.window_end_ns is None or not on_host:
         return []
@@ -340,8 +342,8 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
         return [
-            f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices tells them apart"
+            f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices distinguishes them"
         ]
     if on_device or not (header.has_device or file.num_launches):
         return []
-    return ["the trace names an accelerator but holds none of its work: all times are the host's"]
+    return ["the trace names an accelerator but contains none of its work: all times are host times"]

@@ -12,7 +12,7 @@ from ddpprof.model import UNKNOWN, Int32Column, Int64Column
 def cut_out(
     start_ns: Int64Column, end_ns: Int64Column, holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Cut holes out of spans, which may overlap; return starts and ends of the pieces, and the index of their span."""
+    """Cut holes out of spans, which may overlap. Return starts and ends of the pieces, and the index of their span."""
     first = np.searchsorted(holes.end_ns, start_ns, side="right")
     num_holes = np.searchsorted(holes.start_ns, end_ns, side="left") - first
     whole, cut = np.flatnonzero((num_holes <= 0) & (end_ns > start_ns)), np.flatnonzero(num_holes > 0)
@@ -27,7 +27,7 @@ def cut_out(
 def _pieces(
     start_ns: Int64Column, end_ns: Int64Column, first: NDArray[np.int64], num_holes: NDArray[np.int64], holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return the pieces of spans that each have holes, from the hole with index `first` on."""
+    """Return the pieces of spans that each have `num_holes` holes, starting with the hole at index `first`."""
     num_pieces = num_holes + 1
     owner = np.repeat(np.arange(len(start_ns)), num_pieces)
     piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
@@ -47,9 +47,9 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops less the ``c10d::`` calls in them, up to `awaited_ns`.
+    """Return compute on host threads: the outermost ops minus the ``c10d::`` calls in them, up to `awaited_ns`.
 
-    The result is starts and ends of the pieces, disjoint within a thread, and the row of each piece's op.
+    The result is the starts and ends of the pieces, disjoint within a thread, and the row of each piece's op.
     """
     starts, ends, rows = [], [], []
     for ops in by_thread(outermost(start_ns, end_ns, thread), thread):
@@ -67,7 +67,7 @@ def compute_pieces(
 def awaited_until(
     end_ns: Int64Column, start_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_], over_ns: Int64Column
 ) -> Int64Column:
-    """Return until when a thread waits for each of its calls: until the collective is over, or its next op begins.
+    """Return how long a thread waits for each of its calls: until the collective ends, or its next op begins.
 
     An op that is no call, or whose collective is over earlier (`over_ns`), is not waited for after its end.
     """
@@ -81,7 +81,7 @@ def awaited_until(
 
 
 def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:
-    """Return, for each piece of an op in order of time, how many ops of that name came before it in its step."""
+    """Return, for each piece of an op in time order, the number of ops of that name before it in its step."""
     order = np.lexsort((step, name)).astype(np.int32)  # stable, and time is the order already
     name, step, op = name[order], step[order], op[order]
     begins = np.ones(len(op), np.bool_)
@@ -97,10 +97,10 @@ def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> In
 def match_calls(
     call_start_ns: Int64Column, call_kind: NDArray[np.int8], span_start_ns: Int64Column, span_kind: NDArray[np.int8]
 ) -> NDArray[np.int64]:
-    """Return for each collective of the host the index of the call that asked for it, or `UNKNOWN`.
+    """Return, for each collective of the host, the index of the call that started it, or `UNKNOWN`.
 
-    Collectives of one kind match calls first in, first out; several threads work, so they may begin slightly out of
-    order. A collective that began before the next call was asked for before the profiler started.
+    Collectives of one kind are matched to calls first in, first out; several threads work, so they may begin slightly
+    out of order. A collective that began before the next call was started before the profiler.
     """
     matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
     for kind in np.unique(span_kind):
@@ -119,7 +119,7 @@ Index = NDArray[np.int64]
 
 
 def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_start_ns: Int64Column) -> Index:
-    """Return for each kernel the index of the first launch with its correlation, or `UNKNOWN`.
+    """Return, for each kernel, the index of the first launch with its correlation, or `UNKNOWN`.
 
     The launch of a graph has many kernels.
     """
@@ -134,7 +134,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """Return for each instant of a thread the thread's span that began last, if it holds the instant, or `UNKNOWN`."""
+    """Return, for each time on a thread, the index of the last span begun if it contains that time, or `UNKNOWN`."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)
@@ -147,7 +147,7 @@ def holder_of(
 
 
 def last_begun(time_ns: Int64Column, start_ns: Int64Column) -> Index:
-    """Return for each instant the index of the last span that began before it, or `UNKNOWN`."""
+    """Return, for each time, the index of the last span that began before it, or `UNKNOWN`."""
     order = np.argsort(start_ns, kind="stable")
     before = np.searchsorted(start_ns[order], time_ns)
     return np.where(before > 0, np.append(order, UNKNOWN)[before - 1], UNKNOWN)

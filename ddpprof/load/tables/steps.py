@@ -1,4 +1,4 @@
-"""Where the steps of a trace begin and end, and which step and phase an instant of the host belongs to."""
+"""Where the steps of a trace begin and end, and which step and phase a time on the host belongs to."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ddpprof.model.tables import moved
 
 
 class StepFinder:
-    """The step that an instant belongs to, whatever the thread."""
+    """Finds the step that a time belongs to, on any thread."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._starts = np.array([step.start_ns for step in steps], np.int64)
         self._ends = np.array([step.end_ns for step in steps], np.int64)
 
     def at(self, times_ns: Int64Column) -> Int32Column:
-        """Return the index of the step that holds each time, or `NO_STEP`."""
+        """Return the index of the step that contains each time, or `NO_STEP`."""
         if not len(self._starts):
             return np.full(len(times_ns), NO_STEP, np.int32)
         step = np.searchsorted(self._starts, times_ns, side="right") - 1
@@ -43,7 +43,7 @@ class StepFinder:
 
 
 class PhaseFinder:
-    """The phase that an instant of a thread belongs to, by the host's marks on that thread."""
+    """Finds the phase that a time on a thread belongs to, by the host's marks on that thread."""
 
     # For nested marks the earlier line wins: the reducer copies gradients inside autograd's functions, too.
     _MARKS = (
@@ -65,7 +65,7 @@ class PhaseFinder:
         self._replicas = union(start_ns[of_replicas], end_ns[of_replicas])
 
     def at(self, times_ns: Int64Column, threads: Int64Column) -> NDArray[np.int8]:
-        """Return the `Phase` of each instant of its thread."""
+        """Return the `Phase` of each time on its thread."""
         phases = np.full(len(times_ns), Phase.OTHER, np.int8)
         for thread, phase, spans in self._spans:
             rows = np.flatnonzero((threads == thread) & (phases == Phase.OTHER))
@@ -78,10 +78,10 @@ class PhaseFinder:
 
 
 def steps_from_forwards(forward_starts_ns: Int64Column, optimizer_starts_ns: Int64Column, last_ns: int) -> list[Step]:
-    """Return the steps of a trace without ``ProfilerStep#``: from one DDP forward to the next that begins a step.
+    """Return the steps of a trace without ``ProfilerStep#``, from one DDP forward to the next that begins a step.
 
-    Where the optimizer is in the trace, a forward begins a step only if an optimizer step began since the forward
-    before it: several forwards may belong to one update. The last step ends with the trace.
+    If the trace has the optimizer, a forward begins a step only if an optimizer step has begun since the forward before
+    it, because several forwards may belong to one update. The last step ends with the trace.
     """
     starts = np.sort(forward_starts_ns)
     if len(optimizer_starts_ns):
@@ -96,9 +96,11 @@ _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 
 
 def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]:
-    """Join the traces, on the clock of the earliest; also return for each why it is left out (``None`` if it is not).
+    """Join the traces on the clock of the earliest one.
 
-    Cycles follow each other in time and continue the count of steps. A trace that overlaps another or repeats a step's
+    Also return, for each, why it is left out (``None`` if it is not).
+
+    Cycles follow each other in time and continue the step numbers. A trace that overlaps another one or repeats a step
     number is from another run.
     """
     shifts = _shifts(traces)
@@ -119,7 +121,7 @@ def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]
 
 
 def _shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return what to add to each trace's times. Old traces have no epoch: their times are absolute."""
+    """Return the offset to add to each trace's times. Old traces have no epoch: their times are absolute."""
     epochs = [trace.epoch_ns for trace in traces]
     known = [epoch for epoch in epochs if epoch is not None]
     if len(known) < len(epochs):
@@ -151,7 +153,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the count of steps if the traces do not number them: each file counts from 0."""
+    """Continue the step numbers if the traces have none themselves: each file then counts from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1
@@ -200,14 +202,14 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Return the names of both without repetition, and the index of each name of the latter in it."""
+    """Return the names of both without duplicates, and the index of each name of `after` among them."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)
 
 
 def _appended(before: _TableT, after: _TableT, index: dict[str, np.ndarray]) -> _TableT:
-    """Append a table; `index` maps the values of its columns that are indices."""
+    """Append a table. `index` maps the values of its columns that are indices."""
     columns = {}
     for column in fields(before):
         first, second = getattr(before, column.name), getattr(after, column.name)

@@ -1,4 +1,4 @@
-"""The columns of a trace file, with what each row is by the identity of its event."""
+"""The columns of a trace file, with properties of each row derived from the identity of its event."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, Proce
 Rows = NDArray[np.int64]
 
 _MOST_VALUES = 1 << 22
-"""limit of a table that holds one number for each value"""
+"""maximum size of a table that holds one number per value"""
 _MOST_POSITIONS = 20_000
-"""number of positions that are told apart in a step, for ops of one name"""
+"""maximum number of distinct positions in a step, for ops of one name"""
 
 
 class TraceRows:
-    """The columns, with what each row is by its identity."""
+    """The columns, with properties of each row derived from its identity."""
 
     def __init__(self, columns: Columns) -> None:
         identities = columns.identities
@@ -33,7 +33,7 @@ class TraceRows:
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
         self.num_launches, self.has_cuda = columns.num_launches, columns.has_cuda
         self.names: dict[str, int] = {}
-        """names in order; the values count from 0"""
+        """names in order; columns with indices of names count from 0"""
         self.kernels: dict[Kernel, int] = {}
         self.groups: dict[ProcessGroup, int] = {}
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
@@ -59,7 +59,10 @@ class TraceRows:
         return self.names.setdefault(name, len(self.names))
 
     def kernel_of(self, rows: Rows, position: Int32Column | None = None) -> Int32Column:
-        """Return each row's index into ``kernels``; on CPU, `position` is its place by name in its step."""
+        """Return each row's index into ``kernels``.
+
+        On CPU, `position` is its position among the step's ops of that name.
+        """
         if position is None:
             position = np.full(len(rows), UNKNOWN, np.int32)
         position = np.where(position < _MOST_POSITIONS, position, np.int32(UNKNOWN))
@@ -84,7 +87,7 @@ class TraceRows:
 
 
 def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int32Column]:
-    """Return the distinct combinations in order, and the index of each row's."""
+    """Return the distinct combinations in order, and the index of each row's combination."""
     which = np.zeros(len(columns[0]), np.int32)
     combinations: list[tuple[int, ...]] = [()] if len(which) else []
     for column in columns:
@@ -98,7 +101,7 @@ def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int3
 
 
 def _numbered(column: IntColumn) -> tuple[IntColumn, Int32Column]:
-    """Return the distinct values in order, and the index of each row's; sorting all rows would be slow."""
+    """Return the distinct values in order, and the index of each row's value, without sorting all rows."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
     if high - low >= _MOST_VALUES:
         values, which = np.unique(column, return_inverse=True)

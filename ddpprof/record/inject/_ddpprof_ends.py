@@ -1,6 +1,7 @@
-"""How processes of the job end: children of this process, this one without RANK, and ranks whose torchrun is killed.
+"""How processes of the job end: children of this process, this process without RANK, and ranks whose torchrun is
+killed.
 
-Nothing of ddpprof is imported before a child has failed.
+No part of ddpprof is imported before a child has failed.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import sys
 
 
 def install_multiprocessing(popen_fork):
-    """Listen to ``multiprocessing``, and so to ``mp.spawn``."""
+    """Observe ``multiprocessing``, and therefore ``mp.spawn``."""
     _note_after(popen_fork.Popen, "poll")
 
 
@@ -19,7 +20,7 @@ def install_subprocess(subprocess):
 
 
 def _note_after(popen, name):
-    """Wrap the method in which the exit code of a child becomes known."""
+    """Wrap the method that obtains a child's exit code."""
     original = getattr(popen, name, None)
     if original is None:
         return
@@ -36,7 +37,7 @@ def _note_after(popen, name):
 
 
 _MOST = 256
-"""limit on noted ends: a script may start a program that fails again and again"""
+"""maximum number of recorded ends: a script may start a failing program again and again"""
 _noted = []
 
 
@@ -44,7 +45,7 @@ def _note(pid, exit_code):
     if len(_noted) >= _MOST:
         return
     _noted.append(pid)
-    with contextlib.suppress(Exception):  # the script must go on, whatever happens to ddpprof
+    with contextlib.suppress(Exception):  # the script must continue, whatever happens to ddpprof
         from ddpprof.record.torchrun import note_child
 
         note_child(pid, exit_code)
@@ -69,7 +70,7 @@ def explain_missing_rank(note):
 
 
 def _missing_variable(kind, value):
-    """Return the variable's name, if its absence ended the script."""
+    """Return the name of the variable whose absence ended the script."""
     if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
         return value.args[0]
     message = str(value)
@@ -82,20 +83,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def place() -> str:
-    """Return the scope of process numbers: a boot of the machine, and a namespace of numbers.
+    """Return an identifier of the scope in which PIDs are unique: the machine's boot and its PID namespace.
 
-    Raises ``OSError`` if the system does not tell, as on systems other than Linux.
+    Raises ``OSError`` if the system does not provide it, as on systems other than Linux.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{os.readlink('/proc/self/ns/pid')} {file.read().strip()}"
 
 
 def end_with_agent(agent: str) -> None:
-    """End with `agent`, the number of torchrun's process and its place, which cannot end its ranks if it is killed.
+    """End this process when `agent` ends: torchrun's process, which cannot end its ranks if it is killed itself.
 
-    Such a rank would keep its device and train on. Elsewhere, as in a container, do nothing.
+    `agent` is its PID and its place. A remaining rank would keep its device and continue to train. Does nothing if the
+    agent is elsewhere, for example outside this container.
     """
-    import ctypes  # few processes need it
+    import ctypes  # only few processes need it
     import signal
 
     number, _, where = agent.partition(" ")
@@ -106,7 +108,7 @@ def end_with_agent(agent: str) -> None:
         return
     if os.getppid() == int(number):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if _is_dead(int(number)):  # it was killed before this process came here
+    if _is_dead(int(number)):  # it was killed before this process got here
         os.kill(os.getpid(), signal.SIGTERM)
 
 

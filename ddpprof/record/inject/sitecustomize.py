@@ -1,4 +1,4 @@
-"""Injection into every Python process of the job, whoever starts it; inactive until certain modules are imported."""
+"""Injection into every Python process of the job, however started; inactive until certain modules are imported."""
 
 import contextlib
 import importlib.abc
@@ -16,11 +16,14 @@ _TARGETS = {
     "multiprocessing.popen_fork": ("_ddpprof_ends", "install_multiprocessing"),
     "subprocess": ("_ddpprof_ends", "install_subprocess"),
 }
-"""modules of torch, Lightning and Python, and the functions that handle their import"""
+"""modules of torch, Lightning and Python, and the function to call after each is imported"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    """Finder of one module that uses the other finders, and calls a function when the module has run."""
+    """Finder for one module.
+
+    It delegates to the other finders, and calls a function when the module has been executed.
+    """
 
     def __init__(self, target, module, function):
         self._target, self._module, self._function = target, module, function

@@ -1,1 +1,1 @@
-"""Rendering of reports, comparisons and experiments as one HTML file each, which needs nothing but a browser."""
+"""Rendering of reports, comparisons and experiments as one HTML file each, which only needs a browser."""

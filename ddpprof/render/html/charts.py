@@ -1,7 +1,7 @@
 """A chart: a plotly figure without colours.
 
-A trace's ``meta`` names its role; `charts.js` gives each role a colour of the theme, from page.css. Text in figures
-is not meant as markup, but plotly interprets some HTML in it, so `charts.js` escapes all of it.
+A trace's ``meta`` names its role; `charts.js` gives each role a colour of the theme, from page.css. Text in figures is
+plain text, but plotly interprets some HTML in it, so `charts.js` escapes all of it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Chart:
     """height, px"""
     note: str = ""
     kind: str = "figure"
-    """what the page's scripts do with it besides drawing"""
+    """what the page's scripts do with it apart from drawing"""
     has_table: bool = False
     """whether a table follows under the same title"""
 
 
 def chart_html(chart: Chart, name: str, level: int = 3) -> str:
-    """Return a chart as HTML. Without scripts only the title of bars is shown, since their table follows."""
+    """Return a chart as HTML. Without scripts, only the title of bars is shown, because their table follows."""
     figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
     shown = "" if chart.has_table else ' class="needs-script"'
     heading = f'<h{level} id="{name}-title"{shown}>{escape(chart.title)}</h{level}>'
@@ -79,7 +79,7 @@ def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
 
 
 def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[float]) -> dict[str, Any]:
-    """Return a horizontal bar trace, whose ``customdata`` are nanoseconds."""
+    """Return a horizontal bar trace; its ``customdata`` are nanoseconds."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -112,7 +112,7 @@ def limit_line(height: float) -> dict[str, Any]:
 
 
 def decade_ticks(values: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with 1, 2 and 5 in every decade, written out; plotly shows only their first digits."""
+    """Return a logarithmic axis with full numbers at 1, 2 and 5 in every decade; plotly only shows first digits."""
     decades = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
     marks = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
     return _log_axis(values, marks, [f"{mark:g}" for mark in marks])
@@ -206,7 +206,7 @@ def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
 
 
 def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
-    """Return the bars of one stage, for all buckets whose beginning and end of it are known."""
+    """Return the bars of one stage, for all buckets for which the beginning and end of it are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
     labels = [bucket_label(row.module, row.index, row.num_bytes) for row, _, _ in known]
@@ -221,7 +221,7 @@ def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
 
 
 def collective_chart(report: Report) -> Iterable[Chart]:
-    """Draw the link's rate by message size, or durations if only these are known."""
+    """Draw the link's bandwidth by message size, or durations if only these are known."""
     rows = report.across.collectives if report.across is not None else ()
     sized = [row for row in rows if (row.num_bytes or 0) > 0 and row.num_calls > 0]
     rated = [row for row in sized if row.busbw_bytes_per_s is not None]
@@ -237,7 +237,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
-        note = "busbw: what the link carries, comparable for any number of ranks; small ones are dominated by latency"
+        note = "busbw: what the link carries, comparable for any number of ranks; latency dominates small messages"
         yield Chart("The link's rate by message size", traces, layout, 340, note)
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
@@ -285,11 +285,11 @@ def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
 
 
 _SEEN = 0.01
-"""least visible length, as a fraction of the longest bar"""
+"""minimum visible length, as a fraction of the longest bar"""
 
 
 _WORTH_A_CHART = 0.001
-"""least share of the step that all kernels together lose"""
+"""minimum share of the step lost by all kernels together for a chart"""
 
 
 def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
@@ -333,7 +333,7 @@ def whole_run_chart(report: Report) -> Iterable[Chart]:
         _line("median", "series-0", shown.curve, [point.median_ns for point in shown.curve]),
     )
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "minutes since the first noted step"}},
+        "xaxis": {"title": {"text": "minutes since the first recorded step"}},
         "yaxis": {"title": {"text": "length of a step, ms"}, "rangemode": "tozero"},
         **_marks(_moments(run)[:_MOST_MARKS], begin_ns),
     }
@@ -359,7 +359,7 @@ def _line(name: str, role: str, curve: Sequence[CurvePoint], lengths_ns: Sequenc
 
 
 def _moments(run: WholeRun) -> list[tuple[int, str]]:
-    """Return the moments, ns since 1970, at which something began that made the training slower, with a word for it."""
+    """Return the times, ns since 1970, at which training became slower, each with a word for the reason."""
     slower = [(one.began_ns, f"+{one.growth:.0%}") for one in run.slowdowns if one.began_ns is not None]
     if run.hang is not None and run.hang.since_unix_ns is not None:
         slower.append((run.hang.since_unix_ns, "hang"))
@@ -367,7 +367,7 @@ def _moments(run: WholeRun) -> list[tuple[int, str]]:
 
 
 def _marks(marks: Sequence[tuple[int, str]], begin_ns: int) -> dict[str, Any]:
-    """Return a line across the chart for each moment, with its text."""
+    """Return a vertical line across the chart for each time, with its text."""
     at = [(at_ns - begin_ns) / _MINUTE_NS for at_ns, _ in marks]
     lines = [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "name": "limit"} for x in at]
     notes = [

@@ -41,13 +41,13 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "slowdown": slowdown_chart,
     "whole-run": whole_run_chart,
 }
-"""charts by topic, placed first in it"""
+"""charts by topic, placed before the topic's other blocks"""
 
 _NO_TIMELINE = "There is no timeline: it needs the run itself, but this page was made from a JSON report."
 
 
 def report_page(report: Report, timeline: Timeline | None = None) -> str:
-    """Return a whole HTML file. `timeline` is ``None`` if there is only the report. Raises `DdpprofError`."""
+    """Return a whole HTML file. `timeline`: ``None`` if there is only the report. Raises `DdpprofError`."""
     said = {topic.name: topic for topic in topics(report)}
     numbers = steps_json(report)
     drawn = None if timeline is None else _timeline_json(report, timeline)
@@ -96,7 +96,7 @@ def _head(report: Report, job: Iterable[Section]) -> str:
 
 
 def _leads(report: Report) -> str:
-    """Say what to change first, with a link to that finding, or to change nothing."""
+    """Return the first change with a link to its finding, or the sentence that nothing needs to change."""
     first = first_change(report)
     if first is None:
         return escape(change_nothing(report))
@@ -118,7 +118,7 @@ def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:
 
 
 def _choosers(ranks: str) -> str:
-    """Return choosers of a step and of ranks. `ranks` is the purpose of the latter."""
+    """Return selectors for a step and for ranks. `ranks`: the purpose of the latter."""
     return (
         f'<div><label for="step-of-{ranks}">Step</label><select id="step-of-{ranks}" data-choose="step"></select></div>'
         f'<div><label for="{ranks}">Ranks</label><input id="{ranks}" data-choose="{ranks}" autocomplete="off" '
@@ -191,7 +191,7 @@ def _timeline_json(report: Report, timeline: Timeline) -> bytes | None:
 
 
 _MAX_TIMELINES = 4
-"""most timelines drawn at first, if there are more ranks than a screen has room for"""
+"""maximum number of timelines drawn at first, if there are more ranks than fit on a screen"""
 
 COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "compute": lambda step: step.compute_ns,
@@ -200,7 +200,7 @@ COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "exposed": lambda step: step.exposed_ns,
     "trailing": lambda step: step.trailing_ns,
 }
-"""measures of a step that the page shows beside its parts"""
+"""measures of a step that the page shows in addition to its parts"""
 
 
 def steps_data(report: Report) -> dict[str, Any] | None:

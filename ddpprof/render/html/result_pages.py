@@ -28,7 +28,7 @@ from ddpprof.topics.steps.view import WRAPPER_PARTS
 
 
 def result_page(title: str, result: Written, sections: Iterable[Section]) -> str:
-    """Return a whole HTML file, with its lines, which are the conclusion, first.
+    """Return a whole HTML file that begins with the result's lines, which are the conclusion.
 
     Raises `DdpprofError` if plotly is not installed.
     """
@@ -97,7 +97,7 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
 
 
 def _grew(change: MetricChange) -> bool | None:
-    """Return whether B takes more; ``None`` if the change may be noise."""
+    """Return True if B takes more time; ``None`` if the change may be noise."""
     difference = change.difference
     return difference.shift_ns > 0 if difference is not None and change.is_beyond_noise else None
 
@@ -153,7 +153,7 @@ def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
 
 
 def _variants(points: Sequence[SweepPoint]) -> Chart:
-    """Draw a bar per variant, with a line from its fastest to its slowest round, if what varies is not a size."""
+    """Draw a bar per variant, with a line from fastest to slowest round, if the varied setting is not a size."""
     names = dict.fromkeys(point.configuration for point in points)
     traces = []
     for number, name in enumerate(names):
@@ -217,7 +217,7 @@ def _losses(points: Sequence[ScalePoint]) -> Chart:
 
 
 def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
-    """Draw the measured overhead next to what explains it."""
+    """Draw the measured overhead next to the parts that explain it."""
     wrapper, parts = report.wrapper, report.parts
     known: list[tuple[str, str, float]] = []
     if wrapper is not None:
@@ -232,7 +232,7 @@ def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
 
 
 def tuning_charts(report: TuneReport) -> Iterable[Chart]:
-    """Draw the tried settings: measured and predicted steps."""
+    """Draw the settings that were tried: measured and predicted steps."""
     known = [(short_label(one.label) or "as it is", one) for one in (report.now, *report.tried) if one.step_ns]
     labels = [label for label, _ in known]
     traces = [bar_trace("measured", "series-0", labels, [one.step_ns or 0.0 for _, one in known])]

@@ -18,10 +18,10 @@ from ddpprof.render.html.charts import bucket_label
 from ddpprof.topics.steps.timeline import BucketSpan, RankTimeline, StepTimeline, Timeline
 
 MAX_SPANS = 60_000
-"""most spans on a page: for the step shown first, and again for all others together"""
+"""maximum number of spans on a page: for the step shown first, and again for all other steps together"""
 
 _MOST_KEPT = 8 * MAX_SPANS
-"""most spans in memory before those that cannot be told apart are merged"""
+"""maximum number of spans in memory before those that cannot be distinguished are merged"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
@@ -114,7 +114,7 @@ def _about(rank: RankTimeline, host: str | None) -> dict[str, Any]:
 
 
 def _coarsened(drawn: Sequence[_Drawn], most: int) -> list[_Drawn]:
-    """Return the steps with at most `most` spans together."""
+    """Return the steps with at most `most` spans in total."""
     lanes = [one for each in drawn for one in each.lanes.values()]
     grain_ns = grain_for(lanes, most, max((one.end_ns - one.start_ns for one in drawn), default=1))
     return [replace(one, lanes={name: coarsen(fine, grain_ns) for name, fine in one.lanes.items()}) for one in drawn]
@@ -175,7 +175,7 @@ def _sized(num_bytes: int) -> str:
 
 
 def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> SpanColumns:
-    """Return the stages of each bucket in a row of its own while other buckets are under way."""
+    """Return the stages of each bucket, in a separate row while other buckets are in flight."""
     times = [[b.ready_ns, b.launched_ns, b.started_ns, b.finished_ns] for b in buckets]
     known = [[time for time in row if time is not None] for row in times]
     whole = [(row[0], row[-1], number) for number, row in enumerate(known) if len(row) > 1]
@@ -220,12 +220,12 @@ _Column = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanColumns:
-    """Spans, sorted by row and start. Times are ns; the caller gives `kind` and `name` their meaning."""
+    """Spans, sorted by row and start. Times are ns; the caller defines `kind` and `name`."""
 
     start_ns: _Column
     end_ns: _Column
     busy_ns: _Column
-    """sums of the lengths of the merged spans"""
+    """total lengths of the merged spans"""
     count: _Column
     kind: _Column
     name: _Column
@@ -236,7 +236,7 @@ class SpanColumns:
 
 
 def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_rows: int = 1) -> SpanColumns:
-    """Return a lane whose overlapping spans are in different rows, at most `most_rows`."""
+    """Return a lane whose overlapping spans are in different rows, at most `most_rows` of them."""
     order = np.lexsort((end_ns, start_ns))
     start, end = start_ns[order].astype(np.int64), end_ns[order].astype(np.int64)
     row = _rows(start, end, most_rows)
@@ -247,7 +247,7 @@ def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_
 
 
 def _rows(start: _Column, end: _Column, most: int) -> _Column:
-    """Return for each span the first row that is free when it starts, or else the last row."""
+    """Return, for each span, the first row that is free when it starts, or else the last row."""
     if most == 1:
         return np.zeros(len(start), np.int64)
     free = [np.iinfo(np.int64).min] * most
@@ -260,7 +260,7 @@ def _rows(start: _Column, end: _Column, most: int) -> _Column:
 
 
 def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
-    """Merge spans narrower than `grain_ns`, separately for each kind: spans of different kinds may then overlap."""
+    """Merge spans narrower than `grain_ns`, separately for each kind. Spans of different kinds may then overlap."""
     if not len(fine) or grain_ns <= 0:
         return fine
     by_kind = rows_of(fine, np.lexsort((fine.start_ns, fine.kind, fine.row)))

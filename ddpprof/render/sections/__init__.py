@@ -58,7 +58,7 @@ TOPICS = tuple(name for name, _, _ in _TOPICS)
 
 
 def sections(report: Report, drawn_step: Iterable[Section] = (), only: str | None = None) -> tuple[Section, ...]:
-    """Return the sections of all topics or one. `drawn_step`: a drawing of the step that the bars show."""
+    """Return the sections of all topics, or of one topic. `drawn_step`: a drawing of the step that the bars show."""
     found: list[Section] = []
     for topic in topics(report):
         if only in (None, topic.name):

@@ -86,7 +86,7 @@ def _note(comparison: Comparison) -> str:
 
 
 def interval_of(change: MetricChange) -> tuple[float, float] | None:
-    """Return the ends of the interval to show, ns: that of runs, or else of the steps of one run."""
+    """Return the interval to show, ns: between runs or, with one run on each side, between the steps of the runs."""
     if change.difference is not None and change.difference.is_measured:
         return change.difference.low_ns, change.difference.high_ns
     if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:
@@ -100,7 +100,10 @@ def _interval(change: MetricChange) -> str:
 
 
 def _word(change: MetricChange, step_ns: int) -> str:
-    """Return the word for a change in steps of `step_ns`. If runs differ much, one that matters may look like noise."""
+    """Return the word for a change in steps of `step_ns`.
+
+    If runs differ much, a change that matters may look like noise.
+    """
     difference = change.difference
     if change.is_beyond_noise is None or difference is None:
         return "cannot tell"

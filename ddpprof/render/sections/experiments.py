@@ -95,7 +95,7 @@ _VAGUE = 0.1
 
 
 def interval(ratio: Ratio) -> str:
-    """Return the ratio with its interval, if that is known and narrow enough to say something."""
+    """Return the ratio with its interval, if that is known and narrow enough to be useful."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.ratio:.3f}"
     if ratio.is_vague:
@@ -247,7 +247,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """Say which variant is faster than the first beyond noise, if any; if they do unequal work, for the same work."""
+    """Return a sentence on which variant beats the first beyond noise; with unequal work, for the same work."""
     unequal = len({point.size for point in points}) > 1
     if unequal:
         points = [_for_as_much_work(point, points[0]) for point in points]
@@ -276,7 +276,7 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
 
 
 def _for_as_much_work(point: SweepPoint, first: SweepPoint) -> SweepPoint:
-    """Return the variant with its times for the work that the first one does in a step."""
+    """Return the variant with its times scaled to the work that the first variant does in a step."""
     if point.size is None or first.size is None:
         return point
     share, ratio = first.size / point.size, point.ratio
@@ -389,7 +389,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Say that no setting is faster, or that this cannot be told, and what to do about it."""
+    """Return a sentence that no setting is faster, or that this is not certain, and what to do about it."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({ms(report.now.step_ns)} ms per step)"
     if not known:
@@ -419,7 +419,7 @@ _CERTAIN = 0.9
 _STEADY = 1.1
 """slowest start divided by the fastest, up to which a machine counts as steady"""
 _ENOUGH = 10
-"""minimum number of rounds to advise"""
+"""minimum number of rounds to recommend"""
 
 
 def _predicted(tried: TriedSetting) -> str:
@@ -448,7 +448,7 @@ def _trials(report: TuneReport) -> Section:
 
 
 def short_label(label: str) -> str:
-    """Return the label of a setting for where there is little room."""
+    """Return the label of a setting in a short form."""
     for name, short in _SHORT.items():
         label = label.replace(name, short)
     return clean(label)
@@ -489,7 +489,7 @@ def _part(fraction: float | None) -> str:
 
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
-    """Say what each change gave, and how to write those that help."""
+    """Return sections on what each change saved, and how to write the changes that help."""
     yield Line(f"A step of the unchanged job takes {ms(report.step_ns)} ms, in {count(report.rounds, 'round')}.")
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)

@@ -1,4 +1,4 @@
-"""Findings in the order of `findings.find`, and then those that may be noise."""
+"""Findings in the order of `findings.find`, followed by those that may be noise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finding_list(report: Report) -> Iterator[Section]:
 
 
 def beyond_noise(report: Report, texts: Sequence[FindingText]) -> Iterator[Section]:
-    """Show findings that are no noise, and say why there are none, or no more."""
+    """Show findings beyond noise, and say why there are none, or no more."""
     yield FindingList(FINDINGS, tuple(texts), _otherwise(report))
     if texts and _lacks_profiled_steps(report):
         yield Line(_not_profiled(report, "no more"))
@@ -66,7 +66,7 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
 
 
 def first_change(report: Report) -> tuple[FindingText, Finding] | None:
-    """Return what to change first; ``None`` if no finding is certain enough, as one without the prediction it needs."""
+    """Return what to change first; ``None`` if no finding is certain enough, such as one without its prediction."""
     return next(((text, one) for text, one in finding_texts(report) if text.advice and not one.is_guess), None)
 
 
@@ -87,12 +87,12 @@ def first_words(finding: Finding) -> str:
 
 
 def gain_after_title(text: FindingText, finding: Finding) -> str:
-    """Return the gain as it follows the title in a sentence; nothing if there is none, or it is not known."""
+    """Return the gain in the form that follows the title in a sentence; empty if there is none, or it is unknown."""
     return "" if finding.expected_ns is None else f", {text.gain}"
 
 
 def change_nothing(report: Report) -> str:
-    """Say why there is nothing to change, for certain or as far as the run can tell; nothing if the job failed."""
+    """Return why there is nothing to change, for certain or as far as the run can tell; empty if the job failed."""
     if report.failure is not None:
         return ""
     if any(not one.is_noise for one in report.findings):
@@ -120,7 +120,7 @@ def _text(number: int, finding: Finding) -> FindingText:
 
 
 def _otherwise(report: Report) -> str:
-    """Say why there are no findings beyond noise."""
+    """Return why there are no findings beyond noise."""
     if report.failure is not None:
         return _FAILED
     if file_of(report) is None and not report.job.modules:
@@ -133,7 +133,7 @@ def _otherwise(report: Report) -> str:
 
 
 def _lacks_profiled_steps(report: Report) -> bool:
-    """Return whether ddpprof recorded the run, which did not fail, but none of the profiled steps."""
+    """Return whether ddpprof recorded the run without failure, but none of the profiled steps."""
     was_recorded = file_of(report) is None and report.failure is None and report.job.modules
     return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
 
@@ -193,7 +193,7 @@ def short_gain(finding: Finding) -> str:
 
 
 def measured_gain(measured: Measured) -> str:
-    """Return the gain that trials showed, with its interval."""
+    """Return the measured gain with its interval."""
     if measured.low_ns is None or measured.high_ns is None:
         return f"{ms(measured.gain_ns)} ms"
     return f"{ms(measured.gain_ns)} ms ({ms(measured.low_ns)} – {ms(measured.high_ns)})"
@@ -225,7 +225,7 @@ class StepVerdict:
 
 
 def verdict(report: Report) -> StepVerdict:
-    """Return the verdict. Its numbers are means over the ranks and the steps, like those of the tables."""
+    """Return the verdict. Like those of the tables, its numbers are means over the ranks and the steps."""
     of_steps = verdict_of_steps(report)
     if report.failure is None:
         return of_steps
@@ -264,7 +264,10 @@ def verdict_of_steps(report: Report) -> StepVerdict:
 
 
 def _left_out(report: Report, num_usual: int) -> str:
-    """Say that steps of another kind recur, or took most of the time; a single long one may be the machine's doing."""
+    """Return a sentence if steps of another kind recur, or took most of the time.
+
+    A single long step may be due to the machine.
+    """
     ratios = sorted(left_out(report).values())
     if len(ratios) < 2 and sum(ratios) <= num_usual:
         return ""
@@ -276,7 +279,7 @@ def _left_out(report: Report, num_usual: int) -> str:
 
 
 def _are_longer_for_communication(report: Report) -> bool:
-    """Return whether steps that are left out spend most of their extra time in communication."""
+    """Return whether the steps that are left out spend most of their extra time in communication."""
     steps = [step for rank in report.ranks_together for step in rank.measured_steps]
     usual = [step for step in steps if step.step in report.usual_steps]
     others = [step for step in steps if step.step not in report.usual_steps and step.is_whole]
@@ -329,7 +332,7 @@ def first_screen(
     """Return about 40 lines.
 
     `paths`: the parts of the run, as a user gives them; `timeline`: with the typical step; `can_replay`: whether
-    ``ddpprof whatif`` reads what is there, which it does not if that is a report in JSON.
+    ``ddpprof whatif`` can read the input, which it cannot if that is a JSON report.
     """
     return tuple(
         section
@@ -364,7 +367,7 @@ def _verdict(report: Report) -> Iterator[Section]:
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
-    """Draw the typical step; if none was profiled, what is known of the time of a step."""
+    """Draw the typical step. If none was profiled, show what is known about the time of a step."""
     return typical_lanes(timeline, report) or (*_bars(report), *sections_of_topics(report, "step"))
 
 
@@ -380,7 +383,7 @@ def _findings(report: Report) -> Iterator[Section]:
 
 
 def _remarks(report: Report) -> Iterator[Section]:
-    """List what else was found, in one line each."""
+    """List further findings, in one line each."""
     beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
     noise = [finding for finding in report.findings if finding.is_noise]
     also = (*_in_short(beyond), *bound_remarks(report))

@@ -78,7 +78,7 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
 
 
 def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
-    """Say how much of what larger batches save is communication, and that they change the training."""
+    """Return a sentence on the share of communication in the saving of larger batches, which change the training."""
     was_ns, ratio = answer.without_world_comm_ns, answer.work_ratio
     if was_ns is None or answer.without_world_ns is None or ratio <= 1:
         return ""
@@ -134,6 +134,6 @@ def _network(answer: WhatIf) -> str:
 
 
 def _span(low_ns: float, high_ns: float) -> str:
-    """Format a span; three digits are more than is known."""
+    """Format a range; three digits would suggest more precision than there is."""
     digits = 0 if high_ns >= _HUNDRED_MS else 1 if high_ns >= _HUNDRED_MS / 10 else 2
     return f"{low_ns / 1e6:.{digits}f} – {high_ns / 1e6:.{digits}f}"

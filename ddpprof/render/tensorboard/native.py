@@ -30,7 +30,10 @@ from ddpprof.topics.steps.timeline import Drawing
 
 
 def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:
-    """Write all native data. `drawings` ascend by rank. Raises ``OSError``, and `DdpprofError` without TensorBoard."""
+    """Write all native data. `drawings` are in rank order.
+
+    Raises ``OSError``, and `DdpprofError` without TensorBoard.
+    """
     with EventFile(directory / TENSORBOARD_OF_RUN) as file:
         write_report_text(file, report)
         write_layout(file)
@@ -73,7 +76,7 @@ DESCRIPTIONS = {
     OWN_WORK: "time that the training thread spends in DDP's own work, by the host's clock",
 }
 
-_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator does later"
+_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator executes later"
 
 
 def write_scalars(file: EventFile, rank: RankReport, on_accelerator: bool) -> None:
@@ -92,7 +95,7 @@ def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
 
 
 def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
-    """Yield the scalars in order of the steps; a step has no point for what it cannot tell."""
+    """Yield the scalars in step order. A step has no point for a value that is unknown."""
     prefix = LAUNCHES if on_accelerator else PART
     steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
     for step in sorted(steps, key=lambda step: step.step):
@@ -159,15 +162,17 @@ _HEAT_OF_STEP: Mapping[str, Callable[[StepReport], int]] = {
     "exposed_comm_ms": lambda step: step.exposed_ns,
 }
 _MAX_CELLS = 2000
-"""most cells in one direction; a larger image would be useless"""
+"""maximum number of cells in one direction; a larger image would be useless"""
 _WITH_NUMBERS = 40
-"""most ranks and steps for which a cell is wide enough for its number"""
+"""maximum number of ranks and steps for which a cell is wide enough to show its number"""
 _CELL, _WIDE_CELL, _MARGIN, _TOP = 6, 64, 70, 50
 _LIGHT, _DARK, _NOTHING = np.array([247, 251, 255]), np.array([8, 48, 107]), (255, 255, 255)
 
 
 def write_heat_maps(file: EventFile, report: Report) -> None:
-    """Write the heat maps, if there is Pillow, which TensorBoard includes from 2.20 on: the scalars say the same."""
+    """Write the heat maps if Pillow is installed, which TensorBoard includes from 2.20 on. The scalars show the same
+    data.
+    """
     if find_spec("PIL") is None:
         return
     from tensorboard.plugins.image.metadata import create_summary_metadata
@@ -239,7 +244,7 @@ def write_histograms(file: EventFile, drawing: Drawing) -> None:
 
 
 METRIC = "ddp_run/"
-"""prefix of metrics such as ``ddp_run/step_ms``, which are means over the ranks, and then medians over the steps"""
+"""prefix of metrics such as ``ddp_run/step_ms``: means over the ranks, then medians over the steps"""
 _LONGEST = 200
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 
@@ -270,7 +275,7 @@ def settings_of(report: Report) -> dict[str, str | int | float]:
 
 
 def _value(value: str | float) -> str | int | float:
-    """Return a number as a number, since TensorBoard sorts by it."""
+    """Return a number as a number, because TensorBoard sorts by it."""
     if not isinstance(value, str):
         return value
     return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)
@@ -296,8 +301,8 @@ def write_report_text(file: EventFile, report: Report) -> None:
 def tensorboard_markdown(markdown: str) -> str:
     """Convert GitHub's Markdown to the dialect of Python-Markdown.
 
-    The latter does not know all of GitHub's escapes, but every character by its number; list items continue after 4
-    blanks.
+    Python-Markdown does not support all of GitHub's escapes, but supports numeric character references. List items
+    continue after 4 spaces.
     """
     numbered = _ESCAPED.sub(lambda match: f"&#{ord(match[1])};", markdown)
     return _LIST_ITEM.sub("    ", numbered)
@@ -307,7 +312,7 @@ HOW_TO_INSTALL = how_to_install("tensorboard")
 
 
 class EventFile:
-    """One file of one TensorBoard run, in `directory`; a context manager. Raises ``OSError`` and `DdpprofError`."""
+    """One file of one TensorBoard run in `directory`; a context manager. Raises ``OSError`` and `DdpprofError`."""
 
     def __init__(self, directory: Path) -> None:
         try:

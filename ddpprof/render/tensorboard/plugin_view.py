@@ -1,4 +1,4 @@
-"""Input of torch-tb-profiler's views that makes them equal the report: steps, and collectives of all ranks.
+"""Input of torch-tb-profiler's views that makes them equal to the report: steps, and collectives of all ranks.
 
 The plugin pairs the i-th collective of a rank, in order of their starts, with the i-th of every other rank, and shows
 nothing if ranks have different numbers of them. What it cannot show is described in words.
@@ -28,7 +28,7 @@ _NAMES = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.REDUCE: "reduce",
 }
-"""the only names that the plugin knows"""
+"""the only names known to the plugin"""
 _NAME_OF_OTHERS = "all_reduce"
 _NEGLIGIBLE_NS = 1000
 _HOST_BACKENDS = tuple(f"{name}:" for name in ON_HOST)
@@ -45,17 +45,17 @@ class PluginViews:
 
 @dataclass(frozen=True, slots=True)
 class _ShownRank:
-    """One rank's collectives, and which of them lie in a step of the report."""
+    """One rank's collectives, and which of them are in a step of the report."""
 
     about: DrawnRank
     table: RankCollectives
     message_bytes: Mapping[int, int]
-    """row of the table → bytes, as far as the recorder knows them"""
+    """row of the table → size in bytes, as far as the recorder knows it"""
     on_host: bool
-    """whether threads of the host communicate"""
+    """whether host threads do the communication"""
     steps: tuple[Step, ...]
     start_ns: NDArray[np.int64]
-    """start, clipped to the step if the host communicates, since the plugin's steps are then the host's"""
+    """start, clipped to the step if host threads communicate, because the plugin's steps are then the host's"""
     end_ns: NDArray[np.int64]
     counts: NDArray[np.bool_]
 
@@ -99,7 +99,7 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:
-    """Return [n, num_ranks]: rows of the collectives that count on every rank, in their order on the lowest rank."""
+    """Return rows, shape [n, num_ranks], of the collectives that count on every rank, in the lowest rank's order."""
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]
     rows = matched.rows[(matched.rows != UNKNOWN).all(axis=1)].astype(np.int64)
@@ -111,7 +111,7 @@ def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[
 
 
 def _in_common_order(ranks: Sequence[_ShownRank], lines: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return starts that ascend on every rank: if two collectives began in another order, one is moved earlier.
+    """Return starts that increase on every rank: if two collectives began in another order, one is moved earlier.
 
     Backends have several threads or streams, so the plugin would otherwise pair the wrong collectives.
     """

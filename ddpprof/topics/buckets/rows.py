@@ -22,7 +22,7 @@ from ddpprof.topics.buckets.steps import BucketStep
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket as the report shows it; what this run cannot tell is ``None``."""
+    """One bucket as shown in the report; unknown values are ``None``."""
 
     module: Annotated[int, Number("index of the DDP module")]
     index: Annotated[int, Number("index of the bucket, in the order of launch", column="bucket")]
@@ -71,7 +71,7 @@ def _summarise(
 def summarise_times(
     key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool, parameters: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the fields of a `BucketRow` that its times tell; `key` is module and index, `parameters` their names."""
+    """Return the fields of a `BucketRow` that its times give. `key`: module and index, `parameters`: their names."""
     mine = {rank: [row for row in rows if (row.module, row.index) == key] for rank, rows in ranks.items()}
     rows = [row for rank_rows in mine.values() for row in rank_rows]
     slowest = Counter(row.last_parameter for row in rows if row.last_parameter is not None).most_common(1)

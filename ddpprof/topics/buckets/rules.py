@@ -33,7 +33,7 @@ _MOST_SHOWN = 6
 
 
 def _gradient_buckets(rows: Rows, view: View) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
-    """Yield the modules whose buckets have known sizes: of sparse gradients nobody knows how much is sent."""
+    """Yield the modules whose buckets have known sizes; for sparse gradients, the number of bytes sent is unknown."""
     for index, module in enumerate(view.modules):
         buckets = tuple(b for b in rows if b.module == index)
         if buckets and all(bucket.num_bytes is not None for bucket in buckets):

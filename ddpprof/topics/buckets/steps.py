@@ -102,7 +102,7 @@ def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
 
 
 def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
-    """Return whether the pass is of one of these modules: a killed rank may have left steps of undescribed modules."""
+    """Return whether the pass is through one of these modules: a killed rank may leave steps of undescribed modules."""
     return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
 
 
@@ -133,7 +133,7 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
-    """Return position of the backward pass in the step, and index of each bucket → the row of its all-reduce.
+    """Return a mapping: (position of the backward pass in the step, index of the bucket) → row of its all-reduce.
 
     They are paired in the order of their launches. If the backward pass has other all-reduces, such as those of
     SyncBatchNorm, only those launched by gradient hooks count. Nothing is paired if the numbers still differ, for
@@ -153,7 +153,7 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[int, int | None]]:
-    """Return position of the pass and index of the bucket of each collective of the reducer, in the order of launches.
+    """Return, for each collective of the reducer in launch order, the position of the pass and the index of the bucket.
 
     ``None`` instead of a bucket stands for the map of used parameters, which is reduced after the last bucket.
     """
@@ -199,7 +199,7 @@ def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np
 
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of `rows` that a gradient's hook launched; all if the trace has no hooks, or no launches."""
+    """Return those of `rows` that a gradient's hook launched; all rows if the trace has no hooks, or no launches."""
     marks, hooks, launched_ns = trace.host_spans, gradient_hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows

@@ -3,9 +3,9 @@
 The layout is the one that most steps share, over all ranks: sizes in the order of launch, where an unknown size fits
 any. Passes with another layout are left out, since DDP rebuilds its buckets after the first iteration. A step in which
 a DDP forward ends between all-reduces has several backward passes if each sends the same sizes. Otherwise they count as
-one, and all buckets belong to module 0, because modules cannot be told apart. Times count from the end of the last DDP
-forward before the pass's first bucket; if the script reduces gradients without DDP, from the beginning of the backward
-pass.
+one, and all buckets belong to module 0, because modules cannot be distinguished. Times count from the end of the last
+DDP forward before the pass's first bucket; if the script reduces gradients without DDP, from the beginning of the
+backward pass.
 """
 
 from __future__ import annotations

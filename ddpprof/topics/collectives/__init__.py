@@ -1,1 +1,1 @@
-"""Collectives: which belong together on several ranks, and how fast they are."""
+"""Collectives: which rows of several ranks are the same collective, and how fast collectives are."""

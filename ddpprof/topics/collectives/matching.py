@@ -23,7 +23,7 @@ _PLACES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """The kilobytes of one rank's trace that measures across ranks need."""
+    """The part of one rank's trace (kilobytes) that measures across ranks need."""
 
     rank: int
     host: str | None
@@ -39,7 +39,7 @@ class RankCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of one process group, all with or all without sequence numbers: n lines, a column for each rank."""
+    """Rows of one process group, all with or all without sequence numbers: n lines, one column per rank."""
 
     group: ProcessGroup
     """group; one without name, size and ranks stands for rows that do not name their group"""
@@ -129,7 +129,7 @@ def _beside_each_other(
         rows[line, column] = row
         kinds[line, column] = rank.collectives.kind[row]
         sizes[line, column] = rank.collectives.num_bytes[row]
-        steps[line] = step[row]  # the lowest rank comes last, and wins
+        steps[line] = step[row]  # the lowest rank comes last, and takes precedence
     return Candidates(
         group=group,
         by_sequence=by_sequence,
@@ -144,7 +144,7 @@ def _beside_each_other(
 
 
 def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup], list[NDArray[np.int32]]]:
-    """Return the groups of all ranks under one numbering, and per rank the group of each row.
+    """Return the groups of all ranks with common numbers, and per rank the group of each row.
 
     Kineto truncates long lists of ranks. Such a group is the only one of its name whose ranks are known, if any.
     """
@@ -189,7 +189,7 @@ def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessG
 def _common_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[int, ...], list[Int64Column]]:
     """Return the numbers of all ranks' steps, and per rank which of them each row belongs to, or `NO_STEP`.
 
-    If steps were counted anew in each of the profiler's windows, the window distinguishes them.
+    If step numbers restart in each of the profiler's windows, the window distinguishes them.
     """
     counted_anew = any(len({step.number for step in rank.steps}) < len(rank.steps) for rank in ranks)
 
@@ -259,7 +259,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
 
 
 def _is_same(lines: Candidates) -> NDArray[np.bool_]:
-    """Return [n]: whether the line's rows are one collective."""
+    """Return an array of shape [n]: whether the line's rows are one collective."""
     known = lines.rows != UNKNOWN
     same: NDArray[np.bool_]
     if lines.by_sequence:
@@ -278,7 +278,7 @@ _MOST_RANKS_NAMED = 4
 
 
 def differs(lines: Candidates) -> NDArray[np.bool_]:
-    """Return [n]: whether two ranks have rows of different kinds, or of different known sizes."""
+    """Return an array of shape [n]: whether two ranks have rows of different kinds, or of different known sizes."""
     return _varies(lines.kinds) | (_varies(lines.sizes) & ~np.isin(lines.kinds.max(axis=1), _SIZED_BY_RANK))
 
 
@@ -302,7 +302,7 @@ def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[s
 
 
 def _varies(values: NDArray[np.int64] | NDArray[np.int8]) -> NDArray[np.bool_]:
-    """Return [n]: whether the known values of a line differ."""
+    """Return an array of shape [n]: whether the known values of a line differ."""
     largest = values.max(axis=1, keepdims=True)
     varies: NDArray[np.bool_] = ((values != largest) & (values != UNKNOWN)).any(axis=1)
     return varies
@@ -354,7 +354,7 @@ def _what_differs(lines: Candidates, line: int) -> str:
 
 
 def _odd_ones(ranks: Sequence[int], said: Sequence[str]) -> str:
-    """Return what the first unusual ranks have, and what most have."""
+    """Return, in words, what the first unusual ranks have, and what most ranks have."""
     usual = Counter(said).most_common(1)[0][0]
     other = next(text for text in said if text != usual)
 

@@ -1,4 +1,4 @@
-"""Which collectives ran, how often, how big, how fast? Per kind, process group and size class.
+"""Which collectives ran, how often, how large and how fast were they? Per kind, process group and size class.
 
     transfer = the shortest duration over the ranks that were read (an unread rank could have a shorter one)
     algbw    = bytes / transfer, where the transfer has been given its share of the link (`time_alone`)
@@ -45,7 +45,7 @@ class CollectiveSummary:
     """name of the process group; ``None`` if the trace does not name it"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
     """size of the group, or of the whole job if the trace does not name the group"""
-    at_least_bytes: Annotated[int | None, Number("least size in the class")]
+    at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
     below_bytes: Annotated[int | None, Number("size at which the next size class begins")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
     num_bytes: Annotated[int | None, Number("bytes of all these calls", column="total_bytes")]
@@ -76,7 +76,10 @@ def summarise_collectives(
     world_size: int | None,
     sizes: Mapping[int, Mapping[int, int]] | None = None,
 ) -> tuple[CollectiveSummary, ...]:
-    """Summarise, ordered by kind, process group and size. `sizes`: per rank, bytes of rows that the trace lacks."""
+    """Summarise collectives, ordered by kind, process group and size.
+
+    `sizes`: per rank, bytes of rows that the trace lacks.
+    """
     if not ranks:
         return ()
     ranks = sorted(ranks, key=lambda rank: rank.rank)
@@ -114,9 +117,9 @@ def _size_class(num_bytes: Int64Column) -> Int64Column:
 def sizes_of_rows(
     ranks: Sequence[RankCollectives], matched: MatchedCollectives, given: Mapping[int, Mapping[int, int]]
 ) -> list[Int64Column]:
-    """Return per rank, ascending, the size of each row: the trace's, else the given one, else another rank's.
+    """Return the size of each row per rank, in rank order: from the trace, or the given one, or another rank's.
 
-    If ranks have different sizes, as in an all-to-all, all get the largest.
+    If ranks have different sizes, as in an all-to-all, all get the largest one.
     """
     sized = []
     for rank in ranks:

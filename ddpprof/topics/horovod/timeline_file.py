@@ -35,7 +35,7 @@ _OF_HOROVOD = re.compile(
 _NEGOTIATE = "NEGOTIATE_"
 _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
-"""upper limit of plausible times: a clock in microseconds takes 285 years to reach it"""
+"""upper limit of plausible times, µs: a clock in microseconds takes 285 years to reach it"""
 _TRIES = 50
 """number of braces, from the end, at which to try to cut a truncated file"""
 _COLLECTIVE = re.compile(

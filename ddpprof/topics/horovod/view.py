@@ -1,4 +1,4 @@
-"""What a Horovod timeline tells: how long does it take until all gradients of a step are reduced, and what costs time?
+"""What a Horovod timeline shows: how long until all gradients of a step are reduced, and how is that time spent?
 
     reduction = first gradient announced → last one reduced
               = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
@@ -31,9 +31,9 @@ from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, HorovodTimeli
 _ONE_CYCLE_NS = 500_000
 """where cycles are not marked, ticks that are closer share one: half of Horovod's default cycle"""
 _MANY_CYCLES = 3
-"""limit in cycles: a longer wait is caused by a rank, not by the cycle time"""
+"""limit in cycles; a longer wait is caused by a rank, not by the cycle time"""
 _DEFAULT_CYCLE_NS, _SHORT_CYCLE_NS = 1_000_000, 600_000
-"""a cycle shorter than the latter gains nothing from a shorter one"""
+"""below the latter, a shorter cycle time saves nothing"""
 _MOSTLY = 0.5
 _MAX_ROWS = 24
 
@@ -50,7 +50,7 @@ class ReductionParts:
     waiting_ns: int
     """waiting for ranks and for the next cycle"""
     nothing_ns: int
-    """time in which no tensor is announced: rank 0 computes"""
+    """time during which no tensor is announced: rank 0 computes"""
 
     @property
     def total_ns(self) -> int:
@@ -138,7 +138,7 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
 
 
 def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
-    """Divide the span from `start` to `end` into parts, each without the instants of the parts before it."""
+    """Divide the span from `start` to `end` into parts; each part excludes the time of the parts before it."""
     kinds = (
         _spans(span for op in ops for span in op.collectives),
         _spans(span for op in ops for span in op.copies),
@@ -166,7 +166,7 @@ def _count_last(steps: Sequence[StepOps], timeline: HorovodTimeline) -> dict[int
 
 
 def last_rank(op: TensorOp, cycles_ns: Sequence[int]) -> int | None:
-    """Return the rank that came in a later cycle than all others, if one did."""
+    """Return the rank that arrived in a later cycle than all others; ``None`` if there is none."""
     *_, before, last = sorted(op.ready_ns.items(), key=lambda one: one[1])
     if cycles_ns:
         return last[0] if bisect(cycles_ns, last[1]) > bisect(cycles_ns, before[1]) else None

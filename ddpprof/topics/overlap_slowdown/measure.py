@@ -65,12 +65,12 @@ class KernelSlowdown:
     lost_ns: int
     """how much longer these runs took than the same work alone; negative if they took less time"""
     num_compared: int
-    """number of these"""
+    """number of these runs"""
     ratios: Ratios
     """for each of these runs, its duration / the median of the same work alone; ascending, possibly `thinned` to a
     selection"""
     num_alone: int
-    """number of runs behind these medians"""
+    """number of runs from which these medians were computed"""
 
     @property
     def ratio(self) -> float | None:

@@ -21,7 +21,7 @@ _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
 """minimum share of the step for a table"""
 _TELLS_NOTHING = 0.02
-"""minimum share of the computation under communication; the ratio of a smaller share is accidental"""
+"""minimum share of the computation under communication; with a smaller share, the ratio is not meaningful"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Ranks compared: who is late, who waits for whom, and what their clocks show."""
+"""Ranks compared: which ranks are late, which ranks wait for which, and what their clocks show."""

@@ -84,7 +84,7 @@ def traced_collectives(rank: Rank, modules: Sequence[DdpModule]) -> TracedCollec
 
 
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
-    """Return the rank's collectives without baseline steps, which tell nothing about the training."""
+    """Return the rank's collectives without baseline steps, which do not represent the training."""
     one = rank_collectives(rank)
     if one is None or not (left_out := rank.baseline_step_indices):
         return one
@@ -92,7 +92,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def _message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Return row → bytes of gradient all-reduces, as far as they are known; gloo's spans tell only recorded shapes."""
+    """Return row → bytes of gradient all-reduces, if known; gloo's spans only have a size if shapes are recorded."""
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
@@ -125,7 +125,7 @@ class AcrossRanks:
     waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
     collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
     stragglers: Stragglers | None
-    """``None`` if there are too few ranks or steps to tell"""
+    """``None`` if there are too few ranks or steps to decide"""
     late_gradients: Annotated[tuple[LateGradients, ...], HOST]
 
 
@@ -207,15 +207,15 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _yet_last(waiting: Sequence[RankWaiting]) -> str:
-    """Say, if a rank arrives last in most collectives, how that goes together with ranks that are equally fast."""
+    """If a rank arrives last in most collectives although all ranks are equally fast, return the explanation."""
     last = max((one for one in waiting if one.num_last is not None), key=lambda one: one.num_last or 0, default=None)
     if last is None or not last.num_last or last.num_last <= _MOSTLY * last.num_collectives:
         return ""
     waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
     return (
         f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and "
-        f"other ranks wait up to {ms(waits_ns)} ms per step: in too few steps, its own work takes longer. To rule "
-        "out chance, record more steps (--steps 20)"
+        f"other ranks wait up to {ms(waits_ns)} ms per step: its own work takes longer in too few "
+        "steps to rule out chance. Record more steps (--steps 20)"
     )
 
 
@@ -250,7 +250,7 @@ def waiting_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """Return all ranks; of many, those that the others wait for."""
+    """Return all ranks or, if there are many, those that the others wait for."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

@@ -1,7 +1,7 @@
-"""Who comes late to a collective, and who waits for whom?
+"""Which ranks arrive late at a collective, and which ranks wait for which?
 
 transfer = the shortest duration over the ranks that were read, namely on a rank that finds all others already there
-waiting  = a rank's duration - transfer
+waiting = a rank's duration - transfer
 """
 
 from __future__ import annotations

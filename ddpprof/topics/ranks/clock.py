@@ -1,4 +1,4 @@
-"""What does each rank's clock show at the same instant?
+"""What does each rank's clock show at the same moment?
 
     common time = time on the rank's clock - offset - drift · (time - at)
 
@@ -9,12 +9,12 @@ confidence interval excludes zero and it exceeds the noise.
 
 Bound: a collective in which every rank depends on every other cannot end on any rank before it has started on every
 rank. Each such collective puts the offset between (start on the rank - end on the reference) and (end on the rank -
-start on the reference); the estimate is moved into the intersection, and the bound is the distance to its farther side.
+start on the reference). The estimate is moved into the intersection, and the bound is the distance to its farther side.
 With gloo, a thread notices the end late if it waits for a core; this widens the bound, and makes the estimate's noise
 one-sided.
 
-Ranks on the reference's host read the same clock, unless the ends of their collectives contradict this; the remaining
-difference is how each process's profiler converts processor time into time since 1970.
+Ranks on the reference's host read the same clock, unless the ends of their collectives contradict this. The remaining
+difference is how each process's profiler converts CPU time stamps into time since 1970.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RankClock:
     rank: int
     host: str | None
     offset_ns: int
-    """how far its clock is ahead of the reference's, at ``CommonClock.at_ns``"""
+    """offset by which its clock is ahead of the reference's, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
     """largest error of the offset; ``None`` if the collectives contradict each other because one was misidentified or
@@ -220,7 +220,7 @@ def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], refere
 
 
 def _median(values: Int64Column) -> int:
-    """Return the exact median, even where a float would be inexact: clocks may be hours apart."""
+    """Return the exact median, even where a float would be inexact, because clocks may be hours apart."""
     least = values.min()
     return int(least + np.int64(floor(np.median(values - least))))
 

@@ -1,4 +1,4 @@
-"""How much time does a rank spend on its own work before it comes to the collective where the others wait for it?
+"""How much time does a rank spend on its own work before it arrives at the collective where the others wait for it?
 
     own time of step k = from the end of step k-1's gradient communication, where all ranks are together,
                          to the launch of step k's last gradient collective,
@@ -84,7 +84,7 @@ def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
 
 
 def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return what the backward pass launched; if that is unknown, as with a comm hook, what the forward did not."""
+    """Return the collectives launched during backward or, if unknown (with a comm hook), those not in forward."""
     comm = trace.collectives
     here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
     rows = np.flatnonzero(here & (comm.phase == Phase.BACKWARD))
@@ -94,7 +94,7 @@ def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
 
 
 def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
-    """Return step → when the rank is ready for its last gradient collective: launched by the host, input computed.
+    """Return step → time when the rank is ready for its last gradient collective: launched, and input computed.
 
     The collective's own start may be later, if it queues behind others of its stream or thread. Collectives that a comm
     hook continues after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
@@ -116,7 +116,7 @@ def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[
 
 
 def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
-    """Return, for each time, when the last of the work launched until then ended; long ago if there is none."""
+    """Return, for each time, when the last of the work launched until then ended; a time long ago if there is none."""
     order = np.argsort(times_ns)
     ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is for work launched after all times
     for first in range(0, len(work), BLOCK_ROWS):
@@ -153,7 +153,7 @@ class _Parts:
 
 
 def _within(spans: Spans, begin: int, end: int) -> Spans:
-    """Clip only the relevant spans, since a trace has many steps."""
+    """Clip only the relevant spans, because a trace has many steps."""
     first = np.searchsorted(spans.end_ns, begin, side="right")
     last = np.searchsorted(spans.start_ns, end, side="left")
     return clip(Spans(spans.start_ns[first:last], spans.end_ns[first:last]), begin, end)

@@ -20,7 +20,7 @@ class Lateness:
 
     stragglers: tuple[Straggler, ...] = ()
     steps_tell_stragglers: bool = False
-    """True if enough steps were recorded to tell whether a rank is late"""
+    """True if enough steps were recorded to decide whether a rank is late"""
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
     """rank → the gradients at which it falls behind"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
 
 
 def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
-    """Report the rank that needs most time by itself over the whole run, if recorded steps are too few to tell."""
+    """Report the rank with the longest own time over the whole run, if there are too few recorded steps to decide."""
     own_ns = lateness.own_ns
     long_enough = lateness.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and lateness.watched_steps >= _STEPS_OF_WHOLE_RUN
     if lateness.stragglers or lateness.steps_tell_stragglers or not long_enough or len(own_ns) < 2:

@@ -1,11 +1,11 @@
-"""Which rank do the others wait for, how often, how long, in which part, and since when?
+"""Which rank do the others wait for, how often, how long, in which part of the step, and since when?
 
     lateness of rank r in step s = own time of r - median own time of the other ranks          (`own_time`)
 
-A rank is a straggler if chance is ruled out (p < 0.01) and it is late by more than 1 % of the step. There are two
-tests, because each has blind spots: how often it came last, with chance 1 / ranks (binomial), and whether its own time
-is above the mean of the others' (Student's t; against a median, noise with a tail would look late). Both are made for
-all steps and, if it became late, for those since. The p-value is the smallest times their number.
+A rank is a straggler if its lateness is not due to chance (p < 0.01) and it is late by more than 1 % of the step. There
+are two tests, because each has blind spots: how often it was last, with chance 1 / ranks (binomial), and whether its
+own time is above the mean of the others' (Student's t; against a median, noise with a tail would look late). Both are
+made for all steps and, if it became late, for those since. The p-value is the smallest times their number.
 
 Own times are spans of each rank's own clock, so clocks with an offset or a drift change nothing.
 """
@@ -52,7 +52,7 @@ class RankLateness:
     num_last: int
     """number of steps in which its own time was the longest"""
     late_ns: int
-    """median over steps; negative if it waits for others"""
+    """lateness, median over steps; negative if it waits for others"""
     p_value: float
     """probability of such lateness by chance; corrected for the number of ranks and tests, so it may be 1"""
 
@@ -61,9 +61,11 @@ class RankLateness:
 class Straggler:
     rank: int
     late_ns: int
-    """median over `num_steps`"""
+    """lateness, median over `num_steps`"""
     part: OwnTimePart | None
-    """part in which it loses at least half of it; ``None`` if all parts are slower, as on a slower or busier machine"""
+    """part in which it loses at least half of its lateness; ``None`` if all parts are slower, as on a slower or busier
+    machine
+    """
     part_late_ns: int
     """lateness in the part where it loses the most time, median"""
     num_last: int
@@ -78,10 +80,10 @@ class Straggler:
 class Stragglers:
     num_steps: int
     step_ns: Annotated[int, HOST]
-    """median"""
+    """median length of a step"""
     ranks: Annotated[tuple[RankLateness, ...], DEVICE]
     stragglers: Annotated[tuple[Straggler, ...], DEVICE]
-    """stragglers, the latest first"""
+    """stragglers, latest first"""
 
 
 def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
@@ -166,7 +168,7 @@ def _p_value(table: _CommonSteps, row: int, since: int) -> float:
 
 
 def _change(lateness: _Floats) -> int | None:
-    """Return where lateness begins: the best split into two means (least squares), if the second is surely larger.
+    """Return the start of lateness: the best split into two means (least squares), if the second is clearly larger.
 
     It must also be at least twice the first, or the rank was already late before.
     """

@@ -4,10 +4,10 @@ Compute counts first, by its phase; then exposed communication; then copies; the
 accelerator is the time in which it has nothing to do while the host waits. The rest is idle (`idle.py` says why).
 Copying buckets into ``.grad`` after the last backward node counts as backward.
 
-On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it spans
-from its first kernel to the next step's first: the period of the device's work, which a host that runs ahead does not
-tell. All work in it counts, including work that another step launched. At the edges of a trace work is missing: the
-last step ends with its last kernel, and the device may be busy in the first one with what was launched before it.
+On CPU, the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it spans
+from its first kernel to the first kernel of the next step, because the host runs ahead of the device. All work in it
+counts, including work that another step launched. At the edges of a trace, work is missing: the last step ends with its
+last kernel, and the device may be busy in the first one with work that was launched before it.
 
 Light recording knows less:
 
@@ -34,7 +34,7 @@ from ddpprof.model.recorded_step import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""share of a step that its first computation may wait on the device without a reason in the trace"""
+"""maximum share of a step that its first computation may wait on the device; beyond it, the device was still busy"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class StepSplit:
-    """Spans of each part of a step; no instant is in two parts."""
+    """Spans of each part of a step; the parts do not overlap."""
 
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each field of `Breakdown`, in order"""
@@ -122,7 +122,7 @@ def step_window(trace: Trace, step: int) -> Spans | None:
 
 
 def is_whole_step(trace: Trace, step: int, window: Spans | None) -> bool:
-    """Return whether the trace has all work of the device in the step's window, as far as the host's launches tell."""
+    """Return whether the trace has all work of the device in the step's window, judging by the host's launches."""
     compute = trace.compute
     if trace.device == "cpu" or window is None:
         return True
@@ -186,7 +186,7 @@ class RecordedBreakdown:
 
 
 def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
-    """Split a step into its parts; ``None`` if only its length was recorded, or a part would end before it begins."""
+    """Split a step into its parts; ``None`` if only its length was recorded, or a part would have a negative length."""
     if not step.forwards or step.data_ns is None:
         return None
     forward = sum(f.end_ns - f.start_ns for f in step.forwards)

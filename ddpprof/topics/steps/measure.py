@@ -3,7 +3,7 @@
 Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`? DDP's definitions differ
 from ours, so `TorchTimes` has the same quantities by DDP's definitions, from our events:
 
-    forward    start of the DDP forward to its end, including buffer sync   (ours counts forward ops only)
+    forward    start of the DDP forward to its end, including buffer sync   (ddpprof's counts forward ops only)
     backward   end of the DDP forward to the end of the graph's last node   (ours counts backward ops only)
     comm       first bucket's launch until all are finished and copied into the gradients, including gaps
                (ours is the union of the collectives)
@@ -134,7 +134,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare with DDP's times, which DDP publishes in the next iteration, and so are in the next step's record."""
+    """Compare with DDP's own times. DDP publishes them in the next iteration, so they are in the next step's record."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -151,7 +151,7 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """One step of one DDP module, ns: our times by DDP's definitions, and DDP's own."""
+    """One step of one DDP module, ns: ddpprof's times by DDP's definitions, and DDP's own times."""
 
     forward_ns: int
     backward_ns: int

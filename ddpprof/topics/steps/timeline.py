@@ -1,7 +1,7 @@
 """What happened when, in one step of one rank?
 
-All times are shifted by one number of nanoseconds per step, so that lengths agree with the other measures: parts of the
-step bar, overlap, exposed and trailing communication.
+All times of a step are shifted by the same amount, so that lengths agree with the other measures: parts of the step
+bar, overlap, exposed and trailing communication.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """the step as its bar shows it: on an accelerator it starts with its first kernel, see `breakdown.py`"""
+    """end of the step as its bar shows it; on an accelerator it starts with its first kernel, see `breakdown.py`"""
     parts: tuple[Spans, ...] | None
     """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no work of the device"""
     compute: Work
@@ -61,7 +61,7 @@ class StepTimeline:
     buckets: tuple[BucketSpan, ...]
 
     def named_parts(self) -> Mapping[str, Spans]:
-        """Return `parts` by the fields of `Breakdown`, without their ``_ns``; empty if there are none."""
+        """Return `parts` by field name of `Breakdown`, without the suffix ``_ns``; empty if there are none."""
         names = [field.name.removesuffix("_ns") for field in fields(Breakdown)]
         return {} if self.parts is None else dict(zip(names, self.parts, strict=True))
 
@@ -179,7 +179,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class DrawnRank:
-    """Data of a rank's steps that are known before any is drawn."""
+    """Data about a rank's steps that is known before any step is drawn."""
 
     rank: int
     device: str
@@ -273,10 +273,10 @@ def _is_on(clock: CommonClock | None, rank: int) -> bool:
 
 
 def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
-    """Return by rank a further shift of its times; 0 on the common clock.
+    """Return, by rank, a further shift of its times; 0 on the common clock.
 
-    Ranks of a job run together. If a host's clock contradicts this, it is ignored: the first step that the rank shares
-    with the first rank of the clock then begins at the same time.
+    Ranks of a job run at the same time. If a host's clock contradicts this, it is ignored: the first step that the rank
+    shares with the first rank of the clock is then made to begin at the same time.
     """
     moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
     for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):
@@ -324,7 +324,7 @@ def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
         return
     start = min(_begin(step) for _, step in shown)
     end = max(_end(step) for _, step in shown)
-    if end == start:  # nothing in it lasts
+    if end == start:  # nothing in it has a duration
         return
     lanes = tuple(lane for rank, step in shown for lane in _lanes(rank, step, start))
     letters = {span.what for lane in lanes for span in lane.spans}

@@ -76,13 +76,13 @@ def of_device(report: ReportView) -> str:
 
 
 def mean_of_steps(report: ReportView) -> str:
-    """Return words that say over which profiled steps a table's numbers are means."""
+    """Return words that say over which profiled steps a table's numbers are averaged."""
     number = max((len(rank.averaged(report.usual_steps)) for rank in steps_of(report)), default=0)
     return f"mean of {count(number, 'profiled step')}"
 
 
 def left_out(report: ReportView) -> dict[int, float]:
-    """Return the profiled steps left out of all means since they took far longer, and how many times as long."""
+    """Return the profiled steps left out of all means because they took far longer, with the factor of each."""
     lengths: dict[int, int] = {}
     measured = [step for rank in steps_of(report) for step in rank.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
@@ -198,7 +198,7 @@ def overlap_table(report: ReportView) -> Iterable[Section]:
 
 
 def typical_step(report: ReportView) -> int | None:
-    """Return the profiled step of median length, by its slowest rank: one step for all ranks."""
+    """Return the profiled step of median length, judged by its slowest rank: one step for all ranks."""
     longest: dict[int, int] = {}
     for rank in steps_of(report):
         for step in rank.measured_steps:
@@ -208,7 +208,7 @@ def typical_step(report: ReportView) -> int | None:
 
 
 def worth_seeing(report: ReportView, most: int = MAX_RANKS) -> tuple[int, ...]:
-    """Return all ranks if they are few; of many, the stragglers, slowest, fastest, first, last and some in between."""
+    """Return all ranks if they are few; otherwise stragglers, slowest, fastest, first, last and some in between."""
     numbers = [rank.rank for rank in steps_of(report)]
     if len(numbers) <= most:
         return tuple(numbers)
@@ -222,7 +222,7 @@ def worth_seeing(report: ReportView, most: int = MAX_RANKS) -> tuple[int, ...]:
 
 
 def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
-    """Return ranks by computing time, longest last. Waiting is left out, as it makes all steps of a job alike."""
+    """Return ranks by computing time, longest last. Waiting is left out, because it makes all steps of a job alike."""
     busy = {
         rank.rank: one.parts.step_ns - one.parts.exposed_comm_ns - one.parts.idle_ns
         for rank in steps_of(report)
@@ -235,13 +235,13 @@ def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
 def rank_table(
     report: ReportView, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
 ) -> Table:
-    """Return a table with a row per rank, or with those worth showing. The first cell of each row is the rank."""
+    """Return a table with one row per rank, or per rank worth showing. The first cell of each row is the rank."""
     shown, left_out = _rows_worth_seeing(report, rows)
     return Table(title, columns(*names), shown, notes(note, left_out))
 
 
 def _rows_worth_seeing(report: ReportView, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """Return the rows worth showing, whose first cell is the rank, and a note about the others."""
+    """Return the rows worth showing, and a note about the others. The first cell of each row is the rank."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
     worth = set(map(str, worth_seeing(report)))
@@ -329,7 +329,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return how much longer profiled steps were than most, and how long these were; 0 if too few tell."""
+    """Return by what factor profiled steps were longer than most, and the length of most (ns); 0 with too few steps."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [

@@ -105,10 +105,10 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "no-such-shell": (["completion", "csh2"], "invalid choice: 'csh2'"),
         "no-list-of-numbers": (
             ["timeline", good, "--only-steps", "1-"],
-            "'1-' is not a list of numbers; write, say, 0-7,64",
+            "'1-' is not a list of numbers; write, for example, 0-7,64",
         ),
         "no-such-step": (["timeline", good, "--only-steps", "7"], "only steps 1-1 of ranks 0-0"),
-        "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is not a duration; write, say, 10us"),
+        "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is not a duration; write, for example, 10us"),
         "backwards": (["timeline", good, "--only-ranks", "3-1"], "3-1 ends before it begins"),
         "torchrun-twice": (["trace", "--nnodes", "2", "--", "torchrun", "x.py"], "go to torchrun itself"),
     }
@@ -211,7 +211,7 @@ def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
     made = json.loads(output()[0])
     assert len(made["ranks"]) == 6
     assert [text.partition("a job of ")[2] for text in made["missing"] if "a job of" in text] == [
-        f"{size}, and the others' has 128" for size in ("1 rank", "2 ranks", "8 ranks", "300 ranks")
+        f"{size}, but the others are from a job of 128" for size in ("1 rank", "2 ranks", "8 ranks", "300 ranks")
     ]
     assert any("horovod" in text for text in made["missing"])
 

@@ -30,7 +30,7 @@ def end(run: Path, *ends: Ended) -> None:
 @pytest.mark.parametrize(
     ("ends", "says"),
     [
-        pytest.param((Ended.FINISHED, Ended.FINISHED), "the training has ended well", id="well"),
+        pytest.param((Ended.FINISHED, Ended.FINISHED), "the training has ended successfully", id="well"),
         pytest.param((Ended.FINISHED, Ended.INTERRUPTED), "the training was interrupted", id="interrupted"),
         pytest.param(
             (Ended.UNWATCHED, Ended.FINISHED),
@@ -54,7 +54,7 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     assert main(["diagnose", str(run)]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "The job has ended."
-    assert second.startswith("The job hung at step 12. ddpprof found then: all ranks wait at the same place")
+    assert second.startswith("The job hung at step 12. ddpprof found at that time: all ranks wait at the same place")
     assert main(["diagnose", str(run), "--format", "line"]) == 1
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
 
@@ -100,7 +100,7 @@ def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[s
     assert main(["diagnose", str(run)]) == 2, "it failed before any rank trained"
     end(attempt, Ended.FINISHED)
     assert main(["diagnose", str(run)]) == 0
-    assert "the training has ended well" in capsys.readouterr().err
+    assert "the training has ended successfully" in capsys.readouterr().err
 
 
 def test_the_end_of_a_launcher_is_not_that_of_another_hosts_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,11 +123,11 @@ def test_a_job_of_which_a_rank_still_hangs_has_not_ended(run: Path, capsys: pyte
 def test_a_job_that_is_over_captures_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(run, Ended.FINISHED, Ended.FAILED)
     assert main(["capture", str(run)]) == 2
-    over = f"ddpprof: the job in {run} is over. See its whole run with: ddpprof report {run}\n"
+    over = f"ddpprof: the job in {run} has ended. See the whole run with: ddpprof report {run}\n"
     assert capsys.readouterr().err == over
     end(run, Ended.FINISHED, Ended.NOT_YET)
     assert main(["capture", str(run)]) == 2
-    assert f"ddpprof: no job takes requests in {run}." in capsys.readouterr().err
+    assert f"ddpprof: no job accepts requests in {run}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["diagnose", "capture"])
@@ -154,7 +154,7 @@ def test_a_job_that_ended_well_after_a_slow_last_checkpoint(run: Path, capsys: p
     write_verdict(run, Verdict(Fault.STORAGE, rank=0, step=60))
     (run / "exits.jsonl").write_text('{"exit_code": 0, "is_job": true}\n')
     assert main(["diagnose", str(run)]) == 0
-    assert "the training has ended well" in capsys.readouterr().err
+    assert "the training has ended successfully" in capsys.readouterr().err
     for end_of_job in ('"exit_code": 1', '"exit_code": -2, "interrupted": true'):
         (run / "exits.jsonl").write_text(f'{{"is_job": true, {end_of_job}}}\n')
         assert main(["diagnose", str(run)]) == 1

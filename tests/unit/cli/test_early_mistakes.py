@@ -82,7 +82,7 @@ def test_a_job_that_was_just_started_is_said_to_start(
     with own_files.reserved(run):
         assert main([*words, str(run)]) == code
         said = capsys.readouterr().err
-        assert f"the job that records into {run} is starting: none of its ranks trains yet." in said
+        assert f"the job that records into {run} is starting: no rank is training yet." in said
         assert "again in a few seconds" in said
     assert main([*words, str(run)]) == 2
     assert "is starting" not in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_by_default_sizes_reach_from_a_kilobyte_to_256_megabytes() -> None:
     ("arguments", "message"),
     [
         pytest.param([], "give the number of ranks: ddpprof netbench --nproc-per-node 2", id="no-ranks"),
-        pytest.param(["--sizes", "3X"], "'3X' is not a size; write, say, 1K-256M", id="size"),
+        pytest.param(["--sizes", "3X"], "'3X' is not a size; write, for example, 1K-256M", id="size"),
         pytest.param(["--seconds", "0"], "'0' is not a number of seconds above 0", id="no-time"),
         pytest.param(["--seconds", "nan"], "'nan' is not a number of seconds above 0", id="nan"),
         pytest.param(["--collective", "barrier"], "invalid choice: 'barrier'", id="collective"),

@@ -79,7 +79,11 @@ def test_one_view_of_a_job_that_hangs_has_the_verdict(
     ("path", "says"),
     [
         pytest.param(Path("no/such/run"), "ddpprof: no/such/run does not exist. Record a run with: ", id="absent"),
-        pytest.param(SAMPLE / "run.json", "run.json is a file. Give the --out of ddpprof watch or trace.", id="a-file"),
+        pytest.param(
+            SAMPLE / "run.json",
+            "run.json is a file. Give a run directory: the --out of ddpprof watch or trace.",
+            id="a-file",
+        ),
         pytest.param(
             TRACES,
             "is not a run: it has no run.json. Give the --out of ddpprof watch or trace.",

@@ -54,7 +54,9 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "complaint"),
     [
         pytest.param(["--without-rank", "9"], "the run has no rank 9 to leave out", id="no-such-rank"),
-        pytest.param(["--bandwidth", "fast"], "'fast' is not a bandwidth; write, say, 10Gbit or 1.2GB", id="bandwidth"),
+        pytest.param(
+            ["--bandwidth", "fast"], "'fast' is not a bandwidth; write, for example, 10Gbit or 1.2GB", id="bandwidth"
+        ),
         pytest.param(["--compress", "zip"], "'zip' is not one of fp16, bf16, powersgd:RANK", id="hook"),
         pytest.param(["--compress", "powersgd:0"], "'powersgd:0' is not one of fp16, bf16, powersgd:RANK", id="rank-0"),
         pytest.param(["--bandwidth", f"{'9' * 400}Gbit"], "is not a bandwidth", id="endless-bandwidth"),

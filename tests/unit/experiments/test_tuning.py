@@ -183,8 +183,8 @@ def test_what_was_behind_one_that_failed_is_measured_on() -> None:
             "transformers",
             {"bucket_cap_mb": 5},
             (
-                "TrainingArguments(ddp_bucket_cap_mb=5), and fp16_compress_hook, which DDP's own register_comm_hook "
-                "takes, and transformers here does not"
+                "TrainingArguments(ddp_bucket_cap_mb=5), and fp16_compress_hook, which can be passed to "
+                "register_comm_hook, but not through transformers"
             ),
         ),
     ],

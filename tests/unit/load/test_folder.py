@@ -56,7 +56,7 @@ def test_a_process_id_is_not_a_rank(tmp_path: Path) -> None:
     (tmp_path / "host_48213.json").write_text(trace_text())
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0]
-    assert loaded.missing == ("host_48213.json does not say its rank: taken as rank 0",)
+    assert loaded.missing == ("host_48213.json does not contain its rank: rank 0 is assumed",)
 
 
 def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
     loaded = load_run(tmp_path)
     assert loaded.ranks[0].trace is not None
     assert loaded.ranks[0].trace.steps[0].start_ns == 1000
-    assert loaded.missing == ("left out: b.json is of rank 0, as a.json is, and also has step 1",)
+    assert loaded.missing == ("left out: b.json is from rank 0, like a.json, and also has step 1",)
 
 
 def test_other_json_in_the_folder_is_skipped_and_named(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_rank_of_another_run_is_named(tmp_path: Path) -> None:
         (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, run_id=run_id)))
         (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank)))
     assert load_run(tmp_path).missing == (
-        "rank 1 is of another run: the run_id in rank-1.facts.json is not the one in run.json",
+        "rank 1 is from another run: the run_id in rank-1.facts.json is not the one in run.json",
     )
 
 
@@ -126,7 +126,9 @@ def test_a_rank_of_a_job_of_another_size_is_named(tmp_path: Path) -> None:
     for rank, size in enumerate([3, 3, 8]):
         (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, world_size=size)))
         (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank, size)))
-    assert load_run(tmp_path).missing == ("rank 2 is of another job: its job has 8 ranks, that of most others has 3",)
+    assert load_run(tmp_path).missing == (
+        "rank 2 is from another job: its job has 8 ranks, but the job of most other ranks has 3",
+    )
 
 
 @pytest.mark.parametrize("keys_come_first", [True, False])
@@ -139,8 +141,8 @@ def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Pa
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0, 1, 3]
     assert loaded.missing == (
-        "left out: f.json: of a job of 1 rank, and the others' has 4",
-        "left out: a.json, b.json: of a job of 2 ranks, and the others' has 4",
+        "left out: f.json: from a job of 1 rank, but the others are from a job of 4",
+        "left out: a.json, b.json: from a job of 2 ranks, but the others are from a job of 4",
         "rank 2 of 4 left no trace",
     )
 

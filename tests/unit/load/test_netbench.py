@@ -45,15 +45,15 @@ def test_a_file_as_it_is_written(tmp_path: Path) -> None:
         pytest.param(netbench(sizes=[times(longest_ns=[])]), "4000000 bytes: iterations or ranks", id="no-iteration"),
         pytest.param(netbench(sizes=[times(shortest_ns=[1, 2])]), "iterations or ranks are missing", id="one-more"),
         pytest.param(netbench(sizes=[times(cpu_ns=[1])]), "iterations or ranks are missing", id="a-rank-less"),
-        pytest.param(netbench(sizes=[times(longest_ns=[0])]), "4000000 bytes: a time that is none", id="no-time"),
-        pytest.param(netbench(sizes=[times(longest_ns=[1 << 63])]), "a time that is none", id="centuries"),
+        pytest.param(netbench(sizes=[times(longest_ns=[0])]), "4000000 bytes: an invalid time", id="no-time"),
+        pytest.param(netbench(sizes=[times(longest_ns=[1 << 63])]), "an invalid time", id="centuries"),
         pytest.param(
             netbench(beside=[{"num_bytes": 8, "taken_ns": [1], "lasted_ns": []}]),
             "8 bytes: rounds are missing",
             id="odd",
         ),
         pytest.param(
-            netbench(beside=[{"num_bytes": 8, "taken_ns": [-1], "lasted_ns": [1]}]), "8 bytes: a time that", id="gains"
+            netbench(beside=[{"num_bytes": 8, "taken_ns": [-1], "lasted_ns": [1]}]), "8 bytes: an invalid", id="gains"
         ),
         pytest.param(netbench(sizes=[times(longest_ns=[0.5])]), "Expected `int`", id="half-a-nanosecond"),
     ],

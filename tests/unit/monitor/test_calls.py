@@ -55,14 +55,14 @@ def test_two_ranks_wait_in_a_barrier_that_the_third_left_out() -> None:
     others = [with_calls(at_barrier(number), REDUCE, BARRIER, before=[BARRIER]) for number in (0, 1)]
     verdict = judge([*others, in_reducer(2)])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISSING_COLLECTIVE, 2, (0, 1))
-    assert verdict.detail == "it left out barrier, at /home/me/train.py:20 in train"
+    assert verdict.detail == "it skipped barrier, at /home/me/train.py:20 in train"
     assert verdict.hint is Hint.SKIPPED_COLLECTIVE
 
 
 def test_the_same_of_four_ranks_without_numbers() -> None:
     verdict = judge([at_barrier(0), at_barrier(1), waiting(2), at_barrier(3)])
     assert (verdict.fault, verdict.rank) == (Fault.MISSING_COLLECTIVE, 2)
-    assert verdict.detail == "it left out barrier, at /home/me/train.py:20 in train"
+    assert verdict.detail == "it skipped barrier, at /home/me/train.py:20 in train"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_sender_of_a_broadcast_that_went_on_is_innocent() -> None:
     others = [with_calls(waiting(number), BROADCAST, REDUCE, before=[BROADCAST]) for number in (0, 1)]
     verdict = judge([*others, with_calls(waiting(2), REDUCE, REDUCE, before=[BROADCAST])])
     assert (verdict.fault, verdict.rank) == (Fault.MISSING_COLLECTIVE, 2)
-    assert verdict.detail == "it left out broadcast"
+    assert verdict.detail == "it skipped broadcast"
 
 
 def test_a_rank_that_waits_for_an_asynchronous_collective_waits_for_others() -> None:
@@ -147,7 +147,7 @@ def test_a_job_that_died_since_a_collective_met_that_of_the_next_step() -> None:
     killed = died(rank(2, num_passes=10), exit_code=-15)
     verdict = judge([caller, ahead, killed])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISSING_COLLECTIVE, 1, True)
-    assert verdict.detail == "it left out all_reduce"
+    assert verdict.detail == "it skipped all_reduce"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_collective_that_met_ddps_of_a_process_that_gloo_aborted(
     aborted = died(rank(1, activity=Activity.BACKWARD, num_passes=11), exit_code=-6)
     verdict = judge([caller, aborted])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (fault, blamed, True)
-    assert (verdict.detail == "it left out all_reduce") is bool(regular)
+    assert (verdict.detail == "it skipped all_reduce") is bool(regular)
 
 
 def test_a_rank_that_left_a_due_collective_out_is_known_by_its_own_numbers() -> None:
@@ -178,7 +178,7 @@ def test_a_rank_that_left_a_due_collective_out_is_known_by_its_own_numbers() -> 
     caller = replace(caller, record=structs.replace(caller.record, ended_in="work.wait"))
     lost = died(rank(1, activity=Activity.BACKWARD, num_passes=11), "failed: RuntimeError: Connection reset by peer")
     verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, before=[REDUCE], regular=[METRIC])])
-    assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.MISSING_COLLECTIVE, 1, "it left out all_reduce")
+    assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.MISSING_COLLECTIVE, 1, "it skipped all_reduce")
     verdict = judge([caller, with_calls(lost, REDUCE, REDUCE, regular=[METRIC, REDUCE])])
     assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 0)
     other_bucket = ("all_reduce", 1)
@@ -191,7 +191,7 @@ def test_a_rank_whose_comm_hook_reduces_nothing_has_called_less_than_all_others(
     behind = replace(in_reducer(1), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE),)))
     verdict = judge([in_reducer(0), behind, in_reducer(2)])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISSING_COLLECTIVE, 1, (0, 2))
-    assert (verdict.detail, verdict.hint) == ("it left out all_reduce", Hint.WITHIN_BACKWARD)
+    assert (verdict.detail, verdict.hint) == ("it skipped all_reduce", Hint.WITHIN_BACKWARD)
 
 
 def test_nobody_is_blamed_for_reductions_that_most_have_not_begun() -> None:
@@ -208,7 +208,7 @@ def test_nobody_is_blamed_if_a_rank_came_through_a_collective_in_which_others_wa
     through = replace(waiting(1), facts=OverdueFacts(calls=(Call("0", 10, "gather", 3), Call("0", 11, *REDUCE))))
     verdict = judge([at_gather(0), through, at_gather(2)])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISMATCH, None, (0, 2))
-    assert verdict.detail == "ranks 0, 2 wait in gather, at /home/me/train.py:30 in log, and rank 1 came through it"
+    assert verdict.detail == "ranks 0, 2 wait in gather, at /home/me/train.py:30 in log, and rank 1 completed it"
     left_out = replace(waiting(1), facts=OverdueFacts(calls=(Call("0", 9, *REDUCE), Call("0", 10, *REDUCE))))
     assert judge([at_gather(0), left_out, at_gather(2)]).rank == 1
 
@@ -232,4 +232,4 @@ def test_a_rank_that_reduces_another_amount_than_the_others() -> None:
     others = [with_calls(at_metric(number), REDUCE, METRIC, before=[METRIC]) for number in (0, 2)]
     verdict = judge([*others, with_calls(at_metric(1), REDUCE, larger, before=[METRIC])])
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OTHER_COLLECTIVE, 1, Hint.OTHER_AMOUNT)
-    assert verdict.detail == "it called all_reduce with 4 values, and the others with 3"
+    assert verdict.detail == "it called all_reduce with 4 values, but the others with 3"

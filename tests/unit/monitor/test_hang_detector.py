@@ -355,7 +355,7 @@ SOCKET = Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
         pytest.param(replace(waits_for(Wait.FILE), process=process("D")), 120, "a file", id="os-fsync"),
         pytest.param(waits_for(Wait.INPUT), 120, "input from the terminal", id="input"),
         pytest.param(
-            waits_for(Wait.FOREIGN_LOCK), 120, "the lock of a file that another program holds", id="lock-of-another-job"
+            waits_for(Wait.FOREIGN_LOCK), 120, "a file lock that another program holds", id="lock-of-another-job"
         ),
         pytest.param(waits_for(Wait.PIPE, evaluates=True), 60, "a pipe to another program", id="pipe-in-an-evaluation"),
         pytest.param(waits_for(Wait.SLEEP), 0, None, id="sleeps"),
@@ -400,7 +400,7 @@ def test_a_rank_that_looks_for_something_again_and_again(
 def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Job(monkeypatch).detector.standstill([waiting(1), rank(0, USER, PDB)], overdue(20))
     assert found is not None
-    assert (found.waits_for, found.hangs_after_s) == ("somebody who debugs it", None)
+    assert (found.waits_for, found.hangs_after_s) == ("a person in a debugger", None)
 
 
 def told(waited_s: float, resumed: bool, place: Frame = USER) -> Verdict:

@@ -134,7 +134,7 @@ def test_a_rank_without_an_accelerator_among_others_awaits_none() -> None:
 @pytest.mark.parametrize(
     ("workers", "detail"),
     [
-        pytest.param((), "it has no workers: the training process reads by itself", id="none"),
+        pytest.param((), "it has no workers: the training process loads the data itself", id="none"),
         pytest.param((process(pid=7), process(pid=8)), "its workers are alive: 7, 8", id="alive"),
         pytest.param(
             (process(pid=7), process("T", pid=8), process("D", pid=9)),
@@ -445,8 +445,8 @@ def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bo
     verdict = judge([other, finished])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, has_failed)
     assert verdict.detail == (
-        "Its forward in step 6 was not followed by a backward pass. Since then, gradients of different batches have "
-        "been averaged"
+        "Its forward in step 6 was not followed by a backward pass. Since then, DDP has averaged gradients of "
+        "different batches"
     )
 
 
@@ -495,7 +495,7 @@ def test_a_process_that_does_not_exit_after_the_training() -> None:
     assert verdict is not None
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.DOES_NOT_EXIT, 1, False)
     assert verdict.place == "/usr/lib/python3.11/queue.py:180 in get"
-    assert verdict.detail == "a multiprocessing.Queue still holds what the process has put into it"
+    assert verdict.detail == "a multiprocessing.Queue still contains items that the process has put into it"
 
 
 def with_state(one: RankEvidence, **state: int) -> RankEvidence:
@@ -539,7 +539,7 @@ def test_collectives_of_the_script_that_differ_in_size() -> None:
     verdict = judge([aborted(0, "all_reduce", "a.py:8 in f"), lost_in(1, "all_reduce", "a.py:8 in f")])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.MISMATCH, None, True)
     assert verdict.detail == (
-        "all called all_reduce at a.py:8 in f, but with different amounts of data, or not equally often"
+        "all ranks called all_reduce at a.py:8 in f, but with different amounts of data or numbers of calls"
     )
 
 

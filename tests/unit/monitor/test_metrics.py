@@ -184,7 +184,7 @@ def test_the_reference_lists_every_metric_with_its_labels_and_unit(metrics: dict
         assert kind == ("counter" if metric.kind.is_counter else "gauge")
     assert all(f"`{part}`" in page for part in labels_of(metrics["ddpprof_step_part_seconds"])["part"])
     per_rank = sum(len([1 for labels, _ in metric.values if "rank" in labels]) for metric in metrics.values())
-    assert f"{per_rank} for each rank" in page
+    assert f"{per_rank} per rank" in page
 
 
 def test_every_metric_has_values(metrics: dict[str, Metric]) -> None:

@@ -117,7 +117,7 @@ def test_the_slowest_rank_is_named_if_others_wait_for_it(
 ) -> None:
     lines = pair(tmp_path, own_ms, wait_ms, others_wait_ms).waiting
     expected = (
-        "rank 2 is the slowest: 95.0 ms of its own per step; the others take 40.0 ms, and wait 60.0 ms in each step"
+        "rank 2 is the slowest: 95.0 ms of own time per step; the others take 40.0 ms, and wait 60.0 ms in each step"
     )
     assert lines == ((expected,) if named else ())
 
@@ -125,7 +125,7 @@ def test_the_slowest_rank_is_named_if_others_wait_for_it(
 def test_of_two_ranks_the_other_one_waits(tmp_path: Path) -> None:
     write_pulse(tmp_path, 0, [MadeStep(ms=100, wait_ms=60)] * 10)
     write_pulse(tmp_path, 1, [MadeStep(ms=100, wait_ms=5)] * 10)
-    times = "95.0 ms of its own per step; the other rank takes 40.0 ms, and waits 60.0 ms in each step"
+    times = "95.0 ms of own time per step; the other rank takes 40.0 ms, and waits 60.0 ms in each step"
     assert look_at(tmp_path, TEN_STEPS_NS).waiting == (f"rank 1 is the slowest: {times}",)
 
 

@@ -76,13 +76,13 @@ def of_python(file: str, function: str) -> Frame:
     [
         pytest.param(
             [of_python("multiprocessing/util.py", "_exit_function"), of_python("mp/queues.py", "_finalize_join")],
-            "a multiprocessing.Queue still holds what the process has put into it", id="queue",
+            "a multiprocessing.Queue still contains items that the process has put into it", id="queue",
         ),
         pytest.param(
             [of_python("concurrent/futures/thread.py", "_python_exit")],
-            "an executor of concurrent.futures still has work", id="executor",
+            "a concurrent.futures executor still has work", id="executor",
         ),
-        pytest.param([of_python("threading.py", "_shutdown")], "a thread that is not a daemon still runs", id="thread"),
+        pytest.param([of_python("threading.py", "_shutdown")], "a non-daemon thread is still running", id="thread"),
         pytest.param([Frame("/home/me/train.py", 3, "_shutdown")], None, id="of-the-script"),
         pytest.param([], None, id="unknown"),
     ],

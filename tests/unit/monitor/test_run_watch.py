@@ -337,7 +337,7 @@ def test_a_slow_down_is_told_once_it_has_lasted_and_when_it_is_over(launcher: La
     assert launcher.looks(1010, slow(1000)) == []
     assert launcher.looks(1021, slow(1000)) == [RISE]
     assert launcher.looks(1023, slow(1000)) == []
-    assert launcher.looks(1090, slow(1000, ended_s=1088)) == ["from step 200 on, steps are as before"]
+    assert launcher.looks(1090, slow(1000, ended_s=1088)) == ["from step 200 on, steps take as long as before"]
     assert launcher.looks(1092, slow(1000, ended_s=1088)) == []
 
 
@@ -365,7 +365,7 @@ def test_slow_downs_that_follow_each_other_are_one(launcher: Launcher) -> None:
     (told,) = launcher.looks(1051, first, second, worse)
     assert "200% longer" in told
     over = slow(1030, ended_s=1060, after_ns=30_000_000, first_step=300)
-    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps are as before"]
+    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps take as long as before"]
     assert launcher.looks(1063, first, second, over) == []
 
 

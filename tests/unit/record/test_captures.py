@@ -280,7 +280,7 @@ def test_others_are_refused_while_a_request_is_answered(tmp_path: Path) -> None:
     listening = Control(tmp_path, handle)
     first = ask(tmp_path, REQUEST)
     assert next(first).armed
-    with pytest.raises(DdpprofError, match="answering another request"):
+    with pytest.raises(DdpprofError, match="handling another request"):
         list(ask(tmp_path, REQUEST))
     goes_on.set()
     assert [answer.folder for answer in first] == ["capture-1"]
@@ -289,7 +289,7 @@ def test_others_are_refused_while_a_request_is_answered(tmp_path: Path) -> None:
 
 def test_a_job_that_is_gone_takes_no_requests(tmp_path: Path) -> None:
     (tmp_path / CONTROL_SOCKET).touch()
-    with pytest.raises(DdpprofError, match="no job takes requests"):
+    with pytest.raises(DdpprofError, match="no job accepts requests"):
         list(ask(tmp_path, REQUEST))
 
 
@@ -325,7 +325,7 @@ def test_an_answer_without_end_is_one_error(tmp_path: Path) -> None:
         while True:
             client.sendall(b"x" * 65_536)
 
-    with stranger(tmp_path, without_end), pytest.raises(DdpprofError, match="without end"):
+    with stranger(tmp_path, without_end), pytest.raises(DdpprofError, match="does not end"):
         list(ask(tmp_path, REQUEST))
 
 

@@ -182,7 +182,7 @@ HALF = ((2,), "float16")
         pytest.param(
             {"b": SMALL, "a": SMALL},
             {"a": SMALL, "b": SMALL},
-            ["b stands here where a stands there", "a stands here where b stands there"],
+            ["b is at the position of a there", "a is at the position of b there"],
             id="order",
         ),
     ],
@@ -243,9 +243,10 @@ def test_a_rank_compares_itself_with_rank_0(
     other.module = nn.Linear(3, 2)
     of_rank_1.compare_what_passed()
     assert capsys.readouterr().err == (
-        "ddpprof: rank 1: its model is not the same as on rank 0: weight is 4×3 here and 2×3 there; bias is 4 here and "
+        "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×3 here and 2×3 there; bias is 4 here and "
         "2 there.\n"
-        "ddpprof: rank 1: DDP has other arguments than on rank 0, which can hang the training: find_unused_parameters "
+        "ddpprof: rank 1: DDP's arguments differ from those on rank 0, which can hang the training: "
+        "find_unused_parameters "
         "is True here and False there.\n"
     )
 
@@ -255,7 +256,7 @@ def test_a_rank_compares_itself_with_rank_0(
     [
         pytest.param(
             {"key": torch.float32, "query": torch.float32},
-            "key stands here where query stands there; query stands here where key stands there",
+            "key is at the position of query there; query is at the position of key there",
             id="another-order",
         ),
         pytest.param(
@@ -287,7 +288,7 @@ def test_what_differs_although_all_shapes_are_the_same(
     of_rank_1.before_comparing()
     of_rank_1.compare_what_passed()
     printed = capsys.readouterr().err
-    assert (f"its model is not the same as on rank 0: {said}. DDP matches" in printed) is (said is not None)
+    assert (f"its model differs from that of rank 0: {said}. DDP matches" in printed) is (said is not None)
     assert bool(printed) is (said is not None)
 
 

@@ -108,7 +108,7 @@ def test_a_model_of_which_the_profiler_keeps_gigabytes_is_announced(
     monkeypatch.setattr(window.profiler, "prepare", lambda: None)
     window._start_profiler()
     warning = "6 profiled steps of 20000 parameter tensors may take 4.8 GB of memory in each rank"
-    assert [text.partition(":")[0] for text in seen] == [warning] * warns
+    assert [text.partition(". ")[0] for text in seen] == [warning] * warns
 
 
 @pytest.fixture

@@ -214,7 +214,8 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
     said = lines(report(whole_run=found))
     assert any(line.startswith("Slow-down: since step 120 (") and "100 → 150 ms" in line for line in said)
     assert any(
-        line.startswith("The job hung at step 7. ddpprof found then: all ranks wait at the same place") for line in said
+        line.startswith("The job hung at step 7. ddpprof found at that time: all ranks wait at the same place")
+        for line in said
     )
     assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
 
@@ -243,7 +244,7 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
     known = replace(whole.whole_run, slowdowns=(SLOWER,), hang=hang)
     said = [one.text for one in first_screen(report(whole_run=known), ["run"]) if isinstance(one, Line)]
     assert (
-        "The job hung at step 7. ddpprof found then: rank 1 is stopped by a signal. Later it went on. "
+        "The job hung at step 7. ddpprof found at that time: rank 1 is stopped by a signal. Later it continued. "
         "More: --section whole-run"
     ) in said
     assert any(line.startswith("The slow-down: since step 120") for line in said)
@@ -329,4 +330,7 @@ def test_pauses_are_told_apart() -> None:
     pause = Pause(PauseKind.SAVE, 12, 3_400 * MS)
     assert pause_sentence(pause) == "checkpoints took 3.4 s in 12 steps"
     recorded = Pause(PauseKind.RECORDING, 15, 3_100 * MS)
-    assert pause_sentence(recorded) == "the 15 steps that ddpprof recorded took 3.1 s longer than as many others"
+    assert (
+        pause_sentence(recorded)
+        == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of others"
+    )

@@ -232,8 +232,8 @@ def one_with(**changes: Any) -> bytes:
         pytest.param(one_with(ts="soon"), "content that no trace has", id="time-is-text"),
         pytest.param(one_with(dur=[]), "content that no trace has", id="duration-is-a-list"),
         pytest.param(one_with(name=5), "content that no trace has", id="name-is-a-number"),
-        pytest.param(one_with(ts=1e300), "no clock shows", id="time-out-of-range"),
-        pytest.param(one_with(dur=1e300), "no clock shows", id="duration-out-of-range"),
+        pytest.param(one_with(ts=1e300), "impossible time", id="time-out-of-range"),
+        pytest.param(one_with(dur=1e300), "impossible time", id="duration-out-of-range"),
         pytest.param(
             b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1e999999999}]}', "out of range", id="time-bomb"
         ),
@@ -289,7 +289,7 @@ def test_a_bomb_is_refused_before_it_fills_memory(read: Any, compress: Any) -> N
 def test_a_bomb_of_events_is_refused_by_its_ratio(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflate, "_ALWAYS_ALLOWED", 10_000)
     text = b'{"traceEvents": [' + (ONE + b",") * 100_000 + ONE + b"]}"
-    with pytest.raises(BadTrace, match="inflates to more than 100 times its size"):
+    with pytest.raises(BadTrace, match="decompresses to more than 100 times its size"):
         read(gzip.compress(text), inflation=100)
     assert read(gzip.compress(text), inflation=1100)[1].num_events == 100_001
 

@@ -82,7 +82,7 @@ def test_the_time_between_cycles_belongs_to_no_step(tmp_path: Path) -> None:
 def test_another_run_of_the_rank_is_left_out_and_named(tmp_path: Path, second: str, why: str) -> None:
     (trace,), missing = load(tmp_path, a=cycle(2, 1000), b=second)
     assert [step.number for step in trace.steps] == [2, 3]
-    assert missing == (f"left out: b.json is of rank 0, as a.json is, and {why}",)
+    assert missing == (f"left out: b.json is from rank 0, like a.json, and {why}",)
 
 
 def test_cycles_of_another_process_are_left_out(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_cycles_of_another_process_are_left_out(tmp_path: Path) -> None:
     assert [step.number for step in run.ranks[0].trace.steps] == [2, 3, 12, 13]
     (line,) = run.missing
     assert line.startswith("left out: host_9.")
-    assert line.endswith("is of another process")
+    assert line.endswith("is from another process")
 
 
 def test_without_a_rank_the_files_of_one_process_are_one_rank(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_without_a_rank_the_files_of_one_process_are_one_rank(tmp_path: Path) ->
         (tmp_path / f"host_{pid}.17000000000{start}.pt.trace.json").write_text(cycle(first_step, start, rank=None))
     run = load_run(tmp_path)
     assert [[step.number for step in rank.trace.steps] for rank in run.ranks if rank.trace] == [[2, 3, 12, 13], [2, 3]]
-    assert [line.rpartition(": ")[2] for line in run.missing] == ["taken as rank 0", "taken as rank 1"]
+    assert [line.rpartition(": ")[2] for line in run.missing] == ["rank 0 is assumed", "rank 1 is assumed"]
 
 
 def test_steps_that_are_only_counted_count_on(tmp_path: Path) -> None:
