@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from ddpprof.cli.commands import parsers, refuse_unknown  # inside the try, which catches Ctrl-C
 
+        arguments = _with_command(arguments)
         parser, of_commands = parsers(wanted=arguments[:1])
         command = of_commands.get(arguments[0], parser) if arguments else parser
         if command is parser and arguments and not arguments[0].startswith("-"):
@@ -61,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         say("ddpprof: cannot write the output: no space left.", file=sys.stderr)
         return 2
+
+
+def _with_command(words: list[str]) -> list[str]:
+    """Return the words, with ``report`` before a run or a trace that stands alone."""
+    from ddpprof.cli.commands import COMMANDS
+
+    first = words[0] if words else "-"
+    is_other = first in COMMANDS or first.startswith("-") or first.endswith(".py")
+    return words if is_other or not os.path.exists(first) else ["report", *words]  # noqa: PTH110 (long names)
 
 
 def _prepare_process() -> None:

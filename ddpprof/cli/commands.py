@@ -246,7 +246,7 @@ def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str,
     `wanted`: names of the commands whose options are added; modules of other commands are not imported.
     """
     parser = _Root(prog="ddpprof")
-    parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"ddpprof {__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     of_commands: dict[str, Parser] = {}

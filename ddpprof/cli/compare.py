@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver
+from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver, write
 from ddpprof.cli.reading import add_reading_options, read_run_set, refuse_missing
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
@@ -53,6 +53,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
     )
+    add("--brief", action="store_true", help="print one JSON object of at most 4 kB: what changed, and the limits")
     add_output_options(parser)
     add_reading_options(parser)
     parser.set_defaults(run_words=run_compare)
@@ -76,6 +77,12 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     comparison = compare(a, b, [condition.metric for condition in conditions] or ["step"])
     verdicts = judge(comparison, conditions)
     commands = _how_to_record(comparison, verdicts, a, b)
+    if options.brief:
+        from ddpprof.render.brief import brief_comparison
+        from ddpprof.render.json import render_json
+
+        write(options, render_json(brief_comparison(comparison, verdicts)))
+        return _exit_code(overall(verdicts), options.on_unknown)
     shown = comparison_sections(comparison, verdicts, commands)
     deliver(options, f"{comparison.a} and {comparison.b}", ComparisonFile(comparison, verdicts), shown)
     if options.out is not None or chosen_form(options) == "json":  # otherwise they were shown just before

@@ -54,6 +54,9 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser, has_tables=True)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--full", action="store_true", help="print every table instead of the first screen")
+    shown.add_argument(
+        "--brief", action="store_true", help="print one JSON object of at most 4 kB: the verdict and what to change"
+    )
     shown.add_argument("--section", choices=TOPICS, metavar="NAME", help=f"print one part: {', '.join(TOPICS)}")
     add_choosing_options(parser)
     parser.add_argument(
@@ -85,8 +88,11 @@ def run_report(options: argparse.Namespace) -> int:
 
 def _report_on_run(options: argparse.Namespace) -> int:
     refuse_missing(options.path)
+    from ddpprof.render.brief import brief_report
     from ddpprof.render.json import render_json
 
+    if options.brief and chosen_form(options) not in ("terminal", "json"):
+        raise DdpprofError("--brief prints JSON: leave --format out, or write it with --out NAME.json.")
     if options.section is not None and chosen_form(options) in _WHOLE:
         raise DdpprofError(
             f"--section prints a part of the report, but {_WHOLE[chosen_form(options)]} the whole report."
@@ -96,7 +102,10 @@ def _report_on_run(options: argparse.Namespace) -> int:
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
             _refuse_choice(options, "a report that was written earlier")
-        if chosen_form(options) == "json":
+        if options.brief:
+            paths = [str(options.path), *map(str, options.further_parts)]
+            write(options, render_json(brief_report(report, paths)))
+        elif chosen_form(options) == "json":
             write(options, render_json(report))
         elif chosen_form(options) == "html":
             write(options, _page(report, analysis))
@@ -119,6 +128,8 @@ def _report_as_tables(options: argparse.Namespace) -> int:
 
 def _refuse_parts(options: argparse.Namespace, what: str) -> None:
     """Raise `DdpprofError` if an option asks for tables, or for one part of a report, for anything but a single run."""
+    if options.brief:
+        raise DdpprofError(f"--brief prints the report on one run in short, but {options.path} is {what}.")
     if options.section is not None:
         raise DdpprofError(f"--section prints a part of the report on one run, but {options.path} is {what}.")
     if chosen_form(options) == "tables":

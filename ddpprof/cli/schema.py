@@ -22,6 +22,8 @@ def add_schema_options(parser: argparse.ArgumentParser) -> None:
             "trying",
             "whatif",
             "verdict",
+            "brief",
+            "brief-comparison",
         ),
         help="kind of document (default: report)",
     )

@@ -16,6 +16,7 @@ from ddpprof.experiments.sweep import SweepReport
 from ddpprof.experiments.trying import TryReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.model.hang import Verdict
+from ddpprof.render.brief import Brief, BriefComparison
 from ddpprof.report import Report
 from ddpprof.report.whatif import WhatIf
 
@@ -38,6 +39,8 @@ Written = (
     | TryReport
     | WhatIf
     | Verdict
+    | Brief
+    | BriefComparison
 )
 
 DOCUMENTS: dict[str, type[Written]] = {
@@ -51,6 +54,8 @@ DOCUMENTS: dict[str, type[Written]] = {
     "trying": TryReport,
     "whatif": WhatIf,
     "verdict": Verdict,
+    "brief": Brief,
+    "brief-comparison": BriefComparison,
 }
 """documents by their names in ``ddpprof schema``"""
 

@@ -22,6 +22,8 @@ _WRITTEN_BY = {
     "trying": "ddpprof report EXPERIMENT --out trying.json",
     "whatif": "ddpprof whatif RUN --out whatif.json",
     "verdict": "ddpprof diagnose RUN --format json",
+    "brief": "ddpprof report RUN --brief",
+    "brief-comparison": "ddpprof compare A B --brief",
 }
 _BEGINNING = """# JSON
 
@@ -30,7 +32,7 @@ Each of these documents has a JSON Schema, printed by `ddpprof schema`. All docu
 
 - Times are integers in **ns**, sizes are in **bytes**, and field names contain these units. Absolute times are since
   1970.
-- **`null`** means that the value is unknown. It never means zero.
+- **`null`** means that the value is unknown. It never means zero. The brief documents leave such fields out.
 - Shares and ratios are numbers, not percentages.
 
 ```sh

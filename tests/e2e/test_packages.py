@@ -45,4 +45,6 @@ def test_the_wheel_works_in_an_empty_environment(packages: list[Path], tmp_path:
     assert run(program, "--version", cwd=tmp_path).split()[-1] == ddpprof.__version__
     screen = run(program, "report", CHECKOUT / "sample_traces" / "convnet-gloo-2ranks", "--no-cache", cwd=tmp_path)
     assert "A step takes" in screen
+    skill = next((tmp_path / "empty").rglob("ddpprof/SKILL.md"))
+    assert skill.read_text() == (CHECKOUT / "skills" / "ddpprof" / "SKILL.md").read_text()
     assert run(python, "-c", "import importlib.util as u; print(u.find_spec('torch'))", cwd=tmp_path).strip() == "None"

@@ -26,7 +26,10 @@ def tried(ddpprof: Run, directory: str) -> dict[str, Any]:
 
 def test_workers_for_a_slow_loader_are_confirmed_and_kept_in_the_run(ddpprof: Run, tmp_path: Path) -> None:
     recorded(ddpprof, "slow_loader")
-    ended = ddpprof("try", "slow_loader", "--rule", "idle-for-data", "--out", "t", *TRIALS)
+    brief = json.loads(ddpprof("report", "slow_loader", "--brief").stdout)
+    (confirm,) = [one["confirm"] for one in brief["findings"] if one["rule"] == "idle-for-data"]
+    assert confirm.startswith("ddpprof try slow_loader --finding ")
+    ended = ddpprof(*confirm.split()[1:], "--out", "t", *TRIALS)
     assert ended.returncode == 0, ended.stderr
     assert "6 starts" in ended.stdout.splitlines()[0]
     one = tried(ddpprof, "t")

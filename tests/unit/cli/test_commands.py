@@ -139,6 +139,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in error
 
 
+def test_a_path_alone_is_reported_on(trace_file: Path, output: Out) -> None:
+    assert main(["report", str(trace_file)]) == 0
+    whole = output()[0]
+    assert main([str(trace_file)]) == 0
+    assert output()[0] == whole
+
+
+def test_a_brief_report_is_json_whatever_the_terminal(trace_file: Path, output: Out, tmp_path: Path) -> None:
+    assert main(["report", str(trace_file), "--brief"]) == 0
+    assert json.loads(output()[0])["verdict"].startswith("A step takes 0.10 ms.")
+    assert main(["report", str(trace_file), "--brief", "--format", "html"]) == 2
+    assert "--brief prints JSON" in output()[1]
+    both = [str(trace_file), str(trace_file)]
+    assert main(["compare", *both, "--brief", "--out", str(tmp_path / "c.json")]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["metric"] == "step"
+
+
 def test_report_on_a_file_and_on_its_folder(trace_file: Path, output: Out) -> None:
     for path in (trace_file, trace_file.parent):
         assert main(["report", str(path), "--format", "json"]) == 0

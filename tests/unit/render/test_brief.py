@@ -1,0 +1,83 @@
+"""A report and a comparison in short: what is in them, and that they stay short."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from reports import compare_runs, report
+
+from ddpprof.comparison.compare import SettingChange
+from ddpprof.engine.change import Change, ChangeKind, ddp_change
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.predictions import Predicted
+from ddpprof.render.brief import MOST_BYTES, Brief, brief_comparison, brief_report
+from ddpprof.render.json import render_json
+from ddpprof.report import Report
+
+MS = 1_000_000
+
+
+def finding(rule: str, **given: Any) -> Finding:
+    return Finding(rule, rule, "because", "do this", **given)
+
+
+CAP = finding("trailing-communication", gain_ns=12 * MS, predicted=Predicted(10 * MS, 4 * MS, 12 * MS),
+              change=ddp_change(None, bucket_cap_mb=5))  # fmt: skip
+HOOK = finding("hook", gain_ns=5 * MS, change=Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "x", True))
+LOOP = finding("barrier-in-loop", gain_ns=3 * MS)
+SEEDS = finding("same-random-numbers", gain_ns=None, is_correctness=True)
+NOISE = finding("gradient-copies", gain_ns=1, is_noise=True)
+
+
+def made(*findings: Any, recorded_with: tuple[str, ...] = ("train.py",)) -> Report:
+    whole = report()
+    return replace(whole, findings=findings, job=replace(whole.job, recorded_with=recorded_with))
+
+
+def shown(brief: Brief) -> dict[str, Any]:
+    text = render_json(brief)
+    assert len(text.encode()) <= MOST_BYTES
+    assert msgspec.json.decode(text, type=Brief) == brief
+    return dict(json.loads(text))
+
+
+def test_each_finding_has_its_gain_its_change_and_the_command_that_confirms_it() -> None:
+    whole = shown(brief_report(made(CAP, HOOK, LOOP, SEEDS, NOISE), ["runs/a b"]))
+    assert whole["verdict"].endswith(
+        "First fix: trailing-communication, saves 10.00 ms (4.00 – 12.00) per step, predicted."
+    )
+    first, hook, loop, seeds = whole["findings"]
+    assert (first["number"], first["gain_ns"], first["low_ns"], first["high_ns"]) == (1, 10 * MS, 4 * MS, 12 * MS)
+    assert first["change"]["values"] == {"bucket_cap_mb": 5}
+    assert first["confirm"] == "ddpprof try 'runs/a b' --finding 1"
+    assert hook["confirm"] == "ddpprof try 'runs/a b' --finding 2 --allow-lossy"
+    assert loop["confirm"] == "ddpprof try 'runs/a b' --script CHANGED.py", "only its author can change the loop"
+    assert (seeds["is_correctness"], "confirm" in seeds) == (True, False)
+    assert whole["num_noise"] == 1
+
+
+@pytest.mark.parametrize("whole", [made(CAP, recorded_with=()), made(CAP)], ids=["unknown-command", "two-parts"])
+def test_what_cannot_be_run_again_has_no_command(whole: Report) -> None:
+    paths = ["a", "b"] if whole.job.recorded_with else ["a"]
+    (only,) = shown(brief_report(whole, paths))["findings"]
+    assert "confirm" not in only
+
+
+def test_it_stays_short_whatever_was_found() -> None:
+    long = [replace(CAP, title=f"{number} " + "層" * 5000, advice="x " * 9000) for number in range(500)]
+    whole = shown(brief_report(made(*long), ["r" * 5000]))
+    assert whole["findings"]
+    assert len(whole["findings"]) + whole["num_more"] == 500
+
+
+def test_a_comparison_stays_short_too() -> None:
+    settings = tuple(SettingChange(f"s{number}", "a" * 500, "b" * 500) for number in range(200))
+    brief = brief_comparison(replace(compare_runs(report(), report()), settings=settings), ())
+    text = render_json(brief)
+    assert len(text.encode()) <= MOST_BYTES
+    assert brief.changes[0].metric == "step"
+    assert brief.num_left_out == 200 - len(brief.settings) > 0
