@@ -18,7 +18,6 @@ from ddpprof.engine.change import Change
 from ddpprof.engine.finding import Finding
 from ddpprof.layout import clean
 from ddpprof.model.tried import Measured
-from ddpprof.render.json import render_json
 from ddpprof.render.sections.overview import change_sentence, verdict
 from ddpprof.report import Report
 
@@ -158,7 +157,8 @@ def _command(number: int, one: Finding, run: str) -> str | None:
 
 
 def _fits(brief: Brief | BriefComparison) -> bool:
-    return len(render_json(brief).encode()) <= MOST_BYTES
+    written = msgspec.json.format(msgspec.json.encode(brief), indent=2)  # as `render_json` does, which adds a line end
+    return len(written) < MOST_BYTES
 
 
 def brief_comparison(comparison: Comparison, verdicts: Sequence[ConditionVerdict]) -> BriefComparison:
