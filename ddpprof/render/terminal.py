@@ -192,8 +192,19 @@ def _remarks(console: Console, section: Section) -> None:
             if remark.number:
                 console.print(number)  # begins with two spaces, below the text of the line above
             continue
-        text.truncate(max(console.width - number.cell_len, 20), overflow="ellipsis")
+        text = _shortened(text, max(console.width - number.cell_len, 20))
         console.print(text + number, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _shortened(text: Text, width: int) -> Text:
+    """Return as many whole words as fit into that many columns, and an ellipsis for the rest."""
+    whole = text.plain
+    if text.cell_len <= width:
+        return text
+    text.truncate(width, overflow="ellipsis")
+    kept = text.plain.removesuffix("…")
+    is_cut = whole[len(kept) : len(kept) + 1] != " " and " " in kept.strip()[2:]
+    return Text(f"{kept.rpartition(' ')[0] if is_cut else kept.rstrip()}…")
 
 
 def _commands(console: Console, section: Section) -> None:

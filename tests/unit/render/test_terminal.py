@@ -22,7 +22,7 @@ from reports import (
 
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.predictions import Predicted
-from ddpprof.layout import Bars, Column, Table
+from ddpprof.layout import Bars, Column, Remark, Remarks, Table
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
@@ -215,3 +215,20 @@ def test_a_step_that_is_in_no_mean_is_named() -> None:
     text = drawn(replace(made, ranks=ranks, usual_steps=usual))
     assert "excluded from all means: step 99, 2.9 × as long" in text
     assert "left out of all means" not in drawn(made)
+
+
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        (
+            "Device 0 computes longer than the average device of the process",
+            "- Device 0 computes longer…  [5.00 ms]",
+        ),
+        ("short", "- short  [5.00 ms]"),
+        ("x" * 90, f"- {'x' * 28}…  [5.00 ms]"),
+    ],
+)
+def test_a_remark_is_cut_between_words(title: str, shown: str) -> None:
+    out = io.StringIO()
+    render_terminal([Remarks("Not beyond noise", (Remark(title, "5.00 ms"),))], out, width=42)
+    assert out.getvalue().splitlines()[-1] == shown
