@@ -88,7 +88,6 @@ def run_report(options: argparse.Namespace) -> int:
 
 def _report_on_run(options: argparse.Namespace) -> int:
     refuse_missing(options.path)
-    from ddpprof.render.brief import brief_report
     from ddpprof.render.json import render_json
 
     if options.brief and chosen_form(options) not in ("terminal", "json"):
@@ -103,6 +102,8 @@ def _report_on_run(options: argparse.Namespace) -> int:
         if analysis is None:
             _refuse_choice(options, "a report that was written earlier")
         if options.brief:
+            from ddpprof.render.brief import brief_report  # it also needs comparisons
+
             paths = [str(options.path), *map(str, options.further_parts)]
             write(options, render_json(brief_report(report, paths)))
         elif chosen_form(options) == "json":
