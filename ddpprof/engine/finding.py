@@ -70,6 +70,11 @@ class Finding:
         return self.measured is not None or is_trusted(self.rule)
 
     @property
+    def is_lossy(self) -> bool:
+        """Whether its change rounds gradients, so that training gives other results."""
+        return self.change is not None and self.change.is_lossy
+
+    @property
     def gives_nothing(self) -> bool:
         """Whether its change was tried, and does not shorten the step, or changes the results of training."""
         return self.measured is not None and self.measured.outcome in _IN_VAIN

@@ -27,8 +27,9 @@ def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
     """Sort findings: first broken or distorted training, then gains, then the rest, and noise last.
 
-    Among the gains, rules whose advice often saves less than promised come later. Gains that only a replay could
-    confirm come last if the run could not be replayed.
+    Among the gains, changes that keep the results of the training come before changes that round gradients, and rules
+    whose advice often saves less than promised come later. Gains that only a replay could confirm come last if the run
+    could not be replayed.
 
     If one change addresses several findings, only the first of them is returned. Rules that recommend the same change
     use the same entry of `Predictions`. `advice`: rule → advice that replaces its own.
@@ -43,7 +44,8 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
     known = [finding for finding in beyond if finding.expected_ns is not None]
     told = [finding for finding in known if not finding.is_guess]
     gains = [
-        *_by_gain([finding for finding in told if finding.is_trusted]),
+        *_by_gain([finding for finding in told if finding.is_trusted and not finding.is_lossy]),
+        *_by_gain([finding for finding in told if finding.is_trusted and finding.is_lossy]),
         *_by_gain([finding for finding in told if not finding.is_trusted]),
         *_by_gain([finding for finding in known if finding.is_guess]),
     ]

@@ -10,7 +10,7 @@ from observations import BUFFERS, HELD, LATE, MIB, MS, loader, observed, of_mib,
 from tables import ddp_module
 
 from ddpprof import topics
-from ddpprof.engine.change import ddp_change
+from ddpprof.engine.change import Change, ChangeKind, ddp_change
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.findings import in_order
 from ddpprof.engine.findings import is_noise as is_noise_of
@@ -213,3 +213,11 @@ def test_what_was_tried_in_vain_is_noise() -> None:
     view = replaced(observed(), tried=(TriedChange("rule", change.code, measured), TriedChange("other", "x", measured)))
     (found,) = in_order([finding], view, {})
     assert (found.measured, found.is_noise) == (measured, True)
+
+
+def test_a_change_that_keeps_the_results_comes_before_one_that_rounds() -> None:
+    hook = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "hook", is_lossy=True)
+    lossy = Finding("a", "t", "e", "a", 90 * MS, predicted=Predicted(80 * MS, 70 * MS, 90 * MS), change=hook)
+    lossless = Finding("b", "t", "e", "a", 20 * MS, predicted=Predicted(15 * MS, 10 * MS, 20 * MS),
+                       change=ddp_change(None, bucket_cap_mb=1))  # fmt: skip
+    assert [one.rule for one in in_order([lossy, lossless], observed(), {})] == ["b", "a"]
