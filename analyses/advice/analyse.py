@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from planted import CASES, is_found
 from study import COLOURS, ms, publish
 
+_WORTH = 0.02
+"""share of the step below which a report calls a measured gain noise"""
 _COLUMNS = ("case", "planted, found as", "first fix", "promised, ms", "measured, ms", "verdict")
 _ORDER = (
     "failed",
@@ -85,8 +87,13 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _costs(mended: dict[str, Any] | None) -> bool:
-    """Return whether what is planted costs time beyond noise; of what was found, nobody asks."""
-    return mended is None or mended["outcome"] == "confirmed"
+    """Return whether what is planted costs time beyond noise, and what a report calls worth it; true if it was found."""
+    if mended is None or mended["measured"] is None:
+        return mended is None
+    is_confirmed = mended["outcome"] == "confirmed"
+    return is_confirmed and mended["measured"]["gain_ns"] >= _WORTH * (
+        mended["step_ns"] + mended["measured"]["gain_ns"]
+    )
 
 
 def _interval(gain: dict[str, Any]) -> list[float]:
@@ -131,7 +138,7 @@ def _found(one: dict[str, Any]) -> str:
         return ""
     if one["is_found"]:
         return "yes"
-    return f"no: {', '.join(one['findings']) or '-'}" if one["costs"] else "costs nothing"
+    return f"no: {', '.join(one['findings']) or '-'}" if one["costs"] else "costs less than 2 %"
 
 
 def _shown(gain: Sequence[float] | None) -> str:
