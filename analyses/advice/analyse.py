@@ -87,7 +87,7 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _costs(mended: dict[str, Any] | None) -> bool:
-    """Return whether what is planted costs time beyond noise, and what a report calls worth it; true if it was found."""
+    """Return whether what is planted costs time beyond noise, and enough to be reported; true if it was found."""
     if mended is None or mended["measured"] is None:
         return mended is None
     is_confirmed = mended["outcome"] == "confirmed"
