@@ -271,7 +271,7 @@ def find_pulses(path: Path) -> Path:
     folders = [path, *(Path(str(folder)) for folder in rundir.attempts_in(path).values())]
     with_pulses = [folder for folder in folders if rundir.pulses_in(folder)]
     if not with_pulses and not rundir.is_run(path):
-        raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
+        raise NotARun(f"{path} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
             f"{path} has no pulse. Ranks start writing it after the skipped steps: try again while the job trains, "

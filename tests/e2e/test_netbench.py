@@ -87,7 +87,7 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
         (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with: start two or more."),
         (
             ["--nproc-per-node", "many"],
-            "argument --nproc-per-node/--nproc_per_node/--nproc: many is not a number of ranks",
+            "argument --nproc-per-node/--nproc_per_node/--nproc: many is neither a number of ranks",
         ),
     ],
 )

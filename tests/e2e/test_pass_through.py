@@ -120,7 +120,7 @@ def test_a_script_without_ddp(tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "plain.py").write_text("import torch\nprint('trained')\n")
     done = ddpprof("trace", "--out", "run", "plain.py")
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert "nothing was recorded: no DistributedDataParallel module was trained in plain.py, or" in done.stderr
+    assert "nothing was recorded: plain.py trained no DistributedDataParallel module, or" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -135,7 +135,7 @@ def test_a_job_that_does_not_let_ddpprof_in(command: list[str], tmp_path: Path, 
     (tmp_path / "plain.py").write_text("print('trained')\n")
     done = ddpprof("trace", "--out", "run", "--", *command)
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert "no Python process of the job has loaded ddpprof" in done.stderr
+    assert "no Python process in the job appears to have loaded ddpprof" in done.stderr
 
 
 def test_stop_after_ends_the_job_cleanly(ddpprof: Run, tmp_path: Path, report: Report) -> None:

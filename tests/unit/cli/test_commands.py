@@ -110,7 +110,10 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "no-such-step": (["timeline", good, "--only-steps", "7"], "only steps 1-1 of ranks 0-0"),
         "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is not a duration; write, for example, 10us"),
         "backwards": (["timeline", good, "--only-ranks", "3-1"], "3-1 ends before it begins"),
-        "torchrun-twice": (["trace", "--nnodes", "2", "--", "torchrun", "x.py"], "go to torchrun itself"),
+        "torchrun-twice": (
+            ["trace", "--nnodes", "2", "--", "torchrun", "x.py"],
+            "pass these options to torchrun itself",
+        ),
     }
 
 

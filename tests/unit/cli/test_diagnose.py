@@ -34,7 +34,7 @@ def end(run: Path, *ends: Ended) -> None:
         pytest.param((Ended.FINISHED, Ended.INTERRUPTED), "the training was interrupted", id="interrupted"),
         pytest.param(
             (Ended.UNWATCHED, Ended.FINISHED),
-            "ddpprof stopped watching, while the training went on",
+            "ddpprof stopped watching while training continued",
             id="unwatched",
         ),
     ],
@@ -94,7 +94,7 @@ def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[s
     attempt.mkdir()
     (attempt / "run.json").write_text("{}")
     assert main(["diagnose", str(run)]) == 0
-    said = "ddpprof: the job was started again, and no rank of the new attempt is training yet.\n"
+    said = "ddpprof: the job was restarted, and no rank of the new attempt is training yet.\n"
     assert capsys.readouterr().err == said
     (run / "exits.jsonl").write_text('{"exit_code": 1, "is_job": true}\n')
     assert main(["diagnose", str(run)]) == 2, "it failed before any rank trained"
@@ -135,7 +135,7 @@ def test_what_is_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
     absent = tmp_path / "absent"
     assert main([command, str(absent)]) == 2
     assert capsys.readouterr().err == (
-        f"ddpprof: {absent} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
+        f"ddpprof: {absent} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.\n"
     )
 
 

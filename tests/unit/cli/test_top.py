@@ -81,12 +81,12 @@ def test_one_view_of_a_job_that_hangs_has_the_verdict(
         pytest.param(Path("no/such/run"), "ddpprof: no/such/run does not exist. Record a run with: ", id="absent"),
         pytest.param(
             SAMPLE / "run.json",
-            "run.json is a file. Give a run directory: the --out of ddpprof watch or trace.",
+            "run.json is a file. Give a run directory: the --out directory of ddpprof watch or trace.",
             id="a-file",
         ),
         pytest.param(
             TRACES,
-            "is not a run: it has no run.json. Give the --out of ddpprof watch or trace.",
+            "is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.",
             id="traces",
             marks=pytest.mark.skipif(not TRACES.is_dir(), reason="the traces of others are missing"),
         ),
