@@ -353,7 +353,7 @@ def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: 
     words = [
         f"{len(rows)} only in {run} ({_ms(rows)} ms per step)" for run, rows in zip("AB", only, strict=True) if rows
     ]
-    return f"kernels of one run only, by name, launch shape and input shapes: {', '.join(words)}"
+    return f"kernels in only one of the runs, by name, launch shape and input shapes: {', '.join(words)}"
 
 
 def _ms(summaries: Sequence[KernelSummary]) -> str:

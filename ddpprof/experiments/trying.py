@@ -286,7 +286,10 @@ def read_trying(directory: Location) -> KeptTrying:
     """Read the directory. Raises `DdpprofError`."""
     experiment, plan = read_plan(directory), read_beside_plan(directory / CHANGES_FILE, TryPlan)
     if len(plan.promises) != len(experiment.variants) - 1:
-        raise NotARun(f"{directory / CHANGES_FILE} has {len(plan.promises)} changes, but the plan beside it others.")
+        raise NotARun(
+            f"{directory / CHANGES_FILE} has {len(plan.promises)} changes, but they do not match the plan in "
+            "the same directory."
+        )
     results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
     losses = {result.trial: losses_of(directory / result.trial.name) for result in results}
     return KeptTrying(experiment, plan, results, losses, directory)

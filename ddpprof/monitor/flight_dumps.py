@@ -63,7 +63,7 @@ class _PlainValues(pickle.Unpickler):
     """Unpickler that creates no objects: it never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and a dump may only contain plain values")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump may contain only plain values")
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
@@ -173,7 +173,8 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
             blamed = next(rank for rank, called in ranks.items() if called[number].call == rarest)
             others = [rank for rank, called in ranks.items() if called[number].call == usual and rank != blamed]
             detail = (
-                f"its collective {number} is {ranks[blamed][number]}, but that of others is {ranks[others[0]][number]}"
+                f"its collective number {number} is {ranks[blamed][number]}, but on other ranks it is "
+                f"{ranks[others[0]][number]}"
             )
             return Verdict(Fault.OTHER_COLLECTIVE, rank=blamed, waiting=tuple(others), detail=detail)
     return None

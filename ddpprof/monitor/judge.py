@@ -120,8 +120,8 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
         return None
     later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
     detail = (
-        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has averaged "
-        "gradients of different batches"
+        f"Its forward pass in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has "
+        "averaged gradients from different batches"
     )
     return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 

@@ -131,7 +131,7 @@ class HangLook:
             return  # its ranks have ended
         with suppress(OSError):
             write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
-        self._say(f"the job goes on: step {self._hangs_at} is over")
+        self._say(f"the job continues: step {self._hangs_at} has ended")
         self._verdict = self._hangs_at = None
 
 

@@ -274,8 +274,8 @@ def find_pulses(path: Path) -> Path:
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
-            f"{path} has no pulse. Ranks start writing it after the skipped steps: try again while the job trains, "
-            f"or see: ddpprof report {path}"
+            f"{path} has no pulse file. Ranks start writing one after the skipped steps: try again while the job is "
+            f"training, or see: ddpprof report {path}"
         )
     return with_pulses[-1]
 
@@ -292,9 +292,9 @@ def look_at(directory: Path, now_ns: int) -> Overview:
         except DdpprofError as error:
             missing.append(str(error))
         except OSError as error:
-            missing.append(f"rank {rank}'s pulse cannot be read: {error.strerror}.")
+            missing.append(f"rank {rank}'s pulse file cannot be read: {error.strerror}.")
     if not heads:
-        why = missing[0] if missing else "its pulses are gone."
+        why = missing[0] if missing else "its pulse files no longer exist."
         raise DdpprofError(f"{directory}: {why} See what was recorded with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 

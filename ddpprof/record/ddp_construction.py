@@ -106,8 +106,8 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
     parameters, expect_sparse = ddp._build_params_for_reducer()
     if len(parameters) != len(ddp.reducer.get_backward_stats()):
         raise DdpprofError(
-            "the script has frozen or unfrozen parameters since it constructed DDP, so that their gradients cannot be "
-            "told apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
+            "the script has frozen or unfrozen parameters since it constructed DDP, so ddpprof cannot tell their "
+            "gradients apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
         )
     return ReducerParameters(_names(ddp, parameters), parameters, expect_sparse)
 
@@ -154,8 +154,8 @@ _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
 """maximum number of parameters of a model that is described; more could take megabytes of the store"""
 _BY_PLACE = (
-    "DDP matches parameters by position, not by name, so parameters get the values and gradients of others. "
-    "Build the model in the same order, and with the same types, on every rank."
+    "DDP matches parameters by position, not by name, so parameters receive the values and gradients of other "
+    "parameters. Build the model in the same order, and with the same types, on every rank."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
 """DDP's attributes that determine which collectives a step has, as far as this torch version has them"""
@@ -400,7 +400,9 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
         if settings.loader:
             _change_loaders(settings.loader)
         if settings.ddp_blocks and self._use_python_reducer:
-            raise RuntimeError("ddpprof cannot alternate with a compiled DDP. Use: ddpprof overhead --apart")
+            raise RuntimeError(
+                "ddpprof cannot alternate blocks of steps with a compiled DDP. Use: ddpprof overhead --apart"
+            )
         if settings.without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
                 hook.remove()

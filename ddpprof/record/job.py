@@ -362,7 +362,7 @@ class JobRank:
         agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
             raise DdpprofError(
-                "the ranks cannot agree on what to record: the job's store does not keep values, as with MPI."
+                "the ranks cannot agree on what to record: the job's store does not keep values (MPI, for example)."
             )
         self._join(agreement)
 

@@ -274,7 +274,7 @@ class Session(Listener):
             self.window.cut_short("the script starts a profiler of its own")
         if profiler.running:  # in steps that are worthless without ddpprof's
             profiler.stop()
-            raise DdpprofError("the script started its own profiler in the profiled steps")
+            raise DdpprofError("the script started its own profiler during the profiled steps")
 
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
@@ -306,7 +306,7 @@ class Session(Listener):
         if self._settings.trial and (self.window.step or self._closed):
             return "this is a trial"
         if self.baseline.has_begun:
-            return "the steps since the profiled ones were without gradient communication"
+            return "the steps after the profiled ones ran without gradient communication"
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
@@ -392,7 +392,7 @@ class Session(Listener):
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
         options = options_for(num_steps, self.notes.device.is_accelerator)
-        instead = "let it take more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
+        instead = "make it run more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:

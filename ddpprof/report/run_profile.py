@@ -280,7 +280,7 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
             )
         if bench.world_size != training.world_size:
             raise DdpprofError(
-                f"--network was measured among {bench.world_size} ranks, but the run, whose own network is unknown, "
+                f"--network was measured with {bench.world_size} ranks, but the run, whose own network is unknown, "
                 f"has {training.world_size}."
             )
         return bench, None

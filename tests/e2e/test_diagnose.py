@@ -31,7 +31,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
     assert said[0] == (
         "The job hangs at step 60: rank 1 calls a collective that the other ranks do not call; it called barrier, "
-        "and rank 0 called the all-reduce of DDP's gradients."
+        "and rank 0 called DDP's gradient all-reduce."
     )
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")

@@ -67,7 +67,7 @@ def test_chosen_ranks_on_the_command_line(ddpprof: Run, fleet: Path) -> None:
     shown = ddpprof("report", fleet, "--only-ranks", "0-3,20").stdout
     assert f"only 5 of {NUM_RANKS} ranks were read, as requested" in shown
     assert (
-        f"only 4 of {NUM_RANKS} ranks were read, as requested, evenly chosen"
+        f"only 4 of {NUM_RANKS} ranks were read, as requested, evenly spaced"
         in ddpprof("report", fleet, "--sample", "4").stdout
     )
 
@@ -133,7 +133,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ddpprof: no Dask scheduler answers at tcp://127.0.0.1:9: ")
     assert done.stderr.count("\n") == 1
-    assert "nonsense://x is not an address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
+    assert "nonsense://x is not the address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
 
 
 def report_with_peaks(traces: Path, cwd: Path) -> tuple[str, int, int]:

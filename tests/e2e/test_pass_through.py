@@ -268,7 +268,7 @@ def test_an_earlier_run_is_kept(steps_script: Path, ddpprof: Run, tmp_path: Path
     (tmp_path / "run" / "run.json").write_text("{}")
     done = ddpprof("trace", "--out", "run", *on_ranks(1, steps_script, "20"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holds an earlier run" in done.stderr
+    assert "contains an earlier run" in done.stderr
     assert "--force" in done.stderr
     done = ddpprof("trace", "--force", "--out", "run", *QUICK, *on_ranks(1, steps_script, "20"))
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def test_where_an_experiments_command_begins(arguments: str, own: str, command: 
         pytest.param(
             "scale",
             ["--no-weak", "--nproc=4", "--strong=--b=8"],
-            ["--b=8 in all, without DDP, 1 process", "--b=8 in all, 4 processes"],
+            ["--b=8 in total, without DDP, 1 process", "--b=8 in total, 4 processes"],
             id="strong",
         ),
         pytest.param(

@@ -160,7 +160,7 @@ def test_a_trial_gives_its_blocks_and_the_parts_of_its_profiled_steps() -> None:
 
 def test_a_trial_without_timed_steps_says_so() -> None:
     made = trial_result(Trial(0, 0), tables.run(Rank(0, None, tables.record(steps=[recorded(mode="light")]))))
-    assert made.problem == "the training ended before a step was timed"
+    assert made.problem == "training ended before any step was timed"
 
 
 def test_a_variant_whose_training_ended_early_is_named() -> None:
