@@ -98,7 +98,7 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
         make_folder(out / TENSORBOARD_DIRECTORY)
         write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
     except Exception as error:  # noqa: BLE001 (the user asked for the report, not for this)
-        say(f"ddpprof: cannot write TensorBoard's files: {error}", file=sys.stderr)
+        say(f"ddpprof: cannot write the files for TensorBoard: {error}", file=sys.stderr)
 
 
 _NOT_REACHED = (

@@ -110,8 +110,8 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "explain",
-            "explain a term of the reports",
-            "What does this word in a report mean?",
+            "explain a term used in reports",
+            "What does this term in a report mean?",
             "ddpprof explain exposed",
             writes_files=False,
         ),
@@ -133,21 +133,21 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "tune",
             "find the fastest bucket sizes by prediction and measurement",
-            "Which bucket sizes are fastest for this training?",
+            "Which bucket sizes are fastest for this training job?",
             "ddpprof tune --nproc 2 train.py",
         ),
     ),
     "Measure by experiment": (
         Command(
             "overhead",
-            "measure what DDP costs: run the job with and without DDP",
+            "measure what DDP costs by running the job with and without it",
             "How much longer does a step take because of DDP?",
             "ddpprof overhead train.py",
             module="experiments",
         ),
         Command(
             "scale",
-            "measure how training scales and where time is lost",
+            "measure how well training scales and where time is lost",
             "How much faster is training on more ranks, and where is time lost?",
             "ddpprof scale --nproc 1,2,4 train.py",
             module="experiments",
@@ -169,7 +169,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "More": (
         Command(
             "doctor",
-            "check this machine, this installation, and that ddpprof works on them",
+            "check this machine and installation, and whether ddpprof works on them",
             "Does ddpprof work and measure correctly on this machine?",
             "ddpprof doctor",
             writes_files=False,

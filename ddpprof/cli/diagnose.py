@@ -116,7 +116,7 @@ def _why_well(seen: Examination, run: Path) -> str:
 
     evidence, step = seen.evidence, max(one.state.step for one in seen.evidence)
     if seen.is_over:
-        how = "the training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
+        how = "training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
         return f"{how}. See the whole run with: ddpprof report {run}"
     if seen.overdue is not None:
         standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
@@ -139,11 +139,11 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
     if Ended.UNWATCHED in ends:
         return "ddpprof stopped watching while training continued"
     if Ended.INTERRUPTED in ends:
-        return "the training was interrupted"
+        return "training was interrupted"
     loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
     if loss is not None:
-        return f"the training has ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
-    return "the training has ended successfully"
+        return f"training ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
+    return "training ended successfully"
 
 
 def _judge_dumps(folder: Path, form: str) -> int:

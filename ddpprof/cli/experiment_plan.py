@@ -50,7 +50,7 @@ def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) 
     )
     if is_wrapped and len({v.nproc for v in variants}) > 1 and not any("{nproc}" in word for word in command):
         raise DdpprofError(
-            "mark the place of the number of processes in the command: ddpprof … -- mpirun -n {nproc} python train.py"
+            "use {nproc} for the number of processes in the command: ddpprof … -- mpirun -n {nproc} python train.py"
         )
     return Experiment(
         format=EXPERIMENT_FORMAT,

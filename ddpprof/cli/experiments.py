@@ -144,7 +144,7 @@ def resumed(
             f"{options.resume} was created by ddpprof {experiment.kind}. Continue it with: "
             f"ddpprof {experiment.kind} --resume {options.resume}"
         )
-    say(f"ddpprof: runs {_what_it_runs(experiment)}", file=sys.stderr)
+    say(f"ddpprof: running {_what_it_runs(experiment)}", file=sys.stderr)
     return experiment
 
 
@@ -218,7 +218,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
     for name in passed_on(choices, command):
         say(
-            f"ddpprof: {name}=… is not an argument of DDP, so it is added to the script's own arguments",
+            f"ddpprof: {name}=… is not a DDP argument, so it is passed to the script as one of its arguments",
             file=sys.stderr,
         )
 
@@ -292,7 +292,7 @@ def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> 
     records = [record for rank in ranks_in(folder) if (record := load_record(folder, rank)) is not None]
     result = read_trial(directory, trial)
     trained = [record.steps[-1].number + 1 for record in records if record.steps]
-    if result is not None and trained and (result.problem is None or "before a step was timed" in result.problem):
+    if result is not None and trained and (result.problem is None or "before any step was timed" in result.problem):
         refuse_short_job(experiment, result, min(trained), records[0].device != "cpu")
 
 

@@ -204,7 +204,7 @@ def run_recorded(
             return _run_recorded(job, out, settings, verb, afterwards, inside)
     except own_files.LockedError as error:
         raise RunExists(
-            f"another ddpprof, process {error.holder}, is recording into {out}: wait until it ends, or choose "
+            f"another ddpprof process ({error.holder}) is recording into {out}: wait until it ends, or choose "
             "another --out. The job was not started."
         ) from error
 

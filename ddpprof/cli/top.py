@@ -100,7 +100,7 @@ def _about_end(path: Path, overview: Overview) -> str:
     from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):
-        return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
+        return f"All ranks have ended, and some failed. Find out why with: ddpprof diagnose {path}"
     if any(one.standing is Standing.UNWATCHED for one in overview.ranks):
         return (
             "ddpprof has stopped watching, but the job may still be running. See the recorded part with: ddpprof "

@@ -29,7 +29,7 @@ _START_S = 5.0
 
 def add_try_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=local, nargs="?", metavar="RUN", help="a run of ddpprof trace; its command is run again")
+    add("path", type=local, nargs="?", metavar="RUN", help="a run recorded by ddpprof trace; its command is run again")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--finding",
@@ -86,7 +86,7 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     if options.resume is not None:
         experiment, directory = resumed(parser, options, arguments, kind="try"), options.resume
     elif options.path is None:
-        parser.error("nothing to try: give a run of ddpprof trace")
+        parser.error("nothing to try: give a run recorded by ddpprof trace")
     else:
         experiment, promises = _planned(options)
         for variant in experiment.variants:
@@ -231,7 +231,7 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
         return f"{path} suggests only changes that round gradients. Try them with: ddpprof try {path} --allow-lossy"
     beyond = [number for number, one in numbered if not one.is_noise]
     if not beyond:
-        return f"{path} has no finding beyond noise, so there is nothing to try."
+        return f"{path} has no finding that exceeds noise, so there is nothing to try."
     return (
         f"{path} suggests no change that ddpprof can make by itself. Make a change in a copy of your script, and "
         f"compare: ddpprof try {path} --script changed.py"

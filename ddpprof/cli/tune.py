@@ -43,7 +43,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         help="number of settings, including the unchanged job (%(default)s)",
     )
     add("--rounds", type=positive, default=5, metavar="N", help="number of runs of each setting (%(default)s)")
-    add("--quick", action="store_true", help="3 settings and 3 rounds, the minimum for a result")
+    add("--quick", action="store_true", help="use 3 settings and 3 rounds, the minimum for a result")
     add(
         "--skip-first",
         type=positive,
@@ -101,7 +101,10 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
     with working_on(directory):
         if not has_choice(directory) and not _profile(directory, experiment):
-            say(f"\nStopped before anything was tried. Start again with: ddpprof tune --resume {directory}", flush=True)
+            say(
+                f"\nStopped before any setting was tried. Start again with: ddpprof tune --resume {directory}",
+                flush=True,
+            )
             return 130
         tuning, interrupted = _try_all(directory, experiment.command)
     return show_at_the_end(partial(_show_what_there_is, tuning, interrupted), "tune", directory, interrupted)
@@ -232,7 +235,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
         minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
         say(
             f"Measuring {settings} (including the unchanged job) in {number_of(experiment.rounds, 'round')}: "
-            f"{number_of(left, 'start')} of the job{minutes}. Ctrl-C stops, and keeps what was measured.",
+            f"{number_of(left, 'start')} of the job{minutes}. Press Ctrl-C to stop; measurements so far are kept.",
             flush=True,
         )
     out = tuning.stopped()

@@ -25,7 +25,7 @@ _RANK = re.compile(r"[1-9]\d{0,8}")
 
 def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=location, metavar="RUN", help="a run of ddpprof trace")
+    add("path", type=location, metavar="RUN", help="a run recorded by ddpprof trace")
     add(
         "--finding",
         type=positive,
@@ -52,8 +52,8 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--compress", metavar="HOOK", type=_hook, help="one of torch's communication hooks: fp16, bf16 or powersgd:RANK"
     )
-    add("--no-overlap", action="store_true", help="send nothing until the backward pass has ended")
-    add("--batch-scale", type=factor, default=1.0, metavar="X", help="make batches X times as large")
+    add("--no-overlap", action="store_true", help="start all-reduces only after the backward pass has ended")
+    add("--batch-scale", type=factor, default=1.0, metavar="X", help="multiply the batch size by X")
     add(
         "--accumulation",
         type=positive,
@@ -65,7 +65,7 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         action="append",
         metavar="RANK",
-        help="make this straggler as fast as the other ranks",
+        help="predict with this straggler as fast as the other ranks",
     )
     network = parser.add_argument_group("network")
     add = network.add_argument

@@ -81,7 +81,9 @@ def working_on(directory: Path) -> Iterator[None]:
         with own_files.locked(directory / LOCK_FILE):
             yield
     except own_files.LockedError as error:
-        raise CannotRecord(f"process {error.holder} is working on {directory}: wait until it has ended.") from error
+        raise CannotRecord(
+            f"process {error.holder} is using {directory}: wait until that process has ended."
+        ) from error
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
@@ -245,9 +247,8 @@ def _refuse_another_number(folder: Path, experiment: Experiment, variant: Varian
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
-            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Mark the "
-            f"place of the number in its command: ddpprof {experiment.kind} … {experiment.command[0]} --its-option "
-            f"{{nproc}}"
+            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Use {{nproc}} "
+            f"for the number in its command: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
         )
 
 

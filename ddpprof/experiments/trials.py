@@ -200,7 +200,7 @@ def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) 
         timed = min((r.num_steps for r in own if r.num_steps is not None), default=asked)
     if timed >= asked:
         return None
-    return f"{variant.title}: only {timed} of {asked} {what} were timed before the training ended"
+    return f"{variant.title}: only {timed} of {asked} {what} were timed before training ended"
 
 
 def _mean(ranks: Sequence[RankReport], name: str) -> float:

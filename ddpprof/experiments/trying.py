@@ -183,7 +183,9 @@ class Trying:
         """Return the report. Raises `DdpprofError` if the unchanged job has no times."""
         as_it_is = self._rounds(NOW)
         if not any(as_it_is):
-            problem = next((result.problem for result in self.results if result.problem), "the first round is not over")
+            problem = next(
+                (result.problem for result in self.results if result.problem), "the first round has not finished"
+            )
             raise DdpprofError(f"there is nothing to compare yet: {problem}")
         return TryReport(
             format=EXPERIMENT_REPORT_FORMAT,

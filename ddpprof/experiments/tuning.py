@@ -72,7 +72,7 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
     except DdpprofError as error:
         return None, str(error)
     if not profiled.profile.training.knows_parameters:
-        return None, "the profile does not show when each gradient was ready."
+        return None, "the profile does not show when each gradient became ready."
     return profiled, None
 
 
@@ -373,7 +373,7 @@ class KeptTuning(Tuning):
         if report is None:
             problem = next((result.problem for result in self.results if result.problem), None)
             raise DdpprofError(
-                f"{self.directory} has nothing to compare yet: {problem or 'the first round is not over'}"
+                f"{self.directory} has nothing to compare yet: {problem or 'the first round has not finished'}"
             )
         return report
 

@@ -135,10 +135,10 @@ def _argument(name: str, text: str) -> Any:
     except (ValueError, SyntaxError):
         value = text
     if name == "bucket_cap_mb":
-        fits, wanted = value is None or _is_number(value), "a number of MiB, or None"
+        fits, wanted = value is None or _is_number(value), "a size in MiB, or None"
     elif name == "bucket_cap_mb_list":
         fits = isinstance(value, list | tuple) and all(map(_is_number, value))
-        wanted = "numbers of MiB in brackets"
+        wanted = "a list of sizes in MiB, in brackets"
     else:
         fits, wanted = isinstance(value, bool), "True or False"
     if not fits:

@@ -263,7 +263,7 @@ def find_pulses(path: Path) -> Path:
     """
     refuse_starting(path)
     if path.is_file():
-        raise NotARun(f"{path} is a file. Give a run directory: the --out of ddpprof watch or trace.")
+        raise NotARun(f"{path} is a file. Give a run directory: the --out directory of ddpprof watch or trace.")
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
     if runs := rundir.repeated_runs_in(path):

@@ -210,7 +210,7 @@ class ModelComparison:
             _say_difference(
                 ddp,
                 "DDP's arguments differ from those on",
-                f", which can hang the training: {clauses(found, _MOST_SAID)}.",
+                f", which can make training hang: {clauses(found, _MOST_SAID)}.",
             )
 
     def _module(self) -> Any:
@@ -395,7 +395,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
-                raise RuntimeError(f"ddpprof cannot disable DDP: the script passes {name}")
+                raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name}")
         original(*given.args, **given.kwargs)
         if settings.loader:
             _change_loaders(settings.loader)

@@ -191,7 +191,7 @@ def _place(environment: Mapping[str, str]) -> _LaunchedRank:
     for rank, size, local in launchers:
         if rank in environment and size in environment:
             return _LaunchedRank(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
-    raise CannotRecord("the launcher does not give the number of ranks: set RANK and WORLD_SIZE.")
+    raise CannotRecord("the launcher does not set the number of ranks: set RANK and WORLD_SIZE.")
 
 
 @contextmanager

@@ -197,4 +197,4 @@ def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
     if first is None or first.created_unix_s is None or launched_unix_s is None:
         return
     if first.created_unix_s >= launched_unix_s:
-        raise RunExists(f"the command trains more than one job: only the first is recorded, in {directory}.")
+        raise RunExists(f"the command starts more than one training job: only the first is recorded, in {directory}.")

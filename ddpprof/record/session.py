@@ -158,7 +158,7 @@ class Session(Listener):
     def attach_alone(self) -> None:
         """Begin with `nn.DataParallel`, whose whole job is one process."""
         if self._settings.baseline_steps or self._settings.alone_steps:
-            raise DdpprofError("--baseline-steps needs DistributedDataParallel, but this is DataParallel.")
+            raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
@@ -214,7 +214,7 @@ class Session(Listener):
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.job.warn_for_all(f"does not record what ranks do after the recorded steps: {why}. Training goes on.")
+            self.job.warn_for_all(f"cannot record what ranks do after the recorded steps: {why}. Training goes on.")
 
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
@@ -388,7 +388,7 @@ class Session(Listener):
 
     def _too_short(self) -> str:
         num_steps, num_skipped, num_replays = self.window.step, self.window.num_skipped, self.graphs.num_replays
-        took = f"the training took {num_steps} step{'s' if num_steps != 1 else ''}"
+        took = f"training ran for {num_steps} step{'s' if num_steps != 1 else ''}"
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
         options = options_for(num_steps, self.notes.device.is_accelerator)

@@ -217,7 +217,7 @@ class Window:
         Raises `DdpprofError` if the recording needs gradient communication.
         """
         if self._settings.baseline_steps:
-            raise DdpprofError("--baseline-steps needs steps with gradient communication, and the script has none.")
+            raise DdpprofError("--baseline-steps needs steps with gradient communication, but the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
             self._job.warn_for_all("the job continues as the script says, because DDP does not keep its ranks in step")

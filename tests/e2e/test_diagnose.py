@@ -175,7 +175,7 @@ def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *on_ranks(2, *script("torchrun_plain.py"))))
     well = ddpprof("diagnose", "run")
     assert (well.returncode, well.stdout) == (0, "")
-    assert well.stderr == "ddpprof: the training has ended successfully. See the whole run with: ddpprof report run\n"
+    assert well.stderr == "ddpprof: training ended successfully. See the whole run with: ddpprof report run\n"
     over = ddpprof("capture", "run")
     assert (over.returncode, over.stdout) == (2, "")
     assert over.stderr == "ddpprof: the job in run has ended. See the whole run with: ddpprof report run\n"

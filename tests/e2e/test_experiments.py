@@ -186,7 +186,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
         pytest.param(["sweep", "train.py", "--vary", "x"], "does not list values", id="no-values"),
         pytest.param(["scale", "--nproc", "0,1", "train.py"], "must be at least 1", id="no-process"),
         pytest.param(["scale", "--no-weak", "train.py"], "nothing to measure", id="neither-weak-nor-strong"),
-        pytest.param(["scale", "--", "mpirun", "train"], "mark the place of the number of processes", id="no-place"),
+        pytest.param(["scale", "--", "mpirun", "train"], "use {nproc} for the number of processes", id="no-place"),
         pytest.param(["overhead", "--resume", "absent"], "is not an experiment", id="nothing-to-resume"),
         pytest.param(
             ["overhead", "--resume", "o", "--rounds", "9"], "all options from the experiment", id="other-rounds"

@@ -101,7 +101,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "not-a-number": (["trace", "--steps", "many", "x.py"], "many is not a whole number"),
         "no-steps": (["trace", "--steps", "0", "x.py"], "must be at least 1"),
         "negative": (["trace", "--warmup", "-1", "x.py"], "must not be negative"),
-        "no-such-term": (["explain", "expsed"], "no term is called 'expsed'. Did you mean exposed?"),
+        "no-such-term": (["explain", "expsed"], "there is no term 'expsed'. Did you mean exposed?"),
         "no-such-shell": (["completion", "csh2"], "invalid choice: 'csh2'"),
         "no-list-of-numbers": (
             ["timeline", good, "--only-steps", "1-"],

@@ -47,7 +47,7 @@ def test_one_view_of_a_run_in_which_a_rank_failed_names_diagnose(
         write_pulse(tmp_path, rank, [MadeStep()] * 10, ended=ended, ended_ns=BEGIN_NS + 2 * SECOND)
     assert main(["top", str(tmp_path), "--once"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"All ranks have ended, and some failed. See why with: ddpprof diagnose {tmp_path}"
+    assert last == f"All ranks have ended, and some failed. Find out why with: ddpprof diagnose {tmp_path}"
 
 
 def test_a_job_that_goes_on_unwatched_has_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

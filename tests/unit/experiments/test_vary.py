@@ -40,9 +40,9 @@ def test_an_argument_of_ddp_is_replaced(choice: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [
-        pytest.param("bucket_cap_mb=1,abc", "bucket_cap_mb=abc is not valid: give a number of MiB, or None", id="text"),
-        pytest.param("bucket_cap_mb=True", "give a number of MiB, or None", id="bool-as-number"),
-        pytest.param("bucket_cap_mb_list=[1,x]", "give numbers of MiB in brackets", id="list"),
+        pytest.param("bucket_cap_mb=1,abc", "bucket_cap_mb=abc is not valid: give a size in MiB, or None", id="text"),
+        pytest.param("bucket_cap_mb=True", "give a size in MiB, or None", id="bool-as-number"),
+        pytest.param("bucket_cap_mb_list=[1,x]", "give a list of sizes in MiB, in brackets", id="list"),
         pytest.param("static_graph=false", "give True or False", id="bool-in-lower-case"),
     ],
 )

@@ -194,7 +194,9 @@ def test_attempts_stand_beside_each_other(tmp_path: Path, under: Under) -> None:
 def test_of_several_jobs_of_a_command_the_first_is_recorded(tmp_path: Path) -> None:
     launched = settings(tmp_path / "run", time.time())
     open_run(launched, "id", 2)
-    with pytest.raises(RunExists, match="the command trains more than one job: only the first is recorded, in "):
+    with pytest.raises(
+        RunExists, match="the command starts more than one training job: only the first is recorded, in "
+    ):
         open_run(launched, "another", 2)
     with pytest.raises(RunExists, match="contains an earlier run"):
         open_run(settings(tmp_path / "run", time.time() + 1), "id", 2)
