@@ -337,7 +337,7 @@ def remove_file(path: Path) -> None:
 def make_folder(path: Path) -> None:
     """Create the folder if necessary. Raises ``OSError``, also if a link has that name."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, and ddpprof does not write through links in a run", str(path))
+        raise OSError(errno.ELOOP, "it is a link, and ddpprof does not follow links when it writes to a run", str(path))
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 

@@ -154,7 +154,7 @@ def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) 
     """
     first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
     if not first.reports or not second.reports:
-        raise DdpprofError("a job without a report cannot be compared: give one or more of each.")
+        raise DdpprofError("a job without a report cannot be compared: give at least one report of each job.")
     return compare(first, second)
 
 

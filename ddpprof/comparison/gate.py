@@ -90,7 +90,7 @@ def _judge(comparison: Comparison, condition: Condition) -> ConditionVerdict:
         return ConditionVerdict(condition, GateResult.FAILED if exceeds else GateResult.PASSED, said)
     needed = change.runs_needed(limit_ns)
     if not change.difference.is_measured:
-        said += f"; {_count(change)}: too few to tell whether that is noise"
+        said += f"; {_count(change)} too few to tell whether that is noise"
     elif needed is not None and needed > MOST_RUNS:
         said += f"; even {MOST_RUNS} runs on each side would not be enough, because the runs vary too much"
     return ConditionVerdict(condition, GateResult.UNKNOWN, said, needed)
@@ -109,4 +109,4 @@ def _said(change: MetricChange) -> str:
 
 def _count(change: MetricChange) -> str:
     num_a, num_b = len(change.runs_a_ns), len(change.runs_b_ns)
-    return "one run on each side" if num_a == num_b == 1 else f"{num_a} and {num_b} runs"
+    return "one run on each side is" if num_a == num_b == 1 else f"{num_a} and {num_b} runs are"

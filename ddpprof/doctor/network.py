@@ -51,7 +51,7 @@ def check_nccl_interface(_context: Context) -> Iterator[CheckResult]:
         bool(found),
         "an interface that is up",
         ", ".join(map(_shown, found[:1])) or "none",
-        "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the one to use.",
+        "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the interface to use.",
     )
 
 

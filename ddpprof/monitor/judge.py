@@ -144,7 +144,7 @@ def _of_extra_pass(table: Table) -> Verdict | None:
         return None
     blamed, other = pair
     passes, others_passes = blamed.evidence.state.num_passes, other.evidence.state.num_passes
-    detail = f"It has begun {passes:,}, and rank {other.rank} {others_passes:,}"
+    detail = f"It has begun {passes:,} backward passes, and rank {other.rank} has begun {others_passes:,}"
     told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
     return verdict_on(Fault.FEWER_PASSES, told, others_of(table, blamed))
 

@@ -193,7 +193,7 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
     they_wait_longer_ns = waiting_ns - (slowest.wait_ns or 0)
     if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:
         return []
-    take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the others take", "wait")
+    take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the other ranks take", "wait")
     times = f"{own_ns / 1e6:.1f} ms of own time per step; {take} {usual_ns / 1e6:.1f} ms"
     return [f"rank {slowest.rank} is the slowest: {times}, and {wait} {waiting_ns / 1e6:.1f} ms in each step"]
 

@@ -201,8 +201,8 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
         if not cache.is_kept or len(ranks) < 2 or not num_new:
             raise
         raise KeyboardInterrupt(
-            f"interrupted. {num_new} of {len(ranks)} ranks were newly read and are kept; the same command continues "
-            "from there."
+            f"interrupted. {num_new} of {len(ranks)} ranks were newly read and are kept. Run the same command again to "
+            "continue from there."
         ) from interrupt
 
 

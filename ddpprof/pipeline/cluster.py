@@ -74,7 +74,7 @@ def _await_workers(client: Client, address: str) -> None:
         client.wait_for_workers(1, timeout=_WORKERS_COME_S)
     except TimeoutError as error:
         raise DdpprofError(
-            f"no worker has connected to the Dask scheduler at {address} in {_WORKERS_COME_S} s."
+            f"no worker connected to the Dask scheduler at {address} within {_WORKERS_COME_S} s."
         ) from error
     try:
         versions = set(client.run(code_version).values())
@@ -150,7 +150,7 @@ def _keep(
         except (DdpprofError, CancelledError):  # the client cancels all its requests when it loses the scheduler
             raise
         except KilledWorker:
-            failed[index] = "the workers that read it were killed repeatedly: too little memory?"
+            failed[index] = "the workers that read it were killed repeatedly, possibly because they ran out of memory"
         except Exception as error:
             if client.status != "running":
                 raise

@@ -135,7 +135,7 @@ def _told_as_bad_trace(path: Location) -> Iterator[None]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadTrace(f"{path} {_explain(error)}. {_ADVICE}") from error
     except TimeOutOfRangeError as error:
-        raise BadTrace(f"{path} contains an impossible time. {_ADVICE}") from error
+        raise BadTrace(f"{path} contains an invalid time. {_ADVICE}") from error
 
 
 def _explain(error: Exception) -> str:

@@ -250,7 +250,7 @@ SINGLE = compare_runs(with_idle(1000, 1010, 990, 1005), with_idle(6000, 6010, 59
             SINGLE,
             "step>5%",
             GateResult.UNKNOWN,
-            "one run on each side: too few to tell whether that is noise",
+            "one run on each side is too few to tell whether that is noise",
             id="single",
         ),
         pytest.param(
@@ -313,7 +313,7 @@ def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
 
 @pytest.mark.parametrize("sides", [([], report()), (report(), [])])
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
-    with pytest.raises(DdpprofError, match="give one or more of each"):
+    with pytest.raises(DdpprofError, match="give at least one report of each job"):
         compare_reports(*sides)
 
 

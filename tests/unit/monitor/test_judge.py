@@ -674,7 +674,7 @@ def test_a_rank_with_more_passes_in_fewer_steps_has_run_one_too_many() -> None:
     verdict = judge([extra, *others])
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.FEWER_PASSES, 0, Hint.EXTRA_PASS)
     assert verdict.waiting == (1, 2)
-    assert verdict.detail == "It has begun 121, and rank 1 120"
+    assert verdict.detail == "It has begun 121 backward passes, and rank 1 has begun 120"
 
 
 def test_the_one_rank_that_trains_on_has_run_a_pass_too_many() -> None:

@@ -117,7 +117,8 @@ def test_the_slowest_rank_is_named_if_others_wait_for_it(
 ) -> None:
     lines = pair(tmp_path, own_ms, wait_ms, others_wait_ms).waiting
     expected = (
-        "rank 2 is the slowest: 95.0 ms of own time per step; the others take 40.0 ms, and wait 60.0 ms in each step"
+        "rank 2 is the slowest: 95.0 ms of own time per step; "
+        "the other ranks take 40.0 ms, and wait 60.0 ms in each step"
     )
     assert lines == ((expected,) if named else ())
 
