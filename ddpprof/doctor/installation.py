@@ -75,8 +75,8 @@ def check_torch(context: Context) -> Iterator[CheckResult]:
         gpus >= expected,
         f"{expected} GPU{'s' if expected != 1 else ''}",
         gpus,
-        "torch does not see them. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of torch "
-        "sees no GPUs.",
+        "torch does not see these GPUs. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
+        "torch sees no GPUs.",
     )
     yield _judge_backends(probe["backends"], gpus)
     yield _judge_profiler(probe, gpus)

@@ -91,6 +91,6 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         memory >= _MEMORY_BYTES,
         f"at least {_MEMORY_BYTES // _MB} MB",
         f"{memory // _MB} MB",
-        "Ranks may run out of memory and be killed. Give the container more (docker run --memory), or end other "
+        "Ranks may run out of memory and be killed. Give the container more memory (docker run --memory), or end other "
         "processes.",
     )

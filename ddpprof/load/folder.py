@@ -98,7 +98,7 @@ def rank_of_name(name: str, num_files: int) -> int | None:
 
 
 def assumed_rank(name: str, rank: int) -> str:
-    return f"{name} does not contain its rank: rank {rank} is assumed"
+    return f"the file name {name} does not contain a rank: rank {rank} is assumed"
 
 
 def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:

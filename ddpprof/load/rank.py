@@ -144,7 +144,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
     if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
         missing.append(
-            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are only in the "
+            f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are only in the "
             "trace and are left out"
         )
     loaded = Rank(rank, trace, record) if trace is not None or record is not None else None

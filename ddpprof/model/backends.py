@@ -56,7 +56,7 @@ class Backend:
     """whether it aborts the process when ranks call different collectives"""
     payload: float = 1.0
     """share of the link's rate that is available for gradients"""
-    on_slow_computation: str = "Give communication fewer of the device's resources, as long as it stays hidden."
+    on_slow_computation: str = "Let communication use fewer of the device's resources, as long as it stays hidden."
     """advice if communication slows down computation"""
     to_slow_it: Mapping[str, str] = field(default_factory=dict)
     """environment variables that make it use less of the device's resources"""

@@ -108,12 +108,12 @@ def _steps(file: TraceRows) -> tuple[list[Step], list[str]]:
     if not len(forwards):
         forwards = file.marked(Mark.DATA_PARALLEL)
     if not len(forwards):
-        return [], ["the trace has no steps: neither ProfilerStep marks nor a DistributedDataParallel.forward"]
+        return [], ["the trace has no steps: neither ProfilerStep marks nor calls of DistributedDataParallel.forward"]
     threads, counts = np.unique(file.lane[forwards], return_counts=True)
     on_training_thread = forwards[file.lane[forwards] == threads[np.argmax(counts)]]
     optimizers = file.marked(Mark.OPTIMIZER)
     steps = steps_from_forwards(file.start_ns[on_training_thread], file.start_ns[optimizers], file.last_ns)
-    return steps, ["the trace has no ProfilerStep marks: steps are counted from one forward to the next"]
+    return steps, ["the trace has no ProfilerStep marks: each step lasts from one forward pass to the next"]
 
 
 def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
@@ -127,7 +127,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
     notes = []
     if not any(queued.is_known.any() for queued in (compute, talk, copies)):
         notes.append(
-            "the trace does not say what launched its kernels: each kernel counts for the step in which it runs"
+            "the trace does not say what launched its kernels: each kernel is assigned to the step in which it runs"
         )
         origins = [
             replace(origin, step=steps.at(file.start_ns[queued.rows]))
@@ -135,8 +135,8 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
         ]
     elif len(talk.rows) and not talk.is_known.any():
         notes.append(
-            "the trace does not say what launched its communication: it counts for the step of the last work that "
-            "began before it"
+            "the trace does not say what launched its communication: each collective is assigned to the step of the "
+            "last work that began before it"
         )
         origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))
     collectives = _collectives(file, talk.rows, origins[1], _asking(file, talk))

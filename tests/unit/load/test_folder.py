@@ -56,7 +56,7 @@ def test_a_process_id_is_not_a_rank(tmp_path: Path) -> None:
     (tmp_path / "host_48213.json").write_text(trace_text())
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0]
-    assert loaded.missing == ("host_48213.json does not contain its rank: rank 0 is assumed",)
+    assert loaded.missing == ("the file name host_48213.json does not contain a rank: rank 0 is assumed",)
 
 
 def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
