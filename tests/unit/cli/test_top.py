@@ -90,7 +90,7 @@ def test_one_view_of_a_job_that_hangs_has_the_verdict(
             id="traces",
             marks=pytest.mark.skipif(not TRACES.is_dir(), reason="the traces of others are missing"),
         ),
-        pytest.param(SAMPLE, "has no pulse. ", id="an-older-run"),
+        pytest.param(SAMPLE, "has no pulse file. ", id="an-older-run"),
     ],
 )
 def test_what_has_no_pulse_gets_one_line(path: Path, says: str, capsys: pytest.CaptureFixture[str]) -> None:

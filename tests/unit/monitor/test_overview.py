@@ -166,7 +166,7 @@ def test_what_is_not_to_be_looked_at_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=r"it has no run\.json"):
         find_pulses(tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(DdpprofError, match=r"has no pulse\. .* try again while the job is training"):
+    with pytest.raises(DdpprofError, match=r"has no pulse file\. .* try again while the job is training"):
         find_pulses(tmp_path)
 
 
