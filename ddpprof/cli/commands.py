@@ -42,7 +42,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "": (
         Command(
             "trace",
-            "record a training job without editing its script, and report on it",
+            "record and report on a training job without editing its script",
             "Where does the time in a training step go, and what should I change?",
             "ddpprof trace --nproc-per-node 2 train.py",
         ),
@@ -68,7 +68,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "diagnose",
-            "find which rank blocks a job or made it fail, and where in the code",
+            "find which rank blocks a job or made it fail, and where",
             "Why does the job hang, or why did it fail?",
             "ddpprof diagnose runs/a",
             writes_files=False,
@@ -84,7 +84,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "Look": (
         Command(
             "top",
-            "watch a running job rank by rank, and see which rank waits for which",
+            "show the ranks of a running job, and which rank waits for which",
             "What is the job doing now, and which rank slows it down?",
             "ddpprof top runs/a",
             writes_files=False,
@@ -119,7 +119,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "Predict": (
         Command(
             "whatif",
-            "predict the step time for other bucket sizes, networks or world sizes",
+            "predict the step time for other buckets, networks or world sizes",
             "How long would a step take with other bucket sizes, another network or more ranks?",
             "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
         ),
@@ -154,7 +154,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "sweep",
-            "measure the step time for several values of a script option or DDP argument",
+            "measure the step time for different values of an option",
             "How does the step time depend on this option?",
             "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
             module="experiments",
@@ -169,7 +169,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "More": (
         Command(
             "doctor",
-            "check this machine and installation, and whether ddpprof works on them",
+            "check this machine and whether ddpprof works on it",
             "Does ddpprof work and measure correctly on this machine?",
             "ddpprof doctor",
             writes_files=False,

@@ -68,7 +68,9 @@ def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -
     assert "train.py trained no DistributedDataParallel module, or" in nothing_recorded([tmp_path], "train.py")
     (tmp_path / RUN_FILE).write_text("{}")
     assert "module trained for longer than the first steps" in nothing_recorded([tmp_path], "train.py")
-    assert "nothing was recorded: the job failed before" in nothing_recorded([tmp_path], "train.py", failed=True)
+    assert "nothing was recorded: the job failed during its first steps" in nothing_recorded(
+        [tmp_path], "train.py", failed=True
+    )
     assert "before it trained a Dist" in nothing_recorded([tmp_path / "none"], "train.py", failed=True)
     elsewhere = nothing_recorded([tmp_path / "none"], "train.py", is_one_node=False)
     assert "can access the --out directory of rank 0's node" in elsewhere

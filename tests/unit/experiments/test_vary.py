@@ -124,5 +124,5 @@ def test_the_listed_arguments_are_ddps() -> None:
 
 
 def test_a_misspelt_argument_of_ddp_is_no_argument_of_the_script() -> None:
-    with pytest.raises(DdpprofError, match="no argument bucket_cap; is it bucket_cap_mb"):
+    with pytest.raises(DdpprofError, match=r"no argument bucket_cap\. Did you mean bucket_cap_mb"):
         vary(ONE, ["bucket_cap=1,25"], SCRIPT)

@@ -107,7 +107,7 @@ def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"c{number:02}").mkdir()
         (tmp_path / f"c{number:02}" / "run.json").write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=r"holds runs: a, b, c00, c01, c02, c03, c04, c05 and more\. Give"):
+    with pytest.raises(NotARun, match=r"contains runs: a, b, c00, c01, c02, c03, c04, c05 and more\. Give"):
         load_run(tmp_path)
 
 

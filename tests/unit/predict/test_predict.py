@@ -188,7 +188,7 @@ def test_what_a_hook_computes_is_as_uncertain_in_the_gain() -> None:
 
 def test_of_traces_the_size_of_a_number_is_not_known() -> None:
     whole = profile(training=training(knows_parameters=False))
-    assert "32 bits" in predict(whole, Setting(compression=Compression.FP16)).widened[-1]
+    assert "32-bit" in predict(whole, Setting(compression=Compression.FP16)).widened[-1]
 
 
 def test_a_run_that_accumulates_has_all_its_passes_already() -> None:
