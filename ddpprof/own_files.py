@@ -192,11 +192,11 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 300, 0).decode(errors="replace")
-            raise LockedError(holder or "an unknown process") from error
+            raise LockedError(holder or "with an unknown ID") from error
         except OSError:  # a file system without locks
             pass
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} of {socket.gethostname()}".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -337,7 +337,7 @@ def remove_file(path: Path) -> None:
 def make_folder(path: Path) -> None:
     """Create the folder if necessary. Raises ``OSError``, also if a link has that name."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, and ddpprof does not write through links in a run", str(path))
+        raise OSError(errno.ELOOP, "it is a link, and ddpprof does not follow links when it writes to a run", str(path))
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 

@@ -26,13 +26,13 @@ def rule(world_size: int, chosen: Spans) -> str | None:
     """Return a description of which ranks are profiled; ``None`` if all are."""
     if chosen:
         named = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in chosen)
-        return f"of {world_size} ranks, only those named by --profile-ranks were profiled: {named}"
+        return f"of {world_size} ranks, only the ones given by --profile-ranks were profiled: {named}"
     if world_size <= MOST:
         return None
     each = _distance(world_size)
     return (
-        f"only every {each}th of {world_size} ranks was profiled (0, {each}, {2 * each}, …), as a sample; "
-        f"to profile others, or all: ddpprof trace --profile-ranks 0-{world_size - 1}"
+        f"only every {each}th of {world_size} ranks was profiled as a sample (0, {each}, {2 * each}, …); to profile "
+        f"other ranks or all of them: ddpprof trace --profile-ranks 0-{world_size - 1}"
     )
 
 

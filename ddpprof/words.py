@@ -38,8 +38,7 @@ def not_averaged(parameters: Sequence[str]) -> str:
 
 def trained_apart(parameters: Sequence[str]) -> str:
     """Return the clause that says what follows from that."""
-    they_were, them = ("it has been", "it") if len(parameters) == 1 else ("they have been", "them")
-    return f"{they_were} trained since, each rank its own copy of {them}"
+    return f"each rank has since trained its own copy of {'it' if len(parameters) == 1 else 'them'}"
 
 
 CONSTRUCT_AGAIN = "Construct DDP again after unfreezing parameters."

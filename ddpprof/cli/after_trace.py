@@ -98,13 +98,13 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
         make_folder(out / TENSORBOARD_DIRECTORY)
         write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
     except Exception as error:  # noqa: BLE001 (the user asked for the report, not for this)
-        say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
+        say(f"ddpprof: cannot write the files for TensorBoard: {error}", file=sys.stderr)
 
 
 _NOT_REACHED = (
-    "ddpprof: nothing was recorded: apparently no Python process of the job has loaded ddpprof. ddpprof is loaded "
-    "through PYTHONPATH, which the job must pass on and which python -I and -E ignore, and through sitecustomize, "
-    "which python -S skips. Or use `with ddpprof.profile(…):` in the script."
+    "ddpprof: nothing was recorded: no Python process in the job appears to have loaded ddpprof. The job must pass "
+    "PYTHONPATH on to its Python processes and must not start them with python -I, -E or -S. Alternatively, use `with "
+    "ddpprof.profile(…):` in the script."
 )
 
 
@@ -115,17 +115,20 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     if failed and not any(map(rundir.is_run, attempted)):
         why = "the job failed before it trained a DistributedDataParallel module"
     elif failed:
-        why = "the job failed before it had trained as many steps as are skipped initially (--skip-first)"
+        why = "the job failed during its first steps, which are not recorded (--skip-first)"
     elif any(map(rundir.is_run, attempted)):
-        why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
+        why = (
+            "no DistributedDataParallel module trained for longer than the first steps, which are not recorded "
+            "(--skip-first)"
+        )
     elif not is_one_node:
         return (
-            f"ddpprof: {attempted[0]} is empty. The ranks of all nodes record into the folder that was given with "
-            "--out on the node of rank 0, if they can reach it. Look there, and pass the same folder on every node."
+            f"ddpprof: {attempted[0]} is empty. If the ranks on all nodes can access the --out directory of rank 0's "
+            "node, they record into it. Look there, and pass the same --out on every node."
         )
     else:
         why = (
-            f"no DistributedDataParallel module was trained in {name}, or a line above says why it could not be "
-            "recorded. `ddpprof report` also reads torch.profiler traces of any training"
+            f"{name} trained no DistributedDataParallel module, or a message above says why it could not be recorded. "
+            "`ddpprof report` can also read torch.profiler traces from any training script"
         )
     return f"ddpprof: nothing was recorded: {why}."

@@ -77,7 +77,7 @@ def numbers(text: str) -> Numbers:
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first:
-            raise ArgumentTypeError(f"{part.strip()} ends before it begins")
+            raise ArgumentTypeError(f"the range {part.strip()} ends before it begins")
         spans.append((first, last))
     return Numbers(tuple(spans))
 
@@ -98,7 +98,7 @@ def sizes_bytes(text: str) -> list[int]:
         first, is_span, last = part.partition("-")
         size, end = _size_bytes(first), _size_bytes(last if is_span else first)
         if end < size:
-            raise ArgumentTypeError(f"{part.strip()} ends before it begins")
+            raise ArgumentTypeError(f"the range {part.strip()} ends before it begins")
         while size <= end:
             sizes.append(size)
             size *= 2

@@ -23,7 +23,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         "--when",
         type=_factor,
         metavar="'step>1.2x'",
-        help="wait until steps take this many times as long as usual, and profile then",
+        help="wait until steps take this many times as long as usual, then profile",
     )
     add_profiler_options(parser)
     parser.set_defaults(run=run_capture)
@@ -61,7 +61,7 @@ def run_capture(options: argparse.Namespace) -> int:
             is_told = True
         if answer.first_step is not None and answer.folder is None:
             last = answer.first_step + options.steps - 1
-            say(f"ddpprof: all ranks profile steps {answer.first_step} to {last}", file=sys.stderr, flush=True)
+            say(f"ddpprof: all ranks will profile steps {answer.first_step} to {last}", file=sys.stderr, flush=True)
         if answer.folder is not None:
             folder = directory / Path(answer.folder).name
             say(f"Wrote {folder}. See it with: ddpprof report {folder}")

@@ -42,8 +42,8 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "": (
         Command(
             "trace",
-            "record a training without editing its script, and report on it",
-            "Where does the time of a training step go, and what should I change?",
+            "record and report on a training job without editing its script",
+            "Where does the time in a training step go, and what should I change?",
             "ddpprof trace --nproc-per-node 2 train.py",
         ),
         Command(
@@ -54,29 +54,29 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "compare",
-            "compare two jobs: what became slower by more than noise",
-            "Did the job become slower, by more than noise, and where?",
+            "compare two jobs and show what became slower by more than noise",
+            "Did the job become slower by more than noise, and where?",
             "ddpprof compare runs/before runs/after",
         ),
     ),
     "Watch": (
         Command(
             "watch",
-            "watch a whole training without recording steps in detail",
-            "Is the job still as fast as it was, and if not, since when and why?",
+            "watch a whole training job without recording steps in detail",
+            "Is the job still as fast as it was? If not, when did it slow down, and why?",
             "ddpprof watch --nproc-per-node 2 train.py",
         ),
         Command(
             "diagnose",
-            "find the rank that blocks a job or made it fail, and where",
+            "find which rank blocks a job or made it fail, and where",
             "Why does the job hang, or why did it fail?",
             "ddpprof diagnose runs/a",
             writes_files=False,
         ),
         Command(
             "capture",
-            "profile the next steps of a running job, on all its ranks",
-            "Where does the time of a step go in a running job?",
+            "profile the next steps of a running job on all its ranks",
+            "Where does the step time go in a running job?",
             "ddpprof capture runs/a --steps 5",
             writes_files=False,
         ),
@@ -84,7 +84,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "Look": (
         Command(
             "top",
-            "watch a running job, rank by rank: which rank waits for which",
+            "show the ranks of a running job, and which rank waits for which",
             "What is the job doing now, and which rank slows it down?",
             "ddpprof top runs/a",
             writes_files=False,
@@ -97,7 +97,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "tensorboard",
-            "start TensorBoard on runs, with corrected profiler traces",
+            "show runs in TensorBoard, with corrected profiler traces",
             "What do these runs look like side by side, in a browser?",
             "ddpprof tensorboard runs/a runs/b",
         ),
@@ -110,8 +110,8 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "explain",
-            "explain a term of the reports",
-            "What does this word in a report mean?",
+            "explain a term used in reports",
+            "What does this term in a report mean?",
             "ddpprof explain exposed",
             writes_files=False,
         ),
@@ -120,42 +120,42 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "whatif",
             "predict the step time for other buckets, networks or world sizes",
-            "How long would a step take with different buckets, another network or more ranks?",
+            "How long would a step take with other bucket sizes, another network or more ranks?",
             "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
         ),
         Command(
             "try",
-            "run a job with and without the changes that its report advises",
-            "Does the advice of this report make training faster?",
+            "run a job with and without the changes that its report suggests",
+            "Does this report's advice make training faster?",
             "ddpprof try runs/a",
             module="trying",
         ),
         Command(
             "tune",
             "find the fastest bucket sizes by prediction and measurement",
-            "Which bucket sizes are fastest for this training?",
+            "Which bucket sizes are fastest for this training job?",
             "ddpprof tune --nproc 2 train.py",
         ),
     ),
     "Measure by experiment": (
         Command(
             "overhead",
-            "measure what DDP costs: run the job with and without DDP",
+            "measure what DDP costs by running the job with and without it",
             "How much longer does a step take because of DDP?",
             "ddpprof overhead train.py",
             module="experiments",
         ),
         Command(
             "scale",
-            "measure how training scales and where time is lost",
+            "measure how well training scales and where time is lost",
             "How much faster is training on more ranks, and where is time lost?",
             "ddpprof scale --nproc 1,2,4 train.py",
             module="experiments",
         ),
         Command(
             "sweep",
-            "measure the step time for values of a script or DDP option",
-            "How does the time of a step depend on this option?",
+            "measure the step time for different values of an option",
+            "How does the step time depend on this option?",
             "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
             module="experiments",
         ),
@@ -169,12 +169,12 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
     "More": (
         Command(
             "doctor",
-            "check this machine, this installation, and ddpprof on them",
-            "Does ddpprof work, and measure correctly, on this machine?",
+            "check this machine and whether ddpprof works on it",
+            "Does ddpprof work and measure correctly on this machine?",
             "ddpprof doctor",
             writes_files=False,
         ),
-        Command("demo", "trace two small example trainings", "What does ddpprof show?", "ddpprof demo"),
+        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo"),
         Command(
             "completion",
             "print a shell completion script for ddpprof",
@@ -275,5 +275,5 @@ def _add_options(parser: Parser, command: Command) -> None:
             "--world-readable",
             action=_WorldReadable,
             nargs=0,
-            help="let other users of this machine read the files that ddpprof writes, subject to your umask",
+            help="let other users on this machine read the files that ddpprof writes, subject to your umask",
         )

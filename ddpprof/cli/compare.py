@@ -44,11 +44,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--fail-on",
         metavar="LIMITS",
-        help="exit with 0 (pass) if no measure of B grew beyond its limit, with certainty; with 1 (fail) if a "
-        "measure grew with certainty, and may exceed its limit; with 3 if there are too few runs to tell, and "
-        "print how many more are needed. Write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, "
-        "comm, overlap, exposed, trailing, forward, backward, backward and comm, optimizer, data, other, idle, "
-        "wrapper; units: %%, s, ms, us",
+        help="exit with 0 (pass) if it is certain that no measure of B grew beyond its limit; with 1 (fail) if a "
+        "measure certainly grew and may exceed its limit; with 3 if there are too few runs to tell, and print how many "
+        "more are needed. Example: 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, comm, overlap, "
+        "exposed, trailing, forward, backward, backward and comm, optimizer, data, other, idle, wrapper; units: %%, s, "
+        "ms, us",
     )
     add(
         "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
@@ -98,7 +98,9 @@ def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]
         return options.a[:1], options.a[1:]
     if options.b is None and len(options.a) > 2:
         raise DdpprofError("separate the runs of the two jobs with --: ddpprof compare A1 A2 -- B1 B2")
-    raise DdpprofError("give two runs: ddpprof compare A B, or several of each: ddpprof compare A1 A2 -- B1 B2")
+    raise DdpprofError(
+        "give two runs: ddpprof compare A B, or several runs of each job: ddpprof compare A1 A2 -- B1 B2"
+    )
 
 
 def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet:

@@ -26,8 +26,8 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         "run_directory",
         type=local,
         metavar="RUN",
-        help="run directory of a job, running or ended; or a folder of flight-recorder dumps of torch, one for each "
-        "rank, whose file names end in the rank",
+        help="run directory of a running or finished job, or a folder with one torch flight-recorder dump per rank, "
+        "whose file names end in the rank",
     )
     parser.add_argument(
         "--format",
@@ -58,7 +58,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
         return _judge_dumps(run, options.format)
     directory = run if has_failed_early else last_attempt_of(run)
     if not rundir.pulses_in(directory) and not has_failed_early and _starts_again(run, directory):
-        return _say_well("the job was started again, and no rank of the new attempt is training yet.", options.format)
+        return _say_well("the job was restarted, and no rank of the new attempt is training yet.", options.format)
     if options.dump_stacks and options.format != "text":
         raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
@@ -98,10 +98,13 @@ def _why_unknown(run: Path, directory: Path) -> str:
     from ddpprof import rundir
 
     if rundir.pulses_in(directory):
-        return f"no pulse in {directory} can be read: the disk was full, or another version of ddpprof wrote the files."
+        return (
+            f"no pulse file in {directory} can be read: the disk was full, or another version of ddpprof wrote the "
+            "files."
+        )
     return (
-        f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
-        "with: ddpprof watch train.py"
+        f"{run} has no pulse file from any rank: either no rank has started training, or the job is not being watched. "
+        "Start it with: ddpprof watch train.py"
     )
 
 
@@ -113,7 +116,7 @@ def _why_well(seen: Examination, run: Path) -> str:
 
     evidence, step = seen.evidence, max(one.state.step for one in seen.evidence)
     if seen.is_over:
-        how = "the training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
+        how = "training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
         return f"{how}. See the whole run with: ddpprof report {run}"
     if seen.overdue is not None:
         standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
@@ -123,8 +126,8 @@ def _why_well(seen: Examination, run: Path) -> str:
         return f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
     waits_s = [(one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended]
     if min(waits_s, default=0.0) > OVERDUE_S:
-        return f"the job has been at step {step:,} for {min(waits_s):.0f} s. ddpprof does not call this a hang yet."
-    return f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
+        return f"the job has been at step {step:,} for {min(waits_s):.0f} s. ddpprof does not consider this a hang yet."
+    return f"the job is training, at step {step:,}. See its ranks with: ddpprof top {run}"
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
@@ -134,13 +137,13 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
 
     ends = {one.state.ended for one in evidence}
     if Ended.UNWATCHED in ends:
-        return "ddpprof stopped watching, while the training went on"
+        return "ddpprof stopped watching while training continued"
     if Ended.INTERRUPTED in ends:
-        return "the training was interrupted"
+        return "training was interrupted"
     loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
     if loss is not None:
-        return f"the training has ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
-    return "the training has ended successfully"
+        return f"training ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
+    return "training ended successfully"
 
 
 def _judge_dumps(folder: Path, form: str) -> int:
@@ -151,7 +154,7 @@ def _judge_dumps(folder: Path, form: str) -> int:
     dumps = dumps_in(folder)
     if not dumps:
         raise DdpprofError(
-            f"{folder} is neither a run nor a folder with dumps of torch's flight recorder. "
+            f"{folder} is neither a run nor a folder with torch flight-recorder dumps. "
             "Record a run with: ddpprof watch train.py"
         )
     called = {rank: read_dump(path) for rank, path in dumps.items()}

@@ -24,14 +24,19 @@ _WIDTH = 21
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--gpus", type=count, metavar="N", help="use N GPUs, and fail if torch sees fewer (default: all it sees)")
+    add(
+        "--gpus",
+        type=count,
+        metavar="N",
+        help="use N GPUs, and fail if torch sees fewer (default: all that torch sees)",
+    )
     add("--only", type=_names, default=(), metavar="NAME,…", help="run only these checks")
     add(
         "--out",
         type=local,
         default="doctor.json",
         metavar="FILE",
-        help="file for the results, without user and host names (%(default)s)",
+        help="file to write the results to, without user and host names (%(default)s)",
     )
     parser.set_defaults(run=run_doctor)
 

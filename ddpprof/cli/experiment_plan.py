@@ -49,7 +49,9 @@ def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) 
         options, command
     )
     if is_wrapped and len({v.nproc for v in variants}) > 1 and not any("{nproc}" in word for word in command):
-        raise DdpprofError("say where the number of processes goes: ddpprof … -- mpirun -n {nproc} python train.py")
+        raise DdpprofError(
+            "use {nproc} for the number of processes in the command: ddpprof … -- mpirun -n {nproc} python train.py"
+        )
     return Experiment(
         format=EXPERIMENT_FORMAT,
         kind=kind,

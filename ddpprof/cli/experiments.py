@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ddpprof.experiments.plan import Experiment, Trial, TrialEnd
 
 _VARY = (
-    "an option of the script (--batch-size=32,64), an argument of DDP (bucket_cap_mb=5,25), or, in capitals, an "
-    "environment variable; several are combined"
+    "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25) or, in capitals, an environment "
+    "variable; several --vary options are combined"
 )
 
 
@@ -55,8 +55,8 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--apart",
             action="store_true",
-            help="alternate between jobs with and without DDP, instead of blocks of steps in one job; needed for "
-            "torch.compile",
+            help="alternate between jobs with and without DDP instead of between blocks of steps in one job; required "
+            "for torch.compile",
         )
         add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks per round (%(default)s)")
     else:
@@ -70,29 +70,34 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--strong",
             metavar="OPTION=TOTAL",
-            help="also measure a batch shared by all processes, such as '--batch-size=256'",
+            help="also measure scaling with a fixed total batch size, such as '--batch-size=256'",
         )
-        add("--no-weak", action="store_true", help="do not measure a fixed batch per process")
+        add("--no-weak", action="store_true", help="do not measure scaling with a fixed batch size per process")
     if kind == "sweep":
         add("--vary", action="append", metavar="NAME=VALUES", help=_VARY)
         add(
             "--size-is",
             choices=["share", "total"],
-            help="the first varied option sets the amount of work, either per process (compared at equal totals; "
-            "default for a name with 'batch' in it) or in total; times are then fitted by constant + slope × "
-            "size",
+            help="treat the first varied option as the amount of work, either per process (compared at equal totals; "
+            "the default for a name that contains 'batch') or in total, and fit times as constant + slope × size",
         )
     add(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set this in all trials; same names as for --vary of sweep",
+        help="set this in all trials; takes the same names as sweep --vary",
     )
-    add("--rounds", type=positive, default=rounds, metavar="N", help="runs of each variant (%(default)s)")
-    add("--skip-first", type=count, default=5, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
+    add("--rounds", type=positive, default=rounds, metavar="N", help="number of runs of each variant (%(default)s)")
+    add(
+        "--skip-first",
+        type=count,
+        default=5,
+        metavar="N",
+        help="number of initial steps to ignore in each trial (%(default)s)",
+    )
     timed = "a block (5) or, with --apart, in a trial (20)" if kind == "overhead" else "a trial (20)"
-    add("--timed-steps", type=positive, metavar="N", help=f"steps to time in {timed}")
+    add("--timed-steps", type=positive, metavar="N", help=f"number of steps to time in {timed}")
     add_place_options(parser, kind, "experiment")
 
 
@@ -105,7 +110,7 @@ def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> 
     add(
         "--trust",
         action="store_true",
-        help="with --resume: run the command even if another user or another machine started the experiment",
+        help="with --resume: run the command even if the experiment was started by another user or on another machine",
     )
     add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
 
@@ -130,16 +135,16 @@ def resumed(
         )
     if not experiment.is_whole:
         raise DdpprofError(
-            f"the command of {options.resume} had secrets, which are not stored. Continue with the whole command: "
-            f"ddpprof {experiment.kind} --out {options.resume} …"
+            f"the command of {options.resume} contained secrets, which are not stored. To continue, give the whole "
+            f"command again: ddpprof {experiment.kind} --out {options.resume} …"
         )
     known = {kind} if kind else {ExperimentKind.OVERHEAD, ExperimentKind.SCALE, ExperimentKind.SWEEP}
     if experiment.kind not in known:
         raise DdpprofError(
-            f"{options.resume} was made by ddpprof {experiment.kind}. Continue it with: "
+            f"{options.resume} was created by ddpprof {experiment.kind}. Continue it with: "
             f"ddpprof {experiment.kind} --resume {options.resume}"
         )
-    say(f"ddpprof: runs {_what_it_runs(experiment)}", file=sys.stderr)
+    say(f"ddpprof: running {_what_it_runs(experiment)}", file=sys.stderr)
     return experiment
 
 
@@ -213,7 +218,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
     for name in passed_on(choices, command):
         say(
-            f"ddpprof: {name}=… is not an argument of DDP, so it is added to the script's own arguments",
+            f"ddpprof: {name}=… is not a DDP argument, so it is passed to the script as one of its arguments",
             file=sys.stderr,
         )
 
@@ -231,7 +236,7 @@ def in_minutes(seconds: float) -> str:
 def say_how_long(seconds: float) -> None:
     """Print, after the first trial, how long the remaining ones will take."""
     if seconds >= _LONG_S:
-        say(f"About {in_minutes(seconds)} to go. Ctrl-C stops; what was measured is kept.", flush=True)
+        say(f"About {in_minutes(seconds)} to go. Press Ctrl-C to stop; measurements so far are kept.", flush=True)
 
 
 def run_trials(directory: Path, experiment: Experiment) -> bool:
@@ -287,7 +292,7 @@ def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> 
     records = [record for rank in ranks_in(folder) if (record := load_record(folder, rank)) is not None]
     result = read_trial(directory, trial)
     trained = [record.steps[-1].number + 1 for record in records if record.steps]
-    if result is not None and trained and (result.problem is None or "before a step was timed" in result.problem):
+    if result is not None and trained and (result.problem is None or "before any step was timed" in result.problem):
         refuse_short_job(experiment, result, min(trained), records[0].device != "cpu")
 
 

@@ -1,4 +1,4 @@
-"""`ddpprof explain`: explain a term of the reports."""
+"""`ddpprof explain`: explain a term used in reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpprof.errors import DdpprofError
 
 def add_explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "term", nargs="*", metavar="TERM", help="a term of a report, such as exposed (default: all terms)"
+        "term", nargs="*", metavar="TERM", help="a term from a report, such as exposed (default: all terms)"
     )
     parser.set_defaults(run=run_explain)
 
@@ -28,6 +28,6 @@ def run_explain(options: argparse.Namespace) -> int:
     if term is None:
         similar = " or ".join(similar_terms(words))
         instead = f"Did you mean {similar}? " if similar else ""
-        raise DdpprofError(f"no term is called {words!r}. {instead}List all terms with: ddpprof explain")
+        raise DdpprofError(f"there is no term {words!r}. {instead}List all terms with: ddpprof explain")
     render_terminal(term_sections([term]), sys.stdout)
     return 0

@@ -79,7 +79,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--kill-after",
         type=seconds,
         metavar="S",
-        help="end a job that hangs, S seconds after ddpprof has reported the hang (default: never)",
+        help="if the job hangs, end it S seconds after ddpprof has reported the hang (default: never)",
     )
     add(
         "--dump-stacks",
@@ -91,7 +91,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--metrics",
         type=metrics_target,
         metavar="ADDRESS",
-        help="serve metrics for Prometheus at this port of this machine, or at HOST:PORT, or send them to an "
+        help="serve Prometheus metrics on this port of this machine or on HOST:PORT, or send them to an "
         "OpenTelemetry collector: otlp:http://HOST:PORT",
     )
     add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
@@ -117,7 +117,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
             )
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "any option of torchrun, by its own name; torchrun then starts the ranks"
+    torchrun.description = "any torchrun option, by its torchrun name; torchrun then starts the ranks"
 
 
 class _Passed(argparse.Action):
@@ -132,7 +132,9 @@ class _Passed(argparse.Action):
     ) -> None:
         name = self.option_strings[0] if option_string == "--nproc" else option_string or ""
         if self.option_strings[0] == _NPROC and not _NUMBER_OF_RANKS.fullmatch(str(values)):
-            raise argparse.ArgumentError(self, f"{values} is not a number of ranks, such as 2, or gpu, cpu or auto")
+            raise argparse.ArgumentError(
+                self, f"{values} is neither a number of ranks, such as 2, nor gpu, cpu or auto"
+            )
         given = [name] if self.nargs == 0 else [name, str(values)]
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *given])
 
@@ -159,7 +161,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
     if not words:
         parser.error(f"nothing to {verb}: give a script, or a command after --")
     if is_wrapped and options.torchrun:
-        parser.error(f"torchrun's options go to torchrun itself here: ddpprof {verb} -- torchrun … train.py")
+        parser.error(f"pass these options to torchrun itself: ddpprof {verb} -- torchrun … train.py")
     return JobCommand(
         options=options,
         out=Path(options.out or default_out(words, is_module=options.module and not is_wrapped)),
@@ -202,7 +204,7 @@ def run_recorded(
             return _run_recorded(job, out, settings, verb, afterwards, inside)
     except own_files.LockedError as error:
         raise RunExists(
-            f"another ddpprof, process {error.holder}, is recording into {out}: wait until it ends, or choose "
+            f"another ddpprof process ({error.holder}) is recording into {out}: wait until it ends, or choose "
             "another --out. The job was not started."
         ) from error
 

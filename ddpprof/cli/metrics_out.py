@@ -66,7 +66,7 @@ def check(target: MetricsTarget) -> None:
             family = socket.getaddrinfo(target.host, target.port)[0][0]
             socket.create_server((target.host, target.port), family=family).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host's name is empty or too long
-            where, why = f"{target.host}:{target.port}", getattr(error, "strerror", "this is not the name of a host")
+            where, why = f"{target.host}:{target.port}", getattr(error, "strerror", "it is not a valid host name")
             raise DdpprofError(f"cannot serve metrics at {where}: {why}. Choose another one.") from error
 
 

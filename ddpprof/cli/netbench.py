@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _SIZES = "1K-256M"
 _SECONDS = "1"
 _EXAMPLES = """\
-In a job of torchrun, Slurm or MPI, netbench measures between the ranks of that job:
+In a job started by torchrun, Slurm or MPI, netbench measures between the ranks of that job:
   srun ddpprof netbench -o network.json
-On several hosts, run it on each with torchrun's own options:
+On several hosts, run it on each host with torchrun's own options:
   ddpprof netbench --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500
 """
 
@@ -42,13 +42,18 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         default="all_reduce",
         help="collective to measure, with float32 data (%(default)s)",
     )
-    add("--backend", metavar="NAME", help="gloo, nccl, … (default: the accelerator's; without an accelerator, gloo)")
+    add(
+        "--backend",
+        metavar="NAME",
+        help="gloo, nccl, … (default: the accelerator's backend, or gloo without an accelerator)",
+    )
     add(
         "--seconds",
         type=seconds,
         default=_SECONDS,
         metavar="S",
-        help="time per size; stops after the first size at which one collective takes longer (%(default)s)",
+        help="time to spend on each size; stops after the first size at which one collective takes longer "
+        "(%(default)s)",
     )
     add_torchrun_options(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -102,7 +107,7 @@ def _show(bench: NetBench, out: Path | None) -> None:
 
     render_terminal(netbench_sections(bench), sys.stdout)
     if out is None:
-        say("\nKeep every iteration with -o FILE.json.")
+        say("\nTo save the time of every iteration, add -o FILE.json.")
         return
     with writing(out):
         write_json(out, asdict(bench))

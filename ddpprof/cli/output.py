@@ -81,7 +81,7 @@ def refuse_unwritable(path: Location | None) -> None:
     if not folder.is_dir():
         raise DdpprofError(f"cannot write {path}: there is no folder {folder}. Create it first.")
     if not os.access(folder, os.W_OK):
-        raise DdpprofError(f"cannot write {path}: you may not write into {folder}.")
+        raise DdpprofError(f"cannot write {path}: no permission to write to {folder}.")
 
 
 def refuse_unwritable_folder(folder: Path) -> None:
@@ -90,7 +90,7 @@ def refuse_unwritable_folder(folder: Path) -> None:
     if not above.is_dir():
         raise DdpprofError(f"cannot write {folder}: {above} is not a folder.")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise DdpprofError(f"cannot write {folder}: you may not write into {above}.")
+        raise DdpprofError(f"cannot write {folder}: no permission to write to {above}.")
 
 
 def deliver(options: argparse.Namespace, title: str, result: Written, sections: Iterable[Section]) -> None:

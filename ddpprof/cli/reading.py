@@ -44,7 +44,7 @@ def last_attempt_of(run: Path) -> Path:
     refuse_starting(run)
     if not rundir.is_run(run):
         raise DdpprofError(
-            f"{run} is not a run: it has no {rundir.RUN_FILE}. Give the --out of ddpprof watch or trace."
+            f"{run} is not a run: it has no {rundir.RUN_FILE}. Give the --out directory of ddpprof watch or trace."
         )
     return rundir.last_attempt(run)
 
@@ -56,8 +56,8 @@ def add_choosing_options(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=positive,
         metavar="N",
-        help="read at most N ranks: those that are late according to the light record, and an even selection of the "
-        "others",
+        help="read at most N ranks: the ranks that are late according to the light record, and an evenly spaced "
+        "selection of the other ranks",
     )
 
 
@@ -73,11 +73,17 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--scheduler",
         metavar="tcp://HOST:PORT",
-        help="read on a Dask cluster whose workers can see the files; may also be a scheduler file (.json)",
+        help="read on the Dask cluster with this scheduler address or scheduler file (.json); its workers must be able "
+        "to read the files",
     )
     add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more JSON than this (default: 64)")
-    add("--max-events", type=positive, metavar="N", help="refuse traces with more events (default: 500 million)")
-    add("--max-files", type=positive, metavar="N", help="refuse folders with more files (default: 20,000)")
+    add(
+        "--max-events",
+        type=positive,
+        metavar="N",
+        help="refuse traces with more events than this (default: 500 million)",
+    )
+    add("--max-files", type=positive, metavar="N", help="refuse folders with more files than this (default: 20,000)")
 
 
 @contextmanager
@@ -184,10 +190,12 @@ def measured_network(path: Location | None) -> Network | None:
         return None
     bench = load_netbench(path)
     if bench.collective != "all_reduce":
-        raise DdpprofError(f"{path} measures {bench.collective}, but DDP needs all_reduce.")
+        raise DdpprofError(f"{path} measures {bench.collective}, but DDP uses all_reduce.")
     network = network_of_bench(bench)
     if network is None:
-        raise DdpprofError(f"{path} does not show how times grow with sizes: measure at least three sizes, far apart.")
+        raise DdpprofError(
+            f"{path} does not show how times grow with message size: measure at least three sizes that are far apart."
+        )
     return network
 
 
@@ -196,7 +204,7 @@ def _refuse_experiment(path: Location) -> None:
     from ddpprof.experiments.plan import is_experiment
 
     if is_experiment(path):
-        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
+        raise DdpprofError(f"{path} is an experiment. Its trials are runs, for example {path / 'trial-0-0'}.")
 
 
 @contextmanager

@@ -32,7 +32,7 @@ TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-r
 """names of the sections of a report, defined in `render.sections`, which is imported only when needed"""
 _OF_SECTIONS = ("terminal", "markdown")
 """formats that can show single sections"""
-_WHOLE = {"json": "JSON has", "html": "an HTML page has", "tables": "tables have"}
+_WHOLE = {"json": "JSON always contains", "html": "an HTML page always contains", "tables": "tables always contain"}
 """formats that show the whole report, by name"""
 
 
@@ -100,7 +100,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
         return _report_as_tables(options)
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
-            _refuse_choice(options, "a report that was written earlier")
+            _refuse_choice(options, "an existing report")
         if options.brief:
             from ddpprof.render.brief import brief_report  # it also needs comparisons
 
@@ -122,7 +122,7 @@ def _report_as_tables(options: argparse.Namespace) -> int:
     require_arrow()
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
-            _refuse_choice(options, "a report that was written earlier")
+            _refuse_choice(options, "an existing report")
         write_tables(report, options.out)
     return 0
 
@@ -130,11 +130,11 @@ def _report_as_tables(options: argparse.Namespace) -> int:
 def _refuse_parts(options: argparse.Namespace, what: str) -> None:
     """Raise `DdpprofError` if an option asks for tables, or for one part of a report, for anything but a single run."""
     if options.brief:
-        raise DdpprofError(f"--brief prints the report on one run in short, but {options.path} is {what}.")
+        raise DdpprofError(f"--brief summarizes the report on one run, but {options.path} is {what}.")
     if options.section is not None:
         raise DdpprofError(f"--section prints a part of the report on one run, but {options.path} is {what}.")
     if chosen_form(options) == "tables":
-        raise DdpprofError(f"tables are those of one run, but {options.path} is {what}.")
+        raise DdpprofError(f"tables can be written for one run only, but {options.path} is {what}.")
 
 
 def _refuse_files(paths: Sequence[Location]) -> None:

@@ -237,7 +237,7 @@ def _serve(logdir: Path, port: int | None, folders: dict[str, Path], scratch: Pa
         if plugin_runs:
             say(_ON_PLUGIN, flush=True)
         if plugin_runs and not server.wait_for_plugin(plugin_runs):
-            why = "".join(f" TensorBoard said: {line}" for line in server.failures()[-1:])
+            why = "".join(f" TensorBoard printed: {line}" for line in server.failures()[-1:])
             say(
                 f"ddpprof: the profiler plugin has not read all traces yet; reload its page later.{why}",
                 file=sys.stderr,

@@ -111,7 +111,7 @@ class Server:
             code = self._process.wait(_OFTEN_S)
             self._reader.join(_OFTEN_S)
             said = " / ".join([line for line in self._said if line][-_LAST_WORDS:])
-            raise DdpprofError(f"TensorBoard ended by itself, with exit code {code}: {said or 'it printed nothing'}")
+            raise DdpprofError(f"TensorBoard ended unexpectedly with exit code {code}: {said or 'it printed nothing'}")
 
     def _get(self, route: str) -> Any:
         """Return the JSON response, or ``None`` if there is none."""

@@ -30,7 +30,7 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
         type=duration_ns,
         default=0,
         metavar="TIME",
-        help="leave out kernels, copies and ops shorter than this, such as 10us; communication stays",
+        help="leave out kernels, copies and ops shorter than this, such as 10us; communication is always kept",
     )
     add_choosing_options(parser)
     add_reading_options(parser)

@@ -29,7 +29,7 @@ _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN", help="run directory of a job, running or ended")
+    parser.add_argument("path", type=Path, metavar="RUN", help="run directory of a running or finished job")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--once", action="store_true", help="print the view once, and exit")
     shown.add_argument(
@@ -100,7 +100,7 @@ def _about_end(path: Path, overview: Overview) -> str:
     from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):
-        return f"All ranks have ended, and some failed. See why with: ddpprof diagnose {path}"
+        return f"All ranks have ended, and some failed. Find out why with: ddpprof diagnose {path}"
     if any(one.standing is Standing.UNWATCHED for one in overview.ranks):
         return (
             "ddpprof has stopped watching, but the job may still be running. See the recorded part with: ddpprof "
@@ -138,7 +138,7 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
 def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> str:
     state = "  PAUSED" if paused else ""
     over = f"\n{_about_end(path, overview)}" if overview.is_over else ""
-    return f"{_KEYS}  (now by {order.name}){state}{over}"
+    return f"{_KEYS}  (sorted by {order.name}){state}{over}"
 
 
 @contextmanager

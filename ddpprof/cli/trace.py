@@ -27,8 +27,8 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         "--repeat",
         type=positive,
         metavar="N",
-        help="run the job N times in turn, and store the runs as DIR/run-1 to DIR/run-N; existing runs are kept, "
-        "and new ones are numbered after them. Compare such folders with: ddpprof compare",
+        help="run the job N times, one after another, and store the runs as DIR/run-1 to DIR/run-N; existing runs are "
+        "kept, and new ones are numbered after them. Compare such folders with: ddpprof compare",
     )
     add(
         "--skip-first",
@@ -57,7 +57,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=Settings.most_seconds,
         metavar="S",
-        help="stop profiling after S seconds, even before N steps (%(default)g)",
+        help="stop profiling after S seconds, even if N steps are not complete (%(default)g)",
     )
     add(
         "--most-memory",
@@ -72,16 +72,16 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         default=Settings.baseline_steps,
         metavar="N",
         help="then profile N steps without gradient communication, and run N more unprofiled, to measure how much "
-        "communication slows computation and to improve predictions. These steps make the model invalid, so "
-        "the job then ends with exit code 0, and torch.save writes nothing during them (%(default)s)",
+        "communication slows down computation and to improve predictions. These steps make the model invalid, so the "
+        "job then ends with exit code 0, and torch.save writes nothing during them (%(default)s)",
     )
     add("--stop-after", action="store_true", help="end the job with exit code 0 once the steps are recorded")
     add(
         "--profile-ranks",
         type=numbers,
         metavar="N",
-        help=f"profile only these ranks, such as 0-7,64 (default: all or, in a job of more than {MOST}, an even "
-        "selection). Light recording covers all ranks",
+        help=f"profile only these ranks, such as 0-7,64 (default: all ranks or, in a job with more than {MOST}, an "
+        "evenly spaced selection). Light recording covers all ranks",
     )
     add_profiler_options(parser)
     add("--no-pulse", action="store_true", help="do not watch the steps after the recorded ones")

@@ -29,19 +29,25 @@ _START_S = 5.0
 
 def add_try_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=local, nargs="?", metavar="RUN", help="a run of ddpprof trace; its command is run again")
+    add("path", type=local, nargs="?", metavar="RUN", help="a run recorded by ddpprof trace; its command is run again")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--finding", type=positive, action="append", metavar="N", help=("try the change of this finding of the report")
+        "--finding",
+        type=positive,
+        action="append",
+        metavar="N",
+        help=("try the change that this finding in the report suggests"),
     )
     which.add_argument(
-        "--rule", metavar="NAME", help=("try the changes of this rule's findings, such as trailing-communication")
+        "--rule",
+        metavar="NAME",
+        help=("try the changes suggested by the findings of this rule, such as trailing-communication"),
     )
     which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make by itself")
     which.add_argument(
         "--script",
         metavar="[OLD=]NEW",
-        help="run this script instead, a changed copy of yours; OLD is needed if the command has several scripts",
+        help="run this changed copy of your script instead; OLD is needed if the command has several scripts",
     )
     add("--allow-lossy", action="store_true", help="also try changes that round gradients in transit")
     add(
@@ -49,14 +55,26 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=5,
         metavar="N",
-        help="runs with each change, and without it (%(default)s); twice as many if these are not enough",
+        help="number of runs with each change and without it (%(default)s); doubled if these are not enough",
     )
-    add("--skip-first", type=count, default=3, metavar="N", help="initial steps of a run to ignore (%(default)s)")
-    add("--timed-steps", type=positive, default=10, metavar="N", help="steps of a run to time (%(default)s)")
+    add(
+        "--skip-first",
+        type=count,
+        default=3,
+        metavar="N",
+        help="number of initial steps to ignore in each run (%(default)s)",
+    )
+    add(
+        "--timed-steps",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="number of steps to time in each run (%(default)s)",
+    )
     add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/try-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
     add("--resume", type=local, metavar="DIR", help="continue the trials in DIR; needs no other arguments")
-    add("--trust", action="store_true", help="run the command even if another user recorded RUN or started DIR")
+    add("--trust", action="store_true", help="run the command even if another user recorded RUN or created DIR")
     parser.usage = "ddpprof try [options] RUN"
     parser.set_defaults(run_words=run_try)
 
@@ -68,7 +86,7 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     if options.resume is not None:
         experiment, directory = resumed(parser, options, arguments, kind="try"), options.resume
     elif options.path is None:
-        parser.error("nothing to try: give a run of ddpprof trace")
+        parser.error("nothing to try: give a run recorded by ddpprof trace")
     else:
         experiment, promises = _planned(options)
         for variant in experiment.variants:
@@ -145,12 +163,12 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         )
     if any(HIDDEN in word for word in words):
         raise DdpprofError(
-            f"the command of {options.path} had secrets, which are not stored. Use ddpprof sweep to compare."
+            f"the command of {options.path} contained secrets, which are not stored. Use ddpprof sweep to compare."
         )
     _refuse_others_run(options)
     job = parse_job(parsers({"trace"})[1]["trace"], words, "try")
     if not job.is_one_node:
-        raise DdpprofError("the job ran on several nodes, and ddpprof try starts it on this one only.")
+        raise DdpprofError("the job ran on several nodes, but ddpprof try can start it only on this node.")
     torchrun = job.options.torchrun
     return Experiment(
         format=EXPERIMENT_FORMAT,
@@ -187,7 +205,9 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
         chosen = [(number, one) for number, one in numbered if one.rule == options.rule]
         if not chosen:
             found = ", ".join(dict.fromkeys(one.rule for _, one in numbered))
-            raise DdpprofError(f"{options.path} has no finding of the rule {options.rule}. It has: {found or 'none'}.")
+            raise DdpprofError(
+                f"{options.path} has no finding from the rule {options.rule}. It has: {found or 'none'}."
+            )
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
         lossless = [(number, one) for number, one in known if options.allow_lossy or not _is_lossy(one)]
@@ -208,12 +228,12 @@ def _is_lossy(finding: Finding) -> bool:
 
 def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: bool) -> str:
     if is_lossy:
-        return f"{path} advises only changes that round gradients. Try them with: ddpprof try {path} --allow-lossy"
+        return f"{path} suggests only changes that round gradients. Try them with: ddpprof try {path} --allow-lossy"
     beyond = [number for number, one in numbered if not one.is_noise]
     if not beyond:
-        return f"{path} has no finding beyond noise, so there is nothing to try."
+        return f"{path} has no finding that exceeds noise, so there is nothing to try."
     return (
-        f"{path} advises no change that ddpprof can make by itself. Make the change in a copy of your script, and "
+        f"{path} suggests no change that ddpprof can make by itself. Make a change in a copy of your script, and "
         f"compare: ddpprof try {path} --script changed.py"
     )
 
@@ -221,8 +241,8 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
 def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
     if finding.change is None:
         raise DdpprofError(
-            f"ddpprof cannot make the change of finding {number} by itself: {finding.advice} Make the change in a "
-            f"copy of your script, and compare: ddpprof try {options.path} --script changed.py"
+            f"ddpprof cannot by itself make the change that finding {number} suggests: {finding.advice} Make the "
+            f"change in a copy of your script, and compare: ddpprof try {options.path} --script changed.py"
         )
     if finding.change.is_lossy and not options.allow_lossy:
         raise DdpprofError(f"finding {number} rounds gradients in transit, which changes results. Add --allow-lossy.")
@@ -237,11 +257,12 @@ def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[lis
     words = experiment.command
     found = [at for at, word in enumerate(words) if word == old or (not old and word.endswith(".py"))]
     if not found or experiment.as_module:
-        raise DdpprofError(f"the job's command has no script {old or 'that another one could replace'}.")
+        raise DdpprofError(f"the job's command has no script {old or 'that can be replaced'}.")
     if len(found) > 1:
         several = ", ".join(words[at] for at in found)
         raise DdpprofError(
-            f"the job's command has several scripts ({several}). Say which: --script {words[found[-1]]}={script}"
+            f"the job's command has several scripts ({several}). Name the one to replace: --script "
+            f"{words[found[-1]]}={script}"
         )
     if not Path(script).is_file():
         raise DdpprofError(f"there is no script {script}.")
@@ -263,9 +284,9 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
     say(
-        f"Trying {number_of(len(promises), 'change')} of {path}: {number_of(starts, 'start')} of "
+        f"Trying {number_of(len(promises), 'change')} to the job of {path}: {number_of(starts, 'start')} of "
         f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
-        "and twice as many if these are not enough.",
+        "or twice as many starts if these are not enough.",
         flush=True,
     )
 
@@ -287,5 +308,5 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     if interrupted:
         return
     kept = keep_in_run(report)
-    where = "" if kept is None else f" The report of {report.run} now also shows this result."
+    where = "" if kept is None else f" The report on {report.run} now also shows this result."
     say(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")

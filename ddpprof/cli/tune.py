@@ -42,10 +42,22 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of settings, including the unchanged job (%(default)s)",
     )
-    add("--rounds", type=positive, default=5, metavar="N", help="runs of each setting (%(default)s)")
-    add("--quick", action="store_true", help="3 settings and 3 rounds, the minimum for a result")
-    add("--skip-first", type=positive, default=3, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
-    add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial to time (%(default)s)")
+    add("--rounds", type=positive, default=5, metavar="N", help="number of runs of each setting (%(default)s)")
+    add("--quick", action="store_true", help="use 3 settings and 3 rounds, the minimum for a result")
+    add(
+        "--skip-first",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="number of initial steps to ignore in each trial (%(default)s)",
+    )
+    add(
+        "--timed-steps",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="number of steps to time in each trial (%(default)s)",
+    )
     add("--network", type=location, metavar="FILE", help="the job's network, as measured by ddpprof netbench -o FILE")
     add(
         "--allow-lossy",
@@ -89,7 +101,10 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
     with working_on(directory):
         if not has_choice(directory) and not _profile(directory, experiment):
-            say(f"\nStopped before anything was tried. Start again with: ddpprof tune --resume {directory}", flush=True)
+            say(
+                f"\nStopped before any setting was tried. Start again with: ddpprof tune --resume {directory}",
+                flush=True,
+            )
             return 130
         tuning, interrupted = _try_all(directory, experiment.command)
     return show_at_the_end(partial(_show_what_there_is, tuning, interrupted), "tune", directory, interrupted)
@@ -150,7 +165,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
         raise DdpprofError(f"the unchanged job cannot be profiled: {ended.problem}")
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
-        raise DdpprofError("there is nothing to try: DDP makes the same buckets from these gradients for all caps.")
+        raise DdpprofError("there is nothing to try: DDP builds the same buckets from these gradients with every cap.")
     record = load_record(directory / PROFILE_DIRECTORY, 0)
     on_accelerator = record is not None and record.device != "cpu"
     choice = TuningPlan(
@@ -220,7 +235,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
         minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
         say(
             f"Measuring {settings} (including the unchanged job) in {number_of(experiment.rounds, 'round')}: "
-            f"{number_of(left, 'start')} of the job{minutes}. Ctrl-C stops, and keeps what was measured.",
+            f"{number_of(left, 'start')} of the job{minutes}. Press Ctrl-C to stop; measurements so far are kept.",
             flush=True,
         )
     out = tuning.stopped()
@@ -249,7 +264,7 @@ def _say(tuning: KeptTuning, trial: Trial, ended: TrialEnd) -> None:
 
 def _say_stopped(tuning: KeptTuning, trial: Trial, variant: int) -> None:
     if trial.round + 1 < tuning.experiment.rounds:
-        why = "it changes the losses" if variant in tuning.refused() else "it was clearly slower in every start"
+        why = "it changes the losses" if variant in tuning.refused() else "it was clearly slower in every run"
         say(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
 
 

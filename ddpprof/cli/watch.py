@@ -51,5 +51,5 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     verdict = None if is_told else examine(rundir.last_attempt(out)).verdict
     for line in () if verdict is None else verdict_lines(verdict):
         say(f"ddpprof: {line}", file=sys.stderr)
-    why = f"; why it hung: ddpprof diagnose {out}" if hung else ""
+    why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
     say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)

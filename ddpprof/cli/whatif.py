@@ -25,12 +25,12 @@ _RANK = re.compile(r"[1-9]\d{0,8}")
 
 def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=location, metavar="RUN", help="a run of ddpprof trace")
+    add("path", type=location, metavar="RUN", help="a run recorded by ddpprof trace")
     add(
         "--finding",
         type=positive,
         metavar="N",
-        help=("predict the step time with the change of this finding of the report"),
+        help=("predict the step time with the change that this finding in the report suggests"),
     )
     buckets = parser.add_argument_group("buckets")
     add = buckets.add_argument
@@ -42,7 +42,7 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
         type=megabytes,
         action="append",
         metavar="MB,MB…",
-        help="predict the step time with this cap for each bucket in turn",
+        help="predict the step time with one cap per bucket, in order",
     )
     add("--first-bucket-mb", type=factor, metavar="MB", help="cap of the first bucket only")
     training = parser.add_argument_group("training")
@@ -52,15 +52,21 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--compress", metavar="HOOK", type=_hook, help="one of torch's communication hooks: fp16, bf16 or powersgd:RANK"
     )
-    add("--no-overlap", action="store_true", help="send nothing until the backward pass has ended")
-    add("--batch-scale", type=factor, default=1.0, metavar="X", help="make batches X times as large")
+    add("--no-overlap", action="store_true", help="start all-reduces only after the backward pass has ended")
+    add("--batch-scale", type=factor, default=1.0, metavar="X", help="multiply the batch size by X")
     add(
         "--accumulation",
         type=positive,
         metavar="N",
         help="run N backward passes per step; only the last one reduces gradients",
     )
-    add("--without-rank", type=count, action="append", metavar="RANK", help="make this straggler as fast as the others")
+    add(
+        "--without-rank",
+        type=count,
+        action="append",
+        metavar="RANK",
+        help="predict with this straggler as fast as the other ranks",
+    )
     network = parser.add_argument_group("network")
     add = network.add_argument
     add(
@@ -69,7 +75,12 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="network to predict for, as measured by ddpprof netbench -o FILE",
     )
-    add("--run-network", type=location, metavar="FILE", help="network of the run, if it is a different one")
+    add(
+        "--run-network",
+        type=location,
+        metavar="FILE",
+        help="network on which the run was recorded, if it differs from --network",
+    )
     add("--bandwidth", type=bytes_per_s, metavar="10Gbit", help="bandwidth of each rank's link")
     add("--latency", type=duration_ns, metavar="50us", help="latency of one message between two ranks")
     add("--world-size", type=positive, metavar="N", help="number of ranks")
@@ -122,7 +133,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
         options.accumulation = values["num_passes"]
     elif change is None or change.kind is not ChangeKind.DDP or not values.keys() <= _REPLAYED:
         raise DdpprofError(
-            f"a replay cannot predict the effect of the change of finding {options.finding}.{_try(options)}"
+            f"a replay cannot predict the effect of the change that finding {options.finding} suggests.{_try(options)}"
         )
     if "bucket_cap_mb" in values:
         options.bucket_cap_mb = [values["bucket_cap_mb"]]

@@ -154,7 +154,7 @@ def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) 
     """
     first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
     if not first.reports or not second.reports:
-        raise DdpprofError("a job without a report cannot be compared: give one or more of each.")
+        raise DdpprofError("a job without a report cannot be compared: give at least one report of each job.")
     return compare(first, second)
 
 
@@ -353,7 +353,7 @@ def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: 
     words = [
         f"{len(rows)} only in {run} ({_ms(rows)} ms per step)" for run, rows in zip("AB", only, strict=True) if rows
     ]
-    return f"kernels of one run only, by name, launch shape and input shapes: {', '.join(words)}"
+    return f"kernels in only one of the runs, by name, launch shape and input shapes: {', '.join(words)}"
 
 
 def _ms(summaries: Sequence[KernelSummary]) -> str:

@@ -83,16 +83,16 @@ def overall(verdicts: Sequence[ConditionVerdict]) -> GateResult:
 def _judge(comparison: Comparison, condition: Condition) -> ConditionVerdict:
     change = next((change for change in comparison.metrics if change.metric == condition.metric), None)
     if change is None or change.difference is None or change.a_ns is None:
-        return ConditionVerdict(condition, GateResult.FAILED, f"{condition.metric} is not in both runs")
+        return ConditionVerdict(condition, GateResult.FAILED, f"{condition.metric} was not measured in both runs")
     limit_ns = condition.ns if condition.ns is not None else (condition.fraction or 0) * change.a_ns
     said, exceeds = _said(change), change.difference.may_exceed(limit_ns)
     if exceeds is not None:
         return ConditionVerdict(condition, GateResult.FAILED if exceeds else GateResult.PASSED, said)
     needed = change.runs_needed(limit_ns)
     if not change.difference.is_measured:
-        said += f"; {_count(change)} cannot tell whether that is noise"
+        said += f"; {_count(change)} too few to tell whether that is noise"
     elif needed is not None and needed > MOST_RUNS:
-        said += f"; {MOST_RUNS} runs on each side would not be enough: the runs differ too much"
+        said += f"; even {MOST_RUNS} runs on each side would not be enough, because the runs vary too much"
     return ConditionVerdict(condition, GateResult.UNKNOWN, said, needed)
 
 
@@ -109,4 +109,4 @@ def _said(change: MetricChange) -> str:
 
 def _count(change: MetricChange) -> str:
     num_a, num_b = len(change.runs_a_ns), len(change.runs_b_ns)
-    return "one run on each side" if num_a == num_b == 1 else f"{num_a} and {num_b} runs"
+    return "one run on each side is" if num_a == num_b == 1 else f"{num_a} and {num_b} runs are"

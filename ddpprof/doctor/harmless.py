@@ -107,14 +107,14 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
         traced.told["parameters"] == without.told["parameters"],
         without.told["parameters"][:12],
         traced.told["parameters"][:12],
-        "Recording changes the result of training, which it must never do.",
+        "Recording changes the result of training, which must never happen.",
     )
     yield judge(
         "collectives",
         traced.told["collectives"] == without.told["collectives"],
         f"{without.told['collectives']}, as without ddpprof",
         traced.told["collectives"],
-        "Recording adds its own collectives, which may hang a job.",
+        "Recording adds collectives of its own, which can make a job hang.",
     )
     yield from _on_devices(context, without, traced)
     yield _judge_pause(traced)
@@ -122,7 +122,7 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
 
 def _on_devices(context: Context, without: Trained, traced: Trained) -> list[CheckResult]:
     if context.setup.device == "cpu":
-        reason = "it needs a GPU: on a CPU there is nothing to synchronise, and there are no contexts"
+        reason = "it needs a GPU: a CPU has nothing to synchronize and no contexts"
         return [skip("synchronising-calls", reason), skip("foreign-contexts", reason)]
     calls = [trained.told["synchronising_calls"] for trained in (without, traced)]
     foreign = [trained.told["foreign_contexts"] for trained in (without, traced)]
@@ -132,14 +132,14 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
             calls[1] <= calls[0],
             f"{calls[0]} outside the window, as without ddpprof",
             calls[1],
-            "Recording waits for the device in steps that it does not profile, and slows them down.",
+            "Recording waits for the device in steps that it does not profile, which slows them down.",
         ),
         judge(
             "foreign-contexts",
             set(foreign[1]) <= set(foreign[0]),
             f"on devices {foreign[0]}, as without ddpprof" if foreign[0] else "none",
             f"on devices {foreign[1]}" if foreign[1] else "none",
-            "Recording creates contexts on other ranks' devices, and takes their memory.",
+            "Recording creates contexts on other ranks' devices and uses memory there.",
         ),
     ]
 
@@ -153,5 +153,5 @@ def _judge_pause(traced: Trained) -> CheckResult:
         pause_s < most_s,
         f"less than {most_s:g} s, a tenth of the process group's timeout",
         f"{pause_s:.2f} s",
-        "Training pauses while the trace is written, and other ranks may give up. Profile fewer steps.",
+        "Training pauses while the trace is written, and other ranks may time out. Profile fewer steps.",
     )

@@ -28,7 +28,7 @@ def check_versions(_context: Context) -> Iterator[CheckResult]:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            wrong += [] if extra is not None and extra != "torch" else [f"{name} is absent"]
+            wrong += [] if extra is not None and extra != "torch" else [f"{name} is not installed"]
             continue
         if sign and not _satisfies(versions[name], sign, bound):
             wrong.append(f"{name} {versions[name]} (needs {sign}{bound})")
@@ -38,7 +38,7 @@ def check_versions(_context: Context) -> Iterator[CheckResult]:
         not wrong,
         "the requirements of pyproject.toml",
         "; ".join(wrong) or ", ".join(f"{name} {version}" for name, version in shown.items()),
-        "Install what is missing or too old with pip, in this environment.",
+        "In this environment, use pip to install or upgrade whatever is missing or too old.",
     )
 
 
@@ -75,8 +75,8 @@ def check_torch(context: Context) -> Iterator[CheckResult]:
         gpus >= expected,
         f"{expected} GPU{'s' if expected != 1 else ''}",
         gpus,
-        "torch does not see them. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
-        "torch sees none.",
+        "torch does not see these GPUs. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
+        "torch sees no GPUs.",
     )
     yield _judge_backends(probe["backends"], gpus)
     yield _judge_profiler(probe, gpus)
@@ -99,7 +99,7 @@ def _judge_profiler(probe: Mapping[str, object], gpus: int) -> CheckResult:
     return judge(
         "profiler",
         bool(probe["profiled"]),
-        f"a {what} of one profiled matmul",
+        f"a {what} from one profiled matmul",
         f"{probe['profiled']} of {probe['num_events']} events",
         f"The profiler records nothing, so traces have no {what}s. "
         + (
@@ -111,7 +111,7 @@ def _judge_profiler(probe: Mapping[str, object], gpus: int) -> CheckResult:
 
 def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> CheckResult:
     if not gpus:
-        return skip("other-profilers", "it needs a GPU: only CUPTI is limited to one profiler")
+        return skip("other-profilers", "it needs a GPU: only CUPTI is limited to one profiler at a time")
     there = [name for name in _OTHER_PROFILERS if environment.get(name)]
     return judge(
         "other-profilers",

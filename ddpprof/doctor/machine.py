@@ -36,7 +36,7 @@ def check_disk(context: Context) -> Iterator[CheckResult]:
         least >= _DISK_BYTES,
         f"at least {_DISK_BYTES // _MB} MB free",
         f"{least // _MB} MB {where}",
-        "Traces may not fit. Make room, or record with --out on another disk.",
+        "Traces may not fit. Free some space, or record with --out on another disk.",
     )
 
 
@@ -67,7 +67,7 @@ def check_clock(_context: Context) -> Iterator[CheckResult]:
         ppm <= _CLOCK_PPM,
         f"clocks within {_CLOCK_PPM} ppm of each other",
         f"{ppm:.0f} ppm",
-        "The time of day jumped or drifts: steps of several hosts cannot be compared. Check the time service.",
+        "The system clock jumped or drifts: steps on different hosts cannot be compared. Check the time service.",
     )
 
 
@@ -84,13 +84,13 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
     )
     memory = available_bytes()
     if memory is None:
-        yield skip("memory", "this system does not tell how much is available")
+        yield skip("memory", "this system does not report how much memory is available")
         return
     yield judge(
         "memory",
         memory >= _MEMORY_BYTES,
         f"at least {_MEMORY_BYTES // _MB} MB",
         f"{memory // _MB} MB",
-        "Ranks may run out of memory and be killed. Give the container more (docker run --memory), or end other "
+        "Ranks may run out of memory and be killed. Give the container more memory (docker run --memory), or end other "
         "processes.",
     )

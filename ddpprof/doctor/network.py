@@ -33,7 +33,7 @@ def check_gloo_interface(_context: Context) -> Iterator[CheckResult]:
         found is not None,
         "this host's name resolves to one of its interfaces",
         {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
-        "Ranks on several hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
+        "Ranks on different hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
         f"{', '.join(_up())}.",
     )
 
@@ -51,7 +51,7 @@ def check_nccl_interface(_context: Context) -> Iterator[CheckResult]:
         bool(found),
         "an interface that is up",
         ", ".join(map(_shown, found[:1])) or "none",
-        "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the one to use.",
+        "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the interface to use.",
     )
 
 

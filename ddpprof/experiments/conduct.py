@@ -70,7 +70,7 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         own_files.make_named_folder(directory)
         for folder in _places(directory, experiment):
             if folder.exists():
-                raise RunExists(f"{folder} is where a trial would be written. Choose another --out.")
+                raise RunExists(f"{folder} already exists, but a trial would be written there. Choose another --out.")
         write_plan(directory, experiment)
 
 
@@ -81,7 +81,9 @@ def working_on(directory: Path) -> Iterator[None]:
         with own_files.locked(directory / LOCK_FILE):
             yield
     except own_files.LockedError as error:
-        raise CannotRecord(f"process {error.holder} is working on {directory}: wait until it has ended.") from error
+        raise CannotRecord(
+            f"process {error.holder} is using {directory}: wait until that process has ended."
+        ) from error
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
@@ -245,8 +247,8 @@ def _refuse_another_number(folder: Path, experiment: Experiment, variant: Varian
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
-            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Say where "
-            f"the number goes: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
+            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Use {{nproc}} "
+            f"for the number in its command: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
         )
 
 
@@ -259,9 +261,9 @@ def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None
         cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
         return (
             f"nothing was recorded: no DistributedDataParallel module was created, or it trained for fewer than {cpu} "
-            f"steps ({accelerator} on an accelerator). If there is one, train for longer, or skip fewer steps "
+            f"steps ({accelerator} on an accelerator). If the script has one, train for longer, or skip fewer steps "
             "(--skip-first)"
         )
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
-        return "the training ended before a step was timed: let it take more steps, or time fewer (--skip-first)"
+        return "training ended before any step was timed: make it run more steps, or skip fewer (--skip-first)"
     return None

@@ -44,5 +44,5 @@ def _how_it_ended(output: str) -> str:
     if ended is None:
         return "it printed nothing"
     code, rank = int(ended[1]), ended[2]
-    how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+    how = f"ended with exit code {code}" if code >= 0 else f"was terminated by signal {-code}"
     return f"rank {rank} {how}, and printed nothing"

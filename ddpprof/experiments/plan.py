@@ -246,14 +246,14 @@ def read_plan(directory: Location) -> Experiment:
         refuse_newer(directory, msgspec.json.decode(text, type=dict[str, Any]).get("format"), EXPERIMENT_FORMAT)
         experiment = msgspec.json.decode(text, type=Experiment)
         if (wrong := _what_is_wrong(experiment)) is not None:
-            raise NotARun(f"{path} is not ddpprof's ({wrong}).")
+            raise NotARun(f"{path} was not written by ddpprof ({wrong}).")
         return experiment
     except FileNotFoundError as error:
         raise NotARun(f"{directory} is not an experiment: it has no {EXPERIMENT_FILE}.") from error
     except OSError as error:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotARun(f"{path} is not ddpprof's ({error}).") from error
+        raise NotARun(f"{path} was not written by ddpprof ({error}).") from error
 
 
 def _what_is_wrong(experiment: Experiment) -> str | None:

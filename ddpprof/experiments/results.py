@@ -32,7 +32,7 @@ def read_experiment(path: Location) -> ExperimentReport:
     results = [result for trial in experiment.trials() if (result := read_trial(path, trial)) is not None]
     report = build_experiment(experiment, results)
     if report is None:
-        problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
+        problem = next((result.problem for result in results if result.problem), "no variant has run to completion")
         raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
     return report
 

@@ -101,7 +101,7 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
         timed_blocks(records),
         timed_blocks(records, StepMode.WITHOUT_DDP),
         min((sum(step.mode is StepMode.OFF for step in record.steps) for record in records), default=0),
-        None if steps else "the training ended before a step was timed",
+        None if steps else "training ended before any step was timed",
         report.job,
         _parts(report, profiled, scale) if scale is not None else None,
         _wrapper(profiled, scale) if scale is not None else None,
@@ -182,10 +182,10 @@ def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: i
         option, most = "--timed-steps", experiment.timed_steps
         needs = {n: steps_of(replace(experiment, timed_steps=n), variant, on_accelerator) for n in range(1, most)}
     fits = max((number for number, steps in needs.items() if steps <= num_trained), default=None)
-    instead = "" if fits is None else f", or measure less in each trial: {option} {fits}"
+    instead = "" if fits is None else f", or measure fewer steps in each trial: {option} {fits}"
     raise DdpprofError(
-        f"the training has {num_trained} steps, but a trial needs {wanted}. Give the script an option for more "
-        f"steps{instead}."
+        f"training runs for only {num_trained} steps, but a trial needs {wanted}. Pass the script an option that makes "
+        f"it run more steps{instead}."
     )
 
 
@@ -200,7 +200,7 @@ def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) 
         timed = min((r.num_steps for r in own if r.num_steps is not None), default=asked)
     if timed >= asked:
         return None
-    return f"{variant.title}: only {timed} of {asked} {what} were timed before the training ended"
+    return f"{variant.title}: only {timed} of {asked} {what} were timed before training ended"
 
 
 def _mean(ranks: Sequence[RankReport], name: str) -> float:

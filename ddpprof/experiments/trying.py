@@ -183,7 +183,9 @@ class Trying:
         """Return the report. Raises `DdpprofError` if the unchanged job has no times."""
         as_it_is = self._rounds(NOW)
         if not any(as_it_is):
-            problem = next((result.problem for result in self.results if result.problem), "the first round is not over")
+            problem = next(
+                (result.problem for result in self.results if result.problem), "the first round has not finished"
+            )
             raise DdpprofError(f"there is nothing to compare yet: {problem}")
         return TryReport(
             format=EXPERIMENT_REPORT_FORMAT,
@@ -286,7 +288,10 @@ def read_trying(directory: Location) -> KeptTrying:
     """Read the directory. Raises `DdpprofError`."""
     experiment, plan = read_plan(directory), read_beside_plan(directory / CHANGES_FILE, TryPlan)
     if len(plan.promises) != len(experiment.variants) - 1:
-        raise NotARun(f"{directory / CHANGES_FILE} has {len(plan.promises)} changes, but the plan beside it others.")
+        raise NotARun(
+            f"{directory / CHANGES_FILE} has {len(plan.promises)} changes, but they do not match the plan in "
+            "the same directory."
+        )
     results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
     losses = {result.trial: losses_of(directory / result.trial.name) for result in results}
     return KeptTrying(experiment, plan, results, losses, directory)

@@ -52,9 +52,12 @@ def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: 
     if not modules:
         raise DdpprofError("the profile has no DDP module, so there is nothing to tune.")
     if (job.world_size or 1) < 2:
-        raise DdpprofError("the job has one rank, which sends nothing. Use more: ddpprof tune --nproc 2 train.py")
+        raise DdpprofError(
+            "the job has only one rank, so it has no gradient communication. Use more ranks: ddpprof "
+            "tune --nproc 2 train.py"
+        )
     if bench is not None and bench.world_size != job.world_size:
-        raise DdpprofError(f"--network was measured among {bench.world_size} ranks, but the job has {job.world_size}.")
+        raise DdpprofError(f"--network was measured with {bench.world_size} ranks, but the job has {job.world_size}.")
     largest = max(modules, key=lambda module: sum(parameter.num_bytes for parameter in module.parameters))
     knobs = knobs_of(largest, job, allow_lossy and all(module.comm_hook is None for module in modules))
     profiled, unpredicted = _profiled(known, Benches(of_run=bench))
@@ -69,7 +72,7 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
     except DdpprofError as error:
         return None, str(error)
     if not profiled.profile.training.knows_parameters:
-        return None, "the profile does not show when each gradient was ready."
+        return None, "the profile does not show when each gradient became ready."
     return profiled, None
 
 
@@ -370,7 +373,7 @@ class KeptTuning(Tuning):
         if report is None:
             problem = next((result.problem for result in self.results if result.problem), None)
             raise DdpprofError(
-                f"{self.directory} has nothing to compare yet: {problem or 'the first round is not over'}"
+                f"{self.directory} has nothing to compare yet: {problem or 'the first round has not finished'}"
             )
         return report
 
@@ -380,8 +383,8 @@ def read_tuning(directory: Location) -> KeptTuning:
     experiment, choice = read_plan(directory), _read_choice(directory)
     if len(choice.candidates) != len(experiment.variants):
         raise NotARun(
-            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, but {EXPERIMENT_FILE} beside it has "
-            f"{len(experiment.variants)}."
+            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, but {EXPERIMENT_FILE} in the same "
+            f"directory has {len(experiment.variants)}."
         )
     results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
     profile = directory / PROFILE_DIRECTORY

@@ -69,9 +69,11 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
     name, values = _split(setting)
     total = values[0]
     if len(values) > 1 or not total.isdecimal() or int(total) % variant.nproc:
-        raise DdpprofError(f"{setting} cannot be shared by {variant.nproc} processes: give a multiple of that number")
+        raise DdpprofError(
+            f"{setting} cannot be divided evenly among {variant.nproc} processes: give a multiple of that number"
+        )
     shared = _with(variant, name, str(int(total) // variant.nproc), command)
-    return replace(shared, label=f"{setting} in all")
+    return replace(shared, label=f"{setting} in total")
 
 
 def passed_on(choices: Iterable[str], command: Sequence[str]) -> list[str]:
@@ -84,7 +86,7 @@ def _split(choice: str) -> tuple[str, list[str]]:
     name, equals, values = choice.partition("=")
     listed = [value.strip() for value in _COMMA_BETWEEN_VALUES.split(values)]
     if not equals or not name.strip("-") or not all(listed):
-        raise DdpprofError(f"{choice} is not a choice of values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
+        raise DdpprofError(f"{choice} does not list values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
     return name, listed
 
 
@@ -120,7 +122,7 @@ def _place(name: str, command: Sequence[str]) -> _Place:
 def _refuse_misspelt(name: str) -> None:
     meant = difflib.get_close_matches(name, DDP_ARGUMENTS, n=1, cutoff=0.75)
     if meant:
-        raise DdpprofError(f"DDP has no argument {name}; is it {meant[0]}? An option of the script begins with --")
+        raise DdpprofError(f"DDP has no argument {name}. Did you mean {meant[0]}? A script option begins with --")
 
 
 def _argument(name: str, text: str) -> Any:
@@ -133,14 +135,14 @@ def _argument(name: str, text: str) -> Any:
     except (ValueError, SyntaxError):
         value = text
     if name == "bucket_cap_mb":
-        fits, wanted = value is None or _is_number(value), "a number of MiB, or None"
+        fits, wanted = value is None or _is_number(value), "a size in MiB, or None"
     elif name == "bucket_cap_mb_list":
         fits = isinstance(value, list | tuple) and all(map(_is_number, value))
-        wanted = "numbers of MiB in brackets"
+        wanted = "a list of sizes in MiB, in brackets"
     else:
         fits, wanted = isinstance(value, bool), "True or False"
     if not fits:
-        raise DdpprofError(f"{name}={text} is not possible: give {wanted}")
+        raise DdpprofError(f"{name}={text} is not valid: give {wanted}")
     return value
 
 

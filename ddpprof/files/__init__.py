@@ -34,7 +34,7 @@ def local(text: str) -> Path:
     """Return a path for files that grow or are renamed. Raises `DdpprofError` if the path is not on this machine."""
     path = location(text)
     if isinstance(path, RemotePath):
-        raise DdpprofError(f"{path} is not on this machine: give a local folder, and copy it when it is complete")
+        raise DdpprofError(f"{path} is not on this machine: give a local folder, and copy it there when it is complete")
     return path
 
 

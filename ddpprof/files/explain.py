@@ -108,7 +108,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
         return errno.EACCES, f"there is no such repository, or it is private: {_hint(url)}"
     is_about_keys = "SSHException" in names and "authentication" in said.lower()
     if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
-        return errno.EACCES, f"the server refuses the credentials ({said}): {_hint(url)}"
+        return errno.EACCES, f"the server rejected the credentials ({said}): {_hint(url)}"
     if names & _UNREACHABLE:
         return errno.EHOSTUNREACH, f"the server cannot be reached ({said})"
     if names & _TIMED_OUT:
@@ -116,7 +116,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     if names & _LOST:
         return errno.ECONNRESET, f"the connection was lost ({said})"
     if status is not None and status not in (403, 404):
-        return errno.EIO, f"the server answers {said}"
+        return errno.EIO, f"the server answered {said}"
     if isinstance(error, PermissionError) or status == 403:
         return errno.EACCES, f"permission denied ({said}): {_hint(url)}"
     if isinstance(error, FileNotFoundError) or status == 404:

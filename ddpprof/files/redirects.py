@@ -33,7 +33,8 @@ async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None
     there = urljoin(here, answered.response.headers.get("Location", ""))
     if await _place_of(there) < await _place_of(here):
         raise InwardRedirectError(
-            f"the server redirects to {urlsplit(there).hostname}, which is further inside the network than the server"
+            f"the server redirects to {urlsplit(there).hostname}, which is on a more private network than the server "
+            "itself"
         )
 
 

@@ -52,7 +52,7 @@ def driver_of(url: str) -> None:
             raise DdpprofError(f"{scheme}:// needs {package}. Install it with: pip install {package}") from error
         except ValueError as error:
             raise DdpprofError(
-                f"{scheme}:// is not a scheme that fsspec knows. It knows s3://, gs://, abfs://, sftp://, https://, "
+                f"fsspec does not support {scheme}://. It supports s3://, gs://, abfs://, sftp://, https://, "
                 "hf:// and others"
             ) from error
 

@@ -30,7 +30,7 @@ def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
 def _refuse_large(path: Path | RemotePath, num_bytes: int, most_bytes: int) -> None:
     """Raise ``OSError`` if the file has more than `most_bytes`."""
     if num_bytes > most_bytes:
-        why = f"it is larger than {most_bytes / 10**6:g} MB, unlike any such file of ddpprof"
+        why = f"it is larger than {most_bytes / 10**6:g} MB, the limit for files of this kind"
         raise OSError(errno.EFBIG, why, str(path))
 
 

@@ -80,7 +80,7 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
         names = [path.name for path, header in headers.items() if header.world_size == size]
         left_out.append(
             f"left out: {listed(names, _MOST_NAMED)}: from a job of {size} rank{'s' if size != 1 else ''}, "
-            f"but the others are from a job of {chosen}"
+            f"but the other traces are from a job of {chosen}"
         )
     return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out
 
@@ -98,7 +98,7 @@ def rank_of_name(name: str, num_files: int) -> int | None:
 
 
 def assumed_rank(name: str, rank: int) -> str:
-    return f"{name} does not contain its rank: rank {rank} is assumed"
+    return f"the file name {name} does not contain a rank: rank {rank} is assumed"
 
 
 def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:

@@ -114,8 +114,8 @@ class _Checked:
         try:
             chunk = self._stream.read(num_bytes)
         except self._damages as error:
-            what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
-            raise UnreadableError(f"{what}: its {self._method} data cannot be read to the end") from error
+            what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
+            raise UnreadableError(f"{what}: its {self._method} data cannot be read completely") from error
         self._num_bytes += len(chunk)
         if (told := _told.get()) is not None:
             told(self._file.tell())
@@ -138,5 +138,5 @@ def read_whole(stream: Stream, limits: Limits) -> bytearray:
     while chunk := stream.read(1 << 20):
         text += chunk
         if len(text) > limits.whole_bytes:
-            raise UnreadableError(f"is too large to decode whole ({len(text)} bytes)")
+            raise UnreadableError(f"is too large to decode as a whole ({len(text)} bytes)")
     return text

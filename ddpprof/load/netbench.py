@@ -32,10 +32,10 @@ def parse_netbench(text: bytes, name: str) -> NetBench:
         refuse_newer(name, found, NETBENCH_FORMAT, BadTrace)
         bench = msgspec.json.decode(text, type=NetBench)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadTrace(f"{name} is not what ddpprof netbench writes ({error}). {_AGAIN}") from error
+        raise BadTrace(f"{name} is not a file that ddpprof netbench writes ({error}). {_AGAIN}") from error
     wrong = _what_is_wrong(bench)
     if wrong is not None:
-        raise BadTrace(f"{name} is not what ddpprof netbench writes ({wrong}). {_AGAIN}")
+        raise BadTrace(f"{name} is not a file that ddpprof netbench writes ({wrong}). {_AGAIN}")
     return bench
 
 
@@ -49,7 +49,7 @@ def _what_is_wrong(bench: NetBench) -> str | None:
     for tables_of in (bench.sizes, bench.concurrent, bench.beside):
         numbers = [one.num_bytes for one in tables_of]
         if numbers != sorted(set(numbers)) or not _are_within(numbers, least=1):
-            return "its sizes do not ascend"
+            return "its sizes are not in ascending order"
     tables = [(one.num_bytes, one.longest_ns, one.shortest_ns, one.cpu_ns) for one in bench.sizes]
     tables += [(one.num_bytes, one.both_ns, one.alone_ns, one.cpu_ns) for one in bench.concurrent]
     for one in bench.beside:

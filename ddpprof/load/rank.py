@@ -20,9 +20,9 @@ from ddpprof.model.record import error_in
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
 
 _NO_KERNELS = (
-    "its trace is left out: it has no kernel although the rank trains on {device}, and host times do not show "
-    "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
-    "(NVIDIA's driver: NVreg_RestrictProfilingToAdminUsers=0)"
+    "its trace is left out: it has no kernels although the rank trains on {device}, and host times do not show "
+    "computation. Another profiler (nsys, ncu, DCGM) may have been using the device, or only administrators may be "
+    "allowed to profile it (in NVIDIA's driver, NVreg_RestrictProfilingToAdminUsers=0 allows all users)"
 )
 
 
@@ -121,7 +121,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
     try:
         record = load_record(directory, rank)
         if record is None:
-            missing.append(f"rank {rank}: {facts_file(rank)} is missing; it has DDP's options and buckets")
+            missing.append(f"rank {rank}: {facts_file(rank)} is missing; it contains DDP's arguments and buckets")
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
         record, is_whole = error.record, False
@@ -144,7 +144,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
     if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
         missing.append(
-            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are only in the "
+            f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are only in the "
             "trace and are left out"
         )
     loaded = Rank(rank, trace, record) if trace is not None or record is not None else None

@@ -41,10 +41,12 @@ def load_record(directory: Location, rank: int) -> Record | None:
     try:
         facts = read_small(path)
         if (number := _decode_format(facts).format) > FORMAT:
-            raise BadRecordError(f"{path.name} has format {number}, and this ddpprof reads up to {FORMAT}")
+            raise BadRecordError(
+                f"{path.name} has format {number}, but this version of ddpprof reads formats up to {FORMAT}"
+            )
         record = _decode_record(facts)
         if (module := next(filterfalse(_has_sound_buckets, record.modules), None)) is not None:
-            raise BadRecordError(f"{path.name} cannot be read: a bucket of {module.name} holds no known parameter")
+            raise BadRecordError(f"{path.name} cannot be read: a bucket of {module.name} contains no known parameter")
         msgspec.msgpack.encode(record)  # fails for integers that a summary could not hold
         if record.ended is None:
             num_steps, ended_ns = _load_last_step(directory / last_step_file(rank))

@@ -93,14 +93,16 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
         ids = {one.run_id for one in part.ranks}
         if None in ids or ids != {one.run_id for one in found[0].ranks}:
             raise NotARun(
-                f"{paths[0]} and {path} are not parts of one run. Only a run whose hosts share no file system has "
-                "parts. Compare runs with: ddpprof compare. For several traces give their folder."
+                f"{paths[0]} and {path} are not parts of one run. Only a run whose hosts do not share a file system "
+                "has parts. Compare runs with: ddpprof compare. For several traces, give their folder."
             )
     whole = next((part for part in found if not part.is_part), found[0])
     ranks: dict[int | None, RankFiles] = {}
     twice = []
     for part in (whole, *(part for part in found if part is not whole)):
-        twice += [f"rank {one.rank} is in several parts; one was read" for one in part.ranks if one.rank in ranks]
+        twice += [
+            f"rank {one.rank} is in several parts; only one of them was read" for one in part.ranks if one.rank in ranks
+        ]
         ranks = {**{one.rank: one for one in part.ranks}, **ranks}
     missing = dict.fromkeys(text for part in found for text in part.run.missing)
     exits = tuple(one for part in found for one in part.run.exits)
@@ -160,8 +162,8 @@ def _recorded_files(directory: Location) -> RunFiles:
     present = ranks_in(directory)
     if not present:
         raise NotARun(
-            f"{directory} holds no rank: the job ended before DDP had averaged gradients in a few steps. "
-            f"{_how_to_record(directory)}"
+            f"{directory} contains no data from any rank: the job ended before DDP had averaged gradients in a few "
+            f"steps. {_how_to_record(directory)}"
         )
     expects_trace = about.settings.get("profiler") is not False
     traces = {rank: trace_path(directory, rank) for rank in present}
@@ -192,7 +194,7 @@ def _read_run_file(directory: Location) -> RunFile:
         refuse_newer(directory, msgspec.json.decode(text, type=dict[str, Any]).get("format"), FORMAT)
         return msgspec.json.decode(text, type=RunFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotARun(f"{directory} is not a run: {path.name} is not ddpprof's ({error}).") from error
+        raise NotARun(f"{directory} is not a run: {path.name} was not written by ddpprof ({error}).") from error
     except OSError as error:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -207,7 +209,7 @@ def _files_of_folder(directory: Location, limits: Limits) -> RunFiles:
     files = [file for file in directory.iterdir() if _may_be_trace(file.name)]
     if len(files) > limits.files:
         raise NotARun(
-            f"{directory} holds {len(files)} files that may be traces, and the limit is {limits.files}. "
+            f"{directory} contains {len(files)} files that may be traces, but the limit is {limits.files}. "
             f"Give the folder of one job, or allow more with {MAX_FILES_OPTION} {len(files)}"
         )
     found = find_traces([file for file in files if file.is_file()], limits)
@@ -221,7 +223,7 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
     if runs := runs_in(directory):
         more = " and more" if len(runs) > _MOST_NAMED else ""
         named = ", ".join(runs[:_MOST_NAMED])
-        return f"{directory} is not a run but holds runs: {named}{more}. Give one of them: {directory / runs[0]}"
+        return f"{directory} is not a run but contains runs: {named}{more}. Give one of them: {directory / runs[0]}"
     why = missing[0].removeprefix("skipped: ") if missing else None
     reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
     return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"
@@ -255,6 +257,6 @@ def _name(path: Location) -> str:
 
 def _how_to_record(path: Location) -> str:
     if isinstance(path, RemotePath):
-        return "Give a run directory, a folder of torch.profiler's traces, or one trace."
+        return "Give a run directory, a folder of torch.profiler traces, or one trace."
     is_here = path.resolve() == Path.cwd()  # a run would be among the user's own files
     return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -56,7 +56,7 @@ class Backend:
     """whether it aborts the process when ranks call different collectives"""
     payload: float = 1.0
     """share of the link's rate that is available for gradients"""
-    on_slow_computation: str = "Give communication fewer of the device's resources, as long as it stays hidden."
+    on_slow_computation: str = "Let communication use fewer of the device's resources, as long as it stays hidden."
     """advice if communication slows down computation"""
     to_slow_it: Mapping[str, str] = field(default_factory=dict)
     """environment variables that make it use less of the device's resources"""
@@ -70,15 +70,15 @@ BACKENDS = (
         num_at_once=2,
         aborts=True,
         payload=TCP_PAYLOAD,
-        on_slow_computation="Leave a core to gloo's threads: set OMP_NUM_THREADS or torch.set_num_threads below the "
-        "number of cores per rank.",
+        on_slow_computation="Leave a core free for gloo's threads: set OMP_NUM_THREADS or torch.set_num_threads below "
+        "the number of cores per rank.",
     ),
     Backend(
         "nccl",
         other_names=("nccl2", "nccl-lazy"),
         kernels=("nccl", "rccl", "msccl"),  # those of AMD's RCCL, too
         halving=Compression.BF16,
-        on_slow_computation="Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower "
+        on_slow_computation="Make NCCL use fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower "
         "communication costs nothing as long as it stays hidden.",
         to_slow_it={"NCCL_MAX_CTAS": "8"},
     ),

@@ -99,29 +99,29 @@ def encode_head(identity: PulseIdentity) -> bytes:
     """Return the first bytes of the file. Raises `ValueError` if they do not fit."""
     content = msgspec.json.encode(identity)
     if len(content) > HEAD_BYTES - HEAD.size:
-        raise ValueError("the names of the run are too long for a pulse")
+        raise ValueError("the names of the run are too long for a pulse file")
     return HEAD.pack(MAGIC, FORMAT, len(content)) + content
 
 
 def decode_identity(head: bytes) -> PulseIdentity:
     """Return the identity that these first `HEAD_BYTES` bytes of a pulse contain. Raises `NotAPulseError`."""
     if len(head) < HEAD_BYTES:
-        raise NotAPulseError("it is cut off")
+        raise NotAPulseError("it is truncated")
     magic, number, num_bytes = HEAD.unpack_from(head)
     if magic != MAGIC:
-        raise NotAPulseError("it is not a pulse")
+        raise NotAPulseError("it is not a pulse file")
     if number != FORMAT:
-        raise NotAPulseError(f"it has format {number}, and this ddpprof reads format {FORMAT}")
+        raise NotAPulseError(f"it has format {number}, but this version of ddpprof reads format {FORMAT}")
     try:
         return msgspec.json.decode(head[HEAD.size : HEAD.size + max(num_bytes, 0)], type=PulseIdentity)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotAPulseError(f"its head cannot be read: {error}") from error
+        raise NotAPulseError(f"its header cannot be read: {error}") from error
 
 
 def decode_state(content: bytes) -> PulseState:
     """Return the state from its `STATE.size` bytes. Raises `NotAPulseError`."""
     if len(content) < STATE.size:
-        raise NotAPulseError("it is cut off")
+        raise NotAPulseError("it is truncated")
     return PulseState(*STATE.unpack_from(content))
 
 
@@ -134,7 +134,7 @@ def decode_rows(columns: type[_Columns], content: bytes) -> _Columns:
 def decode(content: bytes) -> Pulse:
     """Return the pulse in a file, without rows that are being written. Raises `NotAPulseError`."""
     if len(content) < NUM_BYTES:
-        raise NotAPulseError("it is cut off")
+        raise NotAPulseError("it is truncated")
     identity = decode_identity(content[:HEAD_BYTES])
     state = decode_state(content[STATE_AT : STATE_AT + STATE_BYTES])
     return Pulse(

@@ -146,7 +146,10 @@ def _blame(odd: _Side, usual: _Side) -> OddRank:
     """Return the fault of the first rank on the odd side."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
-        said = f"it called {odd.call.name} with {odd.call.numel:,} values, but the others with {usual.call.numel:,}"
+        said = (
+            f"it called {odd.call.name} with {odd.call.numel:,} values, but the other ranks called it with "
+            f"{usual.call.numel:,}"
+        )
         return OddRank(blamed, _fault_of(blamed), said, Hint.OTHER_AMOUNT)
     is_explained = blamed.hint is not None or blamed.fault in (Fault.ENDED_EARLY, Fault.EVALUATES_ALONE)
     if is_explained or odd.fits == _NEW:
@@ -245,7 +248,7 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
     detail = (
         f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it skipped that call, or "
-        "the ranks disagree on how much data each rank sends to each other rank"
+        "the ranks disagree on how much data each rank sends to every other rank"
     )
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
 
@@ -262,7 +265,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
         return None
-    detail = "the backend aborted a rank because its collective met one of a different size"
+    detail = "the backend aborted a rank because its collective was matched with one of a different size"
     places_of = {one.place for one in table if one.place is not None}
     place = next(iter(places_of)) if len(places_of) == 1 else None
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)

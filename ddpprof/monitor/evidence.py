@@ -287,7 +287,7 @@ def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
 
 def _stacks_of(py_spy: str, one: RankEvidence) -> str:
     if not one.is_here:
-        return f"Rank {one.rank} runs on {one.identity.host}: also run this command there.\n"
+        return f"Rank {one.rank} runs on {one.identity.host}: run this command there as well.\n"
     if one.process is None:
         return f"The process of rank {one.rank} no longer exists.\n"
     command = [py_spy, "dump", "--nonblocking", "--full-filenames", "--pid", str(one.process.pid)]

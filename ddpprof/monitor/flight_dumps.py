@@ -63,7 +63,7 @@ class _PlainValues(pickle.Unpickler):
     """Unpickler that creates no objects: it never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and a dump may only contain plain values")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump may contain only plain values")
 
 
 def dumps_in(folder: Path) -> dict[int, Path]:
@@ -99,7 +99,7 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
         raise DdpprofError(f"{path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         why = " ".join(str(error).split())[:_MOST_CHARACTERS_OF_ERROR]
-        raise DdpprofError(f"{path} is not a dump of torch's flight recorder: {why}.") from error
+        raise DdpprofError(f"{path} is not a torch flight-recorder dump: {why}.") from error
 
 
 def _unpickled(content: bytes) -> Any:
@@ -173,7 +173,8 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
             blamed = next(rank for rank, called in ranks.items() if called[number].call == rarest)
             others = [rank for rank, called in ranks.items() if called[number].call == usual and rank != blamed]
             detail = (
-                f"its collective {number} is {ranks[blamed][number]}, but that of others is {ranks[others[0]][number]}"
+                f"its collective number {number} is {ranks[blamed][number]}, but on other ranks it is "
+                f"{ranks[others[0]][number]}"
             )
             return Verdict(Fault.OTHER_COLLECTIVE, rank=blamed, waiting=tuple(others), detail=detail)
     return None

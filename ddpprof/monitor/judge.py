@@ -120,8 +120,8 @@ def _of_skipped_pass(table: Table) -> Verdict | None:
         return None
     later = {1: "", 2: ", nor was a later one"}.get(found.num_passes, f", nor were {found.num_passes - 1:,} later ones")
     detail = (
-        f"Its forward in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has averaged "
-        "gradients of different batches"
+        f"Its forward pass in step {found.step:,} was not followed by a backward pass{later}. Since then, DDP has "
+        "averaged gradients from different batches"
     )
     return verdict_on(Fault.FEWER_PASSES, replace(blamed, detail=detail, hint=None), others)
 
@@ -144,7 +144,7 @@ def _of_extra_pass(table: Table) -> Verdict | None:
         return None
     blamed, other = pair
     passes, others_passes = blamed.evidence.state.num_passes, other.evidence.state.num_passes
-    detail = f"It has begun {passes:,}, and rank {other.rank} {others_passes:,}"
+    detail = f"It has begun {passes:,} backward passes, and rank {other.rank} has begun {others_passes:,}"
     told = replace(blamed, detail=detail, hint=Hint.EXTRA_PASS)
     return verdict_on(Fault.FEWER_PASSES, told, others_of(table, blamed))
 

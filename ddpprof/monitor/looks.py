@@ -131,7 +131,7 @@ class HangLook:
             return  # its ranks have ended
         with suppress(OSError):
             write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
-        self._say(f"the job goes on: step {self._hangs_at} is over")
+        self._say(f"the job continues: step {self._hangs_at} has ended")
         self._verdict = self._hangs_at = None
 
 
@@ -222,7 +222,7 @@ class SlowdownLook:
         shown = {one.first_step for one in self._watch.slowdowns}
         for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
             self._told[withdrawn] = 0.0
-            self._say(f"the steps from {withdrawn:,} on turned out to be within the normal range of this job")
+            self._say(f"the steps from {withdrawn:,} on turned out to be within this job's normal range")
         for chain in chains:
             last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
             told = 0.0 if step is None else self._told[step]
@@ -234,7 +234,7 @@ class SlowdownLook:
             elif told and last.last_step is not None:
                 self._told[step] = 0.0
                 if chain is chains[-1]:
-                    self._say(f"from step {last.last_step + 1:,} on, steps take as long as before")
+                    self._say(f"from step {last.last_step + 1:,} on, steps take as long as they did before")
             elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
                 self._say(slowdown_sentence(last, world_size))
                 self._told[step] = last.growth

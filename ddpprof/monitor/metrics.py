@@ -39,21 +39,22 @@ class MetricKind:
     """whether its value only increases"""
 
 
-STEPS = MetricKind("steps", "Training steps that the rank has finished", "{step}", is_counter=True)
-STEP_SECONDS = MetricKind("step_seconds", f"Length of the last {_STEPS} steps, by quantile", "s")
+STEPS = MetricKind("steps", "Number of training steps that the rank has finished", "{step}", is_counter=True)
+STEP_SECONDS = MetricKind("step_seconds", f"Duration of the last {_STEPS} steps, by quantile", "s")
 STEP_PART_SECONDS = MetricKind(
     "step_part_seconds",
-    f"Mean of the parts of the last {_STEPS} steps: own is a step without its waiting for other ranks",
+    f"Mean duration of each part of the last {_STEPS} steps; own is the step without the time spent waiting for other "
+    "ranks",
     "s",
 )
 STEP_AGE_SECONDS = MetricKind("step_age_seconds", "Time since the rank finished its last step", "s")
-UP = MetricKind("up", "1 while the rank trains and gives signs of life, else 0", "1")
+UP = MetricKind("up", "1 while the rank is training and its heartbeat is recent, else 0", "1")
 ACTIVITY = MetricKind(
     "activity",
     f"Current activity of the rank: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
     "1",
 )
-HANG = MetricKind("hang", "1 while the job hangs according to the last verdict on it, else 0", "1")
+HANG = MetricKind("hang", "1 if the last verdict says that the job hangs, else 0", "1")
 METRICS = (STEPS, STEP_SECONDS, STEP_PART_SECONDS, STEP_AGE_SECONDS, UP, ACTIVITY, HANG)
 
 

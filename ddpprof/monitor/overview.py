@@ -193,7 +193,7 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
     they_wait_longer_ns = waiting_ns - (slowest.wait_ns or 0)
     if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:
         return []
-    take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the others take", "wait")
+    take, wait = ("the other rank takes", "waits") if len(known) == 2 else ("the other ranks take", "wait")
     times = f"{own_ns / 1e6:.1f} ms of own time per step; {take} {usual_ns / 1e6:.1f} ms"
     return [f"rank {slowest.rank} is the slowest: {times}, and {wait} {waiting_ns / 1e6:.1f} ms in each step"]
 
@@ -263,7 +263,7 @@ def find_pulses(path: Path) -> Path:
     """
     refuse_starting(path)
     if path.is_file():
-        raise NotARun(f"{path} is a file. Give a run directory: the --out of ddpprof watch or trace.")
+        raise NotARun(f"{path} is a file. Give a run directory: the --out directory of ddpprof watch or trace.")
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
     if runs := rundir.repeated_runs_in(path):
@@ -271,11 +271,11 @@ def find_pulses(path: Path) -> Path:
     folders = [path, *(Path(str(folder)) for folder in rundir.attempts_in(path).values())]
     with_pulses = [folder for folder in folders if rundir.pulses_in(folder)]
     if not with_pulses and not rundir.is_run(path):
-        raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
+        raise NotARun(f"{path} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(
-            f"{path} has no pulse. Ranks start writing it after the skipped steps: try again while the job trains, "
-            f"or see: ddpprof report {path}"
+            f"{path} has no pulse file. Ranks start writing one after the skipped steps: try again while the job is "
+            f"training, or see: ddpprof report {path}"
         )
     return with_pulses[-1]
 
@@ -292,9 +292,9 @@ def look_at(directory: Path, now_ns: int) -> Overview:
         except DdpprofError as error:
             missing.append(str(error))
         except OSError as error:
-            missing.append(f"rank {rank}'s pulse cannot be read: {error.strerror}.")
+            missing.append(f"rank {rank}'s pulse file cannot be read: {error.strerror}.")
     if not heads:
-        why = missing[0] if missing else "its pulses are gone."
+        why = missing[0] if missing else "its pulse files no longer exist."
         raise DdpprofError(f"{directory}: {why} See what was recorded with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 

@@ -173,7 +173,7 @@ def _is_at_a_lock(one: RankEvidence) -> Position | None:
 def _is_in_own_code(one: RankEvidence) -> Position:
     wait = outside_wait(one)
     if one.wait is Wait.SLEEP and polls(one.stack) and not one.computes:
-        said = "it polls for something, and sleeps in between"
+        said = "it polls for something and sleeps between polls"
         return Position(one, None, Fault.OWN_CODE, said, Hint.WAITS_OUTSIDE)
     if one.computes or wait is None:
         return Position(one, None, Fault.OWN_CODE, _error_in_flight(one) or ("it computes" if one.computes else None))
@@ -268,11 +268,11 @@ def is_in_engine(stack: Sequence[Frame]) -> bool:
 
 
 _AT_EXIT = {
-    "_finalize_join": "a multiprocessing.Queue still contains items that the process has put into it",
+    "_finalize_join": "a multiprocessing.Queue still contains items that the process put into it",
     "_python_exit": "a concurrent.futures executor still has work",
-    "_shutdown_workers": "the workers of a DataLoader do not exit",
+    "_shutdown_workers": "the DataLoader's workers do not exit",
     "_shutdown": "a non-daemon thread is still running",
-    "_exit_function": "code that was registered to run at exit does not return",
+    "_exit_function": "a function registered to run at exit does not return",
 }
 """Python functions that run at the exit of a process, and why each of them may not return"""
 
@@ -334,7 +334,7 @@ def loop_left(stack: Sequence[Frame]) -> str | None:
         if loops:
             left = max(loops, key=lambda one: (one.last, -one.first))
             ways = ", ".join(f"{frame.file}:{line}" for line in left.exits[:_MOST_EXITS])
-            return f"its loop can be left at {ways}" if ways else None
+            return f"its loop can be exited early at {ways}" if ways else None
     return None
 
 

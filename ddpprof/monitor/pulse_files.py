@@ -147,7 +147,7 @@ def _last_memory_bytes(file: int, state: PulseState) -> int | None:
     row = layout.SAMPLES.row
     content = os.pread(file, row.size, layout.SAMPLES.place(state.num_samples - 1))
     if len(content) != row.size:
-        raise NotAPulseError("it is cut off")
+        raise NotAPulseError("it is truncated")
     num_bytes = PulseSamples(*row.unpack(content)).memory_bytes
     return int(num_bytes) if num_bytes >= 0 else None
 
@@ -157,7 +157,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
     until = max(first, state.num_steps)
     content = b"".join(os.pread(file, end - begin, begin) for begin, end in layout.STEPS.spans(first, until))
     if len(content) != (until - first) * layout.STEPS.row.size:
-        raise NotAPulseError("it is cut off")
+        raise NotAPulseError("it is truncated")
     steps = layout.decode_rows(PulseSteps, content)
     return rows_of(steps, steps.number == np.arange(first, until))
 

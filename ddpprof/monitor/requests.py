@@ -60,7 +60,7 @@ def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
         if not part:
             return
         if len(received) > _MOST_BYTES:
-            raise _no_answer(directory, "sent an answer that does not end")
+            raise _no_answer(directory, "sent an answer that is too long")
 
 
 def _no_answer(directory: Path, why: str) -> DdpprofError:
@@ -86,7 +86,7 @@ def _connect(directory: Path) -> socket.socket:
         else:
             why = (
                 f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and be past "
-                "its first steps. Run this command on the machine of the lowest rank that trains."
+                "its first steps. Run this command on the machine of the lowest training rank."
             )
         raise DdpprofError(why) from error
     return job

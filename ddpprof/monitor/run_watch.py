@@ -68,7 +68,7 @@ class RunWatch:
         try:
             self._look_until_the_end()
         except Exception as error:  # noqa: BLE001 (the job continues, whatever happens to its watcher)
-            self._say(f"no longer watches the job: {error}")
+            self._say(f"stopped watching the job: {error}")
 
     def _look_until_the_end(self) -> None:
         first_s, time_of_day_s = _now_s() + _FIRST_LOOK_S, _time_of_day_s()

@@ -117,7 +117,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
     if fault is not Fault.OTHER_COLLECTIVE or one is None:
         return said
     values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"
-    return f"it called {one.name} ({values}) more often than in any of the steps before; then {said}"
+    return f"it called {one.name} ({values}) more often than in any earlier step; then {said}"
 
 
 def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
@@ -133,9 +133,9 @@ def _call(position: Position) -> str | None:
     if position.waits_in_reducer or (
         position.waits_in is None and position.evidence.state.activity == Activity.BACKWARD
     ):
-        return "the all-reduce of DDP's gradients"
+        return "DDP's gradient all-reduce"
     if is_of_ddp(position.waits_in):
-        return "the broadcast of DDP's buffers"
+        return "DDP's buffer broadcast"
     name = position.waits_in or (None if record is None else record.ended_in)
     if name == WORK_WAIT:
         return position.calls[-1].name if position.calls else "an asynchronous collective"

@@ -43,7 +43,7 @@ class Selection:
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
     """Select the ranks with these numbers (``None``: all), at most `sample`. Raises `DdpprofError` if none is left."""
     if ranks is not None and any(one.rank is None for one in files):
-        raise DdpprofError("--only-ranks chooses among the ranks of a run or a folder, but this is one trace.")
+        raise DdpprofError("--only-ranks selects ranks of a run or a folder, but this is a single trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]
     there = Numbers.of(one.rank for one in files if one.rank is not None)
     if files and not wanted:
@@ -56,7 +56,7 @@ def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int 
         wanted = _sampled(wanted, late, sample)
     if len(wanted) == len(files):
         return Selection(tuple(files), notes=notes)
-    how = "" if sample is None else f"; {_named(late)} in the light record" if late else ", evenly chosen"
+    how = "" if sample is None else f"; {_named(late)} in the light record" if late else ", evenly spaced"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
     note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as requested{how}"
     return Selection(tuple(wanted), left_out, (note, *notes))
@@ -201,8 +201,8 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
         if not cache.is_kept or len(ranks) < 2 or not num_new:
             raise
         raise KeyboardInterrupt(
-            f"interrupted. {num_new} of {len(ranks)} ranks were newly read and are kept; the same command continues "
-            "from there."
+            f"interrupted. {num_new} of {len(ranks)} ranks were newly read and are kept. Run the same command again to "
+            "continue from there."
         ) from interrupt
 
 

@@ -69,7 +69,7 @@ class Cache:
         except OSError as error:
             why = error.strerror or error
             raise DdpprofError(
-                f"cannot write {self.folder}: {why}. Make room, or try --no-cache, which writes to $TMPDIR"
+                f"cannot write {self.folder}: {why}. Free some space, or try --no-cache, which writes to $TMPDIR"
             ) from error
 
     def tidy(self) -> None:

@@ -62,7 +62,7 @@ def run_on_cluster(
         raise
     except Exception as error:
         raise DdpprofError(
-            f"lost the Dask scheduler at {address} ({type(error).__name__}). What was read is kept."
+            f"lost the Dask scheduler at {address} ({type(error).__name__}). What has been read is kept."
         ) from error
     finally:
         client.close(timeout=_CLOSE_S)
@@ -74,15 +74,19 @@ def _await_workers(client: Client, address: str) -> None:
         client.wait_for_workers(1, timeout=_WORKERS_COME_S)
     except TimeoutError as error:
         raise DdpprofError(
-            f"no worker has connected to the Dask scheduler at {address} in {_WORKERS_COME_S} s."
+            f"no worker connected to the Dask scheduler at {address} within {_WORKERS_COME_S} s."
         ) from error
     try:
         versions = set(client.run(code_version).values())
     except Exception as error:
         why = str(error).partition("\n")[0]
-        raise DdpprofError(f"the Dask workers of {address} lack this ddpprof ({why}). Install it there.") from error
+        raise DdpprofError(
+            f"the Dask workers of {address} do not have this version of ddpprof ({why}). Install it there."
+        ) from error
     if versions - {code_version()}:
-        raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
+        raise DdpprofError(
+            f"the Dask workers of {address} have another version of ddpprof. Install the same version there."
+        )
 
 
 def _connected(address: str) -> Client:
@@ -111,14 +115,14 @@ def _checked(text: str) -> str:
         try:
             address = msgspec.json.decode(Path(text).read_bytes(), type=_SchedulerFile).address
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise DdpprofError(f"{text} is not a scheduler file of Dask: {error}.") from error
+            raise DdpprofError(f"{text} is not a Dask scheduler file: {error}.") from error
     try:
         parts = urlsplit(address)
         where = (parts.hostname, parts.port)
     except ValueError:
         where = (None, None)
     if where[0] is None or where[1] is None or "://" not in address:
-        raise DdpprofError(f"{address} is not an address of a Dask scheduler; write, for example, tcp://10.0.0.1:8786")
+        raise DdpprofError(f"{address} is not the address of a Dask scheduler; write, for example, tcp://10.0.0.1:8786")
     try:
         socket.create_connection((where[0], where[1]), _CONNECT_S).close()
     except OSError as error:
@@ -146,7 +150,7 @@ def _keep(
         except (DdpprofError, CancelledError):  # the client cancels all its requests when it loses the scheduler
             raise
         except KilledWorker:
-            failed[index] = "the workers that read it were killed repeatedly: too little memory?"
+            failed[index] = "the workers that read it were killed repeatedly, possibly because they ran out of memory"
         except Exception as error:
             if client.status != "running":
                 raise
@@ -168,7 +172,8 @@ def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[F
             with_workers = time.monotonic()
         elif time.monotonic() > with_workers + _WORKERS_COME_S:
             raise DdpprofError(
-                f"all workers of the Dask scheduler have been gone for {_WORKERS_COME_S} s. What was read is kept."
+                f"all workers of the Dask scheduler have been disconnected for {_WORKERS_COME_S} s. What has been read "
+                "is kept."
             )
         if not done:
             time.sleep(_LOOK_EVERY_S)

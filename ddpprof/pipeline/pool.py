@@ -88,8 +88,11 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
     return failed
 
 
-_KILLED = "the process that read it was killed: too little memory? Try again with --jobs 1 on a larger machine"
-_NO_MEMORY = "too little memory: try again with --jobs 1 on a larger machine"
+_KILLED = (
+    "the process that read it was killed, possibly because it ran out of memory. Try again with --jobs 1 on a "
+    "machine with more memory"
+)
+_NO_MEMORY = "too little memory: try again with --jobs 1 on a machine with more memory"
 
 
 def _run_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:

@@ -58,7 +58,7 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
         faster = replace(faster, taken=link.taken.scaled(1 - _TAKEN_ERROR, 1 - _TAKEN_ERROR))
     links = [slower, faster]
     if not network.is_benched and network.most_bytes < _ONE_SIZE * network.least_bytes:
-        reasons.append("the run's buckets all have about the same size, which does not separate latency from bandwidth")
+        reasons.append("the run's buckets all have about the same size, so latency cannot be told apart from bandwidth")
         links.append(_with_most_latency(network, link, setting))
     return Doubts(tuple(links), tuple(reasons))
 
@@ -78,14 +78,16 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
     if beyond > _BEYOND:
         error += _RATE_ERROR_PER_DOUBLING * log2(beyond)
         reasons.append(
-            "some buckets are smaller or larger than those that measured the network, "
-            f"{_megabytes(network.least_bytes)} to {_megabytes(network.most_bytes)} MB"
+            "some buckets are outside the range of sizes for which the network was measured "
+            f"({_megabytes(network.least_bytes)} to {_megabytes(network.most_bytes)} MB)"
         )
     if setting.world_size is not None and setting.world_size != network.world_size:
         error += _RATE_ERROR_PER_DOUBLING * abs(log2(setting.world_size / network.world_size))
-        reasons.append(f"{setting.world_size} ranks, but the network was measured among {network.world_size}")
+        reasons.append(f"{setting.world_size} ranks, but the network was measured with {network.world_size}")
         if not network.is_benched and setting.latency_ns is None:
-            reasons.append("a run does not show how latency grows with ranks: give --latency or --network")
+            reasons.append(
+                "a run does not show how latency grows with the number of ranks: give --latency or --network"
+            )
     if setting.bytes_per_s is not None and link.alone.ns_per_byte:
         error += _RATE_ERROR_PER_DOUBLING / 2 * abs(log2(link.alone.ns_per_byte / network.link.alone.ns_per_byte))
         reasons.append("the bandwidth is given rather than measured")
@@ -345,11 +347,13 @@ def _link(network: Network, setting: Setting, backend: str) -> Link:
 def _guesses(one: PassProfile, setting: Setting) -> list[str]:
     guesses = []
     if setting.batch_scale != 1:
-        guesses.append("computation is assumed to grow with the batch")
+        guesses.append("computation time is assumed to grow with the batch size")
     if setting.compression is not None and one.copied_ns_per_byte:
-        guesses.append("the hook's computation is estimated from the time of DDP's own copies")
+        guesses.append("the hook's computation time is estimated from DDP's own copies")
     elif setting.compression is not None:
-        guesses.append("the hook's computation is left out, since the run does not show how fast gradients are copied")
+        guesses.append(
+            "the hook's computation time is left out, because the run does not show how fast gradients are copied"
+        )
     if setting.compression is not None and not one.training.knows_parameters:
-        guesses.append("gradients are assumed to have 32 bits, because traces do not contain their type")
+        guesses.append("gradients are assumed to be 32-bit, because traces do not contain their dtype")
     return guesses

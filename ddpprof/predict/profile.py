@@ -112,7 +112,7 @@ class Profile:
         Everything else is as measured on all ranks. Raises `DdpprofError` if it has other gradients.
         """
         if _num_gradients(ranks) != _num_gradients(self):
-            raise DdpprofError("without that rank, the traces do not show the same gradients.")
+            raise DdpprofError("the traces of the other ranks show a different number of gradients.")
         pairs = zip(self.passes, ranks.passes, strict=True)
         return replace(self, passes=tuple(replace(own, computed=other.computed) for own, other in pairs))
 
@@ -149,7 +149,7 @@ def profile_of(
     num_passes = sum(one.num_reduced for one in kinds)
     num_bytes = sum(one.num_reduced * one.training.gradient_bytes for one in kinds)
     if not num_bytes:
-        raise DdpprofError("the run's gradients have no bytes, so there is nothing to replay.")
+        raise DdpprofError("the run's gradients are empty, so there is nothing to replay.")
     copied = None if copied_ns is None else copied_ns / num_bytes
     passes = []
     for one in kinds:

@@ -359,13 +359,13 @@ class Captures:
             time.sleep(_LOOK_S)
         if posted is None or int(posted) == _CANCELLED:
             ready = board.num_signed(f"ready-{number}")
-            yield CaptureAnswer(refused=f"{ready} of {world_size} ranks answered, so no rank is profiled.")
+            yield CaptureAnswer(refused=f"only {ready} of {world_size} ranks answered, so no rank is profiled.")
             return
         yield CaptureAnswer(number=number, first_step=int(posted))
         deadline = time.monotonic() + _WRITE_S
         while (done := board.num_signed(f"done-{number}")) < world_size:
             if time.monotonic() > deadline:
-                yield CaptureAnswer(refused=f"{done} of {world_size} ranks wrote their steps in time.")
+                yield CaptureAnswer(refused=f"only {done} of {world_size} ranks wrote their steps in time.")
                 return
             time.sleep(_LOOK_S)
         folder = self._directory / rundir.capture_directory(number)

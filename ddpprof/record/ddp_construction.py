@@ -106,8 +106,8 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
     parameters, expect_sparse = ddp._build_params_for_reducer()
     if len(parameters) != len(ddp.reducer.get_backward_stats()):
         raise DdpprofError(
-            "the script has frozen or unfrozen parameters since it constructed DDP, so that their gradients cannot be "
-            "told apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
+            "the script has frozen or unfrozen parameters since it constructed DDP, so ddpprof cannot tell their "
+            "gradients apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
         )
     return ReducerParameters(_names(ddp, parameters), parameters, expect_sparse)
 
@@ -154,8 +154,8 @@ _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
 """maximum number of parameters of a model that is described; more could take megabytes of the store"""
 _BY_PLACE = (
-    "DDP matches parameters by position, not by name, so parameters get the values and gradients of others. "
-    "Build the model in the same order, and with the same types, on every rank."
+    "DDP matches parameters by position, not by name, so parameters receive the values and gradients of other "
+    "parameters. Build the model in the same order, and with the same types, on every rank."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
 """DDP's attributes that determine which collectives a step has, as far as this torch version has them"""
@@ -210,7 +210,7 @@ class ModelComparison:
             _say_difference(
                 ddp,
                 "DDP's arguments differ from those on",
-                f", which can hang the training: {clauses(found, _MOST_SAID)}.",
+                f", which can make training hang: {clauses(found, _MOST_SAID)}.",
             )
 
     def _module(self) -> Any:
@@ -395,12 +395,14 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
-                raise RuntimeError(f"ddpprof cannot disable DDP: the script passes {name}")
+                raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name}")
         original(*given.args, **given.kwargs)
         if settings.loader:
             _change_loaders(settings.loader)
         if settings.ddp_blocks and self._use_python_reducer:
-            raise RuntimeError("ddpprof cannot alternate with a compiled DDP. Use: ddpprof overhead --apart")
+            raise RuntimeError(
+                "ddpprof cannot alternate blocks of steps with a compiled DDP. Use: ddpprof overhead --apart"
+            )
         if settings.without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
                 hook.remove()

@@ -362,7 +362,7 @@ class JobRank:
         agreement = Agreement(store, self.world_size, dist.get_process_group_ranks(group))
         if not agreement.is_possible():
             raise DdpprofError(
-                "the ranks cannot agree on what to record: the job's store does not keep values, as with MPI."
+                "the ranks cannot agree on what to record: the job's store does not keep values (MPI, for example)."
             )
         self._join(agreement)
 
@@ -374,7 +374,7 @@ class JobRank:
         """
         if not is_first_rank():
             self.rank = int(rank_given() or 0)
-            raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
+            raise DdpprofError("each of the launcher's processes trains independently: only the first one is recorded.")
         self.alone = True
         self._join(Agreement(dist.HashStore(), 1, (0,)))
 

@@ -343,7 +343,7 @@ def _why_netbench_failed(said: str, code: int) -> str:
     """Return the first problem in the output of the ranks and torchrun."""
     for rank, exit_code in _ENDED_RANKS.findall(said):
         if int(exit_code) < 0 and -int(exit_code) != signal.SIGTERM:  # torchrun ends the others with SIGTERM
-            return f"rank {rank} was ended by {signal.Signals(-int(exit_code)).name}."
+            return f"rank {rank} was terminated by {signal.Signals(-int(exit_code)).name}."
     own = _OWN_WORDS.search(said)
     if own is not None:
         return own.group(1)

@@ -191,7 +191,7 @@ def _place(environment: Mapping[str, str]) -> _LaunchedRank:
     for rank, size, local in launchers:
         if rank in environment and size in environment:
             return _LaunchedRank(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
-    raise CannotRecord("the launcher does not give the number of ranks: set RANK and WORLD_SIZE.")
+    raise CannotRecord("the launcher does not set the number of ranks: set RANK and WORLD_SIZE.")
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
             "MASTER_ADDR and MASTER_PORT are not set. Set them to the first rank's host and a free port there."
         )
     if world_size < 2:
-        raise CannotRecord("a single rank has no other rank to communicate with: start two or more.")
+        raise CannotRecord("a single rank has no other rank to communicate with: start at least two ranks.")
     try:
         dist.init_process_group(
             backend,
@@ -224,8 +224,8 @@ def _in_one_line(error: Exception) -> str:
     refused = backends.refusal_of_shared_gpu(str(error))
     if refused is not None:
         return (
-            f"two ranks have the same GPU, which NCCL refuses ({refused}): start no more ranks on a host than it "
-            "has GPUs, or use --backend gloo"
+            f"two ranks use the same GPU, which NCCL does not support ({refused}): start at most one rank per GPU on "
+            "each host, or use --backend gloo"
         )
     return str(error).strip().partition("\n")[0] or type(error).__name__
 

@@ -97,9 +97,11 @@ class Bounds:
         if self._began is None:
             return None
         if time.monotonic() - self._began > self._most_s:
-            return f"they took more than {self._most_s:g} s (--most-seconds)"
+            return f"the profiled steps took more than {self._most_s:g} s (--most-seconds)"
         if (resident_bytes() or 0) - self._bytes_at_begin > self._most_bytes:
-            return f"the process grew by more than {self._most_bytes >> 20} MiB in them (--most-memory)"
+            return (
+                f"the process grew by more than {self._most_bytes >> 20} MiB during the profiled steps (--most-memory)"
+            )
         return None
 
     def _step_is_unusual(self) -> bool:

@@ -132,7 +132,7 @@ class PulseKeeper:
         rows.make()
         if rows.problem is not None and not self._told_of_rows:
             self._told_of_rows = True
-            self._warn(f"no longer records how long steps take: {rows.problem}. Training goes on.")
+            self._warn(f"stopped recording how long steps take: {rows.problem}. Training goes on.")
 
     def _do_also(self, also: Callable[[], None]) -> None:
         try:
@@ -140,7 +140,7 @@ class PulseKeeper:
         except Exception as error:  # the job's store may no longer exist, or the disk may be full; the pulse continues
             self.each_round = None
             if not isinstance(error, RuntimeError):
-                self._warn(f"no longer accepts requests: {error}. Training goes on.")
+                self._warn(f"stopped accepting requests: {error}. Training goes on.")
 
     def close(self, process_exits: bool = False) -> bool:
         """Copy the rest, and end. Return False if a disk that does not respond prevents this.
@@ -272,7 +272,9 @@ class PulseKeeper:
             self._copy_changes()
         except OSError as error:
             self._copies = False
-            self._warn(f"no longer copies what ranks do into the run directory: {error.strerror}. Training goes on.")
+            self._warn(
+                f"stopped copying the state of ranks into the run directory: {error.strerror}. Training goes on."
+            )
 
     def _copy_changes(self) -> None:
         self._make_rows()

@@ -133,7 +133,7 @@ def keep_part(
     deadline = time.monotonic() + _PATIENCE_S
     while (there := _run_in(directory)) != run_id:
         if there is not None and time.monotonic() > deadline:
-            raise RunExists(f"{directory} holds an earlier run on this host. Remove it, or choose another --out.")
+            raise RunExists(f"{directory} contains an earlier run on this host. Remove it, or choose another --out.")
         if time.monotonic() > deadline:
             own_files.make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
@@ -157,8 +157,8 @@ def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     return (
-        f"{host} cannot see the folder of rank {leader}, so the files of its ranks stay here. On rank {leader}'s "
-        f"host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+        f"{host} cannot access the run directory of rank {leader}, so the files of its own ranks stay on it. On rank "
+        f"{leader}'s host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 
 
@@ -188,7 +188,7 @@ def _write(directory: Path, about: RunFile) -> None:
 def refuse_earlier_run(directory: Path, force: bool) -> None:
     """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
     if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
-        raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
+        raise RunExists(f"{directory} contains an earlier run. Choose another --out, or replace it with --force.")
 
 
 def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
@@ -197,4 +197,4 @@ def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
     if first is None or first.created_unix_s is None or launched_unix_s is None:
         return
     if first.created_unix_s >= launched_unix_s:
-        raise RunExists(f"the command trains more than one job: only the first is recorded, in {directory}.")
+        raise RunExists(f"the command starts more than one training job: only the first is recorded, in {directory}.")

@@ -158,7 +158,7 @@ class Session(Listener):
     def attach_alone(self) -> None:
         """Begin with `nn.DataParallel`, whose whole job is one process."""
         if self._settings.baseline_steps or self._settings.alone_steps:
-            raise DdpprofError("--baseline-steps needs DistributedDataParallel, but this is DataParallel.")
+            raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
@@ -214,7 +214,7 @@ class Session(Listener):
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.job.warn_for_all(f"does not record what ranks do after the recorded steps: {why}. Training goes on.")
+            self.job.warn_for_all(f"cannot record what ranks do after the recorded steps: {why}. Training goes on.")
 
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
@@ -274,7 +274,7 @@ class Session(Listener):
             self.window.cut_short("the script starts a profiler of its own")
         if profiler.running:  # in steps that are worthless without ddpprof's
             profiler.stop()
-            raise DdpprofError("the script started its own profiler in the profiled steps")
+            raise DdpprofError("the script started its own profiler during the profiled steps")
 
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
@@ -306,7 +306,7 @@ class Session(Listener):
         if self._settings.trial and (self.window.step or self._closed):
             return "this is a trial"
         if self.baseline.has_begun:
-            return "the steps since the profiled ones were without gradient communication"
+            return "the steps after the profiled ones ran without gradient communication"
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
@@ -388,11 +388,11 @@ class Session(Listener):
 
     def _too_short(self) -> str:
         num_steps, num_skipped, num_replays = self.window.step, self.window.num_skipped, self.graphs.num_replays
-        took = f"the training took {num_steps} step{'s' if num_steps != 1 else ''}"
+        took = f"training ran for {num_steps} step{'s' if num_steps != 1 else ''}"
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
         options = options_for(num_steps, self.notes.device.is_accelerator)
-        instead = "let it take more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
+        instead = "make it run more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:

@@ -99,7 +99,7 @@ _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
 """number of steps by which the host may be ahead of an accelerator when the profiler stops"""
 _STUCK = "the accelerator did not become idle after the profiled steps"
-_FAILED = "the job failed in the profiled steps, and a failed job does not wait for its accelerator"
+_FAILED = "the job failed during the profiled steps, and a failed job does not wait for its accelerator"
 
 
 class Window:
@@ -206,7 +206,7 @@ class Window:
         if mode in _PROFILED and self._no_trace is None:
             self._no_trace = self._bounds.exceeded()
             if self._no_trace is not None:
-                self._job.warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
+                self._job.warn_for_all(f"profiling stops after {self.step} steps: {self._no_trace}")
         if mode in _PROFILED and self._no_trace is not None:
             return StepMode.SKIP
         return mode
@@ -217,16 +217,16 @@ class Window:
         Raises `DdpprofError` if the recording needs gradient communication.
         """
         if self._settings.baseline_steps:
-            raise DdpprofError("--baseline-steps needs steps with gradient communication, and the script has none.")
+            raise DdpprofError("--baseline-steps needs steps with gradient communication, but the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
-            self._job.warn_for_all("the job continues as in the script, because DDP does not keep its ranks in step")
+            self._job.warn_for_all("the job continues as the script says, because DDP does not keep its ranks in step")
 
     def cut_short(self, why: str) -> None:
         """Stop profiling within a step, between two operators."""
         if self.mode in _PROFILED and self.profiler.running:
             self._no_trace, self.mode = why, StepMode.SKIP
-            self._job.warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
+            self._job.warn_for_all(f"profiling stops after {self.step} steps: {why}")
             self._end_profiling()
 
     def _agree(self) -> None:
@@ -239,7 +239,7 @@ class Window:
             self._notes.device.comes_to_rest(self._patience_s)
             if self._job.agreement.vetoed():
                 self.profiler.stop()
-                self.do_without_profiler("the profiler does not start on every rank")
+                self.do_without_profiler("the profiler did not start on every rank")
         if self._settings.trial or not self._ends_job:
             return
         if self.step == self._schedule.common_end - 1:
@@ -249,7 +249,7 @@ class Window:
             if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._job.warn_for_all("some ranks no longer record, so the job continues as in the script")
+                self._job.warn_for_all("some ranks no longer record, so the job continues as the script says")
 
     @property
     def _patience_s(self) -> float:
@@ -272,7 +272,7 @@ class Window:
             self.profiler.prepare()
         except RuntimeError as error:
             self._job.agreement.veto()
-            self.do_without_profiler(f"the profiler does not start ({error})")
+            self.do_without_profiler(f"the profiler did not start ({error})")
 
     def _warn_of_memory(self) -> None:
         num_parameters = sum(module.num_parameters for module in self._notes.modules)
@@ -280,13 +280,13 @@ class Window:
         num_bytes = num_parameters * num_steps * _BYTES_OF_A_PARAMETER
         if num_bytes > _MUCH_BYTES:
             self._job.warn_for_all(
-                f"{num_steps} profiled steps of {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} GB "
-                "of memory in each rank. Use --steps 1 for less, or --no-profiler for almost none"
+                f"profiling {num_steps} steps with {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} "
+                "GB of memory on each rank. Use --steps 1 to use less, or --no-profiler to use almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:
         self._no_trace = why
-        self._job.warn_for_all(f"{why}: recording without it")
+        self._job.warn_for_all(f"{why}: recording without the profiler")
         self._schedule.without_profiler()
         self.mode = self._schedule.mode(self.step)
 

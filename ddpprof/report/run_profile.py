@@ -261,7 +261,7 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
     bench, of_run = benches.to_train_on, benches.of_run
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
-            f"--run-network was measured among {of_run.world_size} ranks, but the run has {training.world_size}."
+            f"--run-network was measured with {of_run.world_size} ranks, but the run has {training.world_size}."
         )
     if of_run is not None:
         return of_run, None if bench is None or _is_same(bench, of_run) else bench
@@ -280,7 +280,7 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
             )
         if bench.world_size != training.world_size:
             raise DdpprofError(
-                f"--network was measured among {bench.world_size} ranks, but the run, whose own network is unknown, "
+                f"--network was measured with {bench.world_size} ranks, but the run, whose own network is unknown, "
                 f"has {training.world_size}."
             )
         return bench, None

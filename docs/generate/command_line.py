@@ -30,7 +30,7 @@ def command_line_page() -> str:
 
 _ENDING = """## All commands
 
-- `--world-readable` lets other users of this machine read the files that ddpprof writes, subject to your umask.
+- `--world-readable` lets other users on this machine read the files that ddpprof writes, subject to your umask.
 - `ddpprof --version` prints the version, `ddpprof --help` all commands with an example of each.
 
 | exit code | meaning |

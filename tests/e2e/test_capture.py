@@ -82,7 +82,7 @@ def test_nobody_takes_requests(ddpprof: Run, tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("ddpprof: the job in run is over.")
     assert ddpprof("capture", "nothing").stderr == (
-        "ddpprof: nothing is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
+        "ddpprof: nothing is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.\n"
     )
 
 

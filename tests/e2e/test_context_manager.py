@@ -168,7 +168,7 @@ def test_an_earlier_run_is_kept_and_training_goes_on(write: Write, tmp_path: Pat
     assert "ddpprof" not in outside_checkout(done.stdout)
     said = [line for line in outside_checkout(done.stderr).splitlines() if "ddpprof" in line]
     assert len(said) == 1
-    assert "holds an earlier run" in said[0]
+    assert "contains an earlier run" in said[0]
     assert "raining goes on" in said[0]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
     assert (tmp_path / "run" / "run.json").read_text() == "{}"

@@ -31,7 +31,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
     assert said[0] == (
         "The job hangs at step 60: rank 1 calls a collective that the other ranks do not call; it called barrier, "
-        "and rank 0 called the all-reduce of DDP's gradients."
+        "and rank 0 called DDP's gradient all-reduce."
     )
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")
@@ -41,7 +41,9 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     stacks = (tmp_path / "run" / "hang-stacks.txt").read_text()
     assert "Rank 0, process " in stacks
     assert f"barrier ({FAULTS}:{line_of('barrier')})" in stacks[stacks.index("Rank 1, process ") :]
-    assert said[7] == "the run is in run. See it with: ddpprof report run; why it hung: ddpprof diagnose run"
+    assert (
+        said[7] == "the run is in run. See it with: ddpprof report run. Find out why it hung with: ddpprof diagnose run"
+    )
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[0] == "The job has ended."
     assert afterwards[1] == said[0].replace("hangs", "hung").replace(": ", ". ddpprof found at that time: ", 1)
@@ -129,7 +131,7 @@ def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(dd
         wait_until(lambda: is_training(run, 20), "the training to begin")
         well = ddpprof("diagnose", "run")
         assert (well.returncode, well.stdout) == (0, "")
-        assert well.stderr.startswith("ddpprof: the job trains, at step ")
+        assert well.stderr.startswith("ddpprof: the job is training, at step ")
         assert ddpprof("diagnose", "run", "--format", "json").stdout == "null\n"
         stopped = pulses(run)[0].identity.pid
         os.kill(stopped, signal.SIGSTOP)
@@ -173,7 +175,7 @@ def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *on_ranks(2, *script("torchrun_plain.py"))))
     well = ddpprof("diagnose", "run")
     assert (well.returncode, well.stdout) == (0, "")
-    assert well.stderr == "ddpprof: the training has ended successfully. See the whole run with: ddpprof report run\n"
+    assert well.stderr == "ddpprof: training ended successfully. See the whole run with: ddpprof report run\n"
     over = ddpprof("capture", "run")
     assert (over.returncode, over.stdout) == (2, "")
     assert over.stderr == "ddpprof: the job in run has ended. See the whole run with: ddpprof report run\n"
@@ -181,4 +183,4 @@ def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "rank-1.pulse").unlink()
     unknown = ddpprof("diagnose", "run")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "has no pulse of any rank" in unknown.stderr
+    assert "has no pulse file from any rank" in unknown.stderr

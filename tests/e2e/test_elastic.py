@@ -95,7 +95,7 @@ if attempt == 0:
     )
     done = start(*TORCHRUN, "--standalone", "--nproc-per-node=1", "--max-restarts=1", "train.py", **FRESH_STORE)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("holds an earlier run") == 2, "the second block of a process is no attempt"
+    assert done.stderr.count("contains an earlier run") == 2, "the second block of a process is no attempt"
     assert [attempt["restarts"] for attempt in report("run")["attempts"]] == [0, 1]
 
 

@@ -42,7 +42,10 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=600)
     kept = entries()
-    said = f"{len(kept)} of {NUM_RANKS} ranks were newly read and are kept; the same command continues from there."
+    said = (
+        f"{len(kept)} of {NUM_RANKS} ranks were newly read and are kept. Run the same command again to continue "
+        "from there."
+    )
     assert (process.returncode, out, err) == (130, "", f"ddpprof: interrupted. {said}\n")
     wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
     assert 2 <= len(kept) < NUM_RANKS
@@ -67,7 +70,7 @@ def test_chosen_ranks_on_the_command_line(ddpprof: Run, fleet: Path) -> None:
     shown = ddpprof("report", fleet, "--only-ranks", "0-3,20").stdout
     assert f"only 5 of {NUM_RANKS} ranks were read, as requested" in shown
     assert (
-        f"only 4 of {NUM_RANKS} ranks were read, as requested, evenly chosen"
+        f"only 4 of {NUM_RANKS} ranks were read, as requested, evenly spaced"
         in ddpprof("report", fleet, "--sample", "4").stdout
     )
 
@@ -133,7 +136,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ddpprof: no Dask scheduler answers at tcp://127.0.0.1:9: ")
     assert done.stderr.count("\n") == 1
-    assert "nonsense://x is not an address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
+    assert "nonsense://x is not the address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
 
 
 def report_with_peaks(traces: Path, cwd: Path) -> tuple[str, int, int]:

@@ -84,10 +84,10 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
     ("options", "said"),
     [
         (["--nproc-per-node", "2", "--backend", "smoke"], "this torch has no backend smoke; it has gloo"),
-        (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with: start two or more."),
+        (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with: start at least two ranks."),
         (
             ["--nproc-per-node", "many"],
-            "argument --nproc-per-node/--nproc_per_node/--nproc: many is not a number of ranks",
+            "argument --nproc-per-node/--nproc_per_node/--nproc: many is neither a number of ranks",
         ),
     ],
 )
@@ -116,4 +116,4 @@ def test_a_rank_that_dies_and_nobody_else_can_reach_the_ranks(tmp_path: Path) ->
         *_, rank_1 = (one for one in children(job.pid) if Path(f"/proc/{one}/comm").read_text() != "cat\n")
         os.kill(rank_1, signal.SIGKILL)  # and not the child that only shows whether a signal was sent to the group
         _, said = job.communicate(timeout=600)
-    assert (job.returncode, said) == (2, "ddpprof: rank 1 was ended by SIGKILL.\n")
+    assert (job.returncode, said) == (2, "ddpprof: rank 1 was terminated by SIGKILL.\n")

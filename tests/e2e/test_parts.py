@@ -13,8 +13,8 @@ from private_disks import ON_A_DISK_OF_ITS_OWN, own_words
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SAID = (
-    "ddpprof: rank 1: node1 cannot see the folder of rank 0, so the files of its ranks stay here. On rank 0's host: "
-    "rsync -a node1:{run}/ {run}-node1/ && ddpprof report {run} {run}-node1"
+    "ddpprof: rank 1: node1 cannot access the run directory of rank 0, so the files of its own ranks stay on it. "
+    "On rank 0's host, run: rsync -a node1:{run}/ {run}-node1/ && ddpprof report {run} {run}-node1"
 )
 
 

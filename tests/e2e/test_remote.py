@@ -125,7 +125,7 @@ def test_reports_are_written_to_s3(s3: Run, store: ObjectStore) -> None:
 
 @pytest.mark.long
 def test_what_is_wrong_with_s3_is_said_in_one_line(s3: Run, store: ObjectStore) -> None:
-    nothing_there = "does not exist. Give a run directory, a folder of torch.profiler's traces, or one trace."
+    nothing_there = "does not exist. Give a run directory, a folder of torch.profiler traces, or one trace."
     assert one_line(s3("report", "s3://bucket/none")) == f"ddpprof: s3://bucket/none {nothing_there}"
     assert one_line(s3("report", "s3://no-bucket/none")) == f"ddpprof: s3://no-bucket/none {nothing_there}"
     done = s3("report", "s3://bucket/runs/convnet", "--out", "s3://no-bucket/report.json")
@@ -161,7 +161,7 @@ def test_a_driver_that_is_missing_is_named(scheme: str, package: str, ddpprof: R
 
 
 def test_an_unknown_scheme_is_refused(ddpprof: Run) -> None:
-    assert "s4:// is not a scheme that fsspec knows" in one_line(ddpprof("report", "s4://bucket/run"))
+    assert "fsspec does not support s4://" in one_line(ddpprof("report", "s4://bucket/run"))
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ def test_what_is_wrong_over_sftp_is_said_in_one_line(
     run = f"{ssh.address}{tmp_path}/convnet"
     with_key = {**alone, "FSSPEC_SFTP_KEY_FILENAME": str(ssh.key)}
     said = one_line(ddpprof("report", run, **alone))
-    assert said.startswith(f"ddpprof: {run}: the server refuses the credentials (")
+    assert said.startswith(f"ddpprof: {run}: the server rejected the credentials (")
     assert "ssh agent" in said
     user, _, host = ssh.address.removeprefix("sftp://").partition("@")
     said = one_line(ddpprof("report", f"sftp://{user}:geheim@{host}{tmp_path}/convnet", **alone))
-    assert said.startswith(f"ddpprof: {run}: the server refuses the credentials (")
+    assert said.startswith(f"ddpprof: {run}: the server rejected the credentials (")
     assert "geheim" not in said
     assert "does not exist" in one_line(ddpprof("report", f"{run}-none", **with_key))
     said = one_line(ddpprof("report", run, "--out", f"{run}-none/page.html", **with_key))

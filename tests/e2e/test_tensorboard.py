@@ -80,7 +80,7 @@ def test_where_tensorboard_ends_early_its_last_words_are_said(tmp_path: Path, dd
         done = ddpprof("tensorboard", GLOO_2, "--no-plugin", "--logdir", "others", "--port", port)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("ddpprof: TensorBoard ended by itself, with exit code ")
+    assert line.startswith("ddpprof: TensorBoard ended unexpectedly with exit code ")
     assert port in line
 
 

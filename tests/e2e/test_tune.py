@@ -119,7 +119,7 @@ for _ in range(100000):
 def test_one_rank_has_nothing_to_tune(ddpprof: Run) -> None:
     ended = ddpprof("tune", *QUICK, "--out", "t", *TRAINING)
     assert ended.returncode == 2
-    assert "the job has one rank, which sends nothing. Use more: ddpprof tune --nproc 2" in ended.stderr
+    assert "the job has only one rank, so it has no gradient communication. Use more ranks: ddpprof" in ended.stderr
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def refuse(handler: WebHandler) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [(hang_up, "the connection was lost ("), (refuse, "the server answers 503 Service Unavailable")],
+    [(hang_up, "the connection was lost ("), (refuse, "the server answered 503 Service Unavailable")],
     ids=["hangs-up", "503"],
 )
 def test_a_trace_that_does_not_come_is_missing_and_the_rest_is_reported(
@@ -115,6 +115,6 @@ def test_what_is_wrong_with_a_web_server_is_said_in_one_line(
     with web_server(tmp_path) as address:
         assert "does not exist" in one_line(ddpprof("report", f"{address}/none", **alone))
         said = one_line(ddpprof("report", f"{address}/convnet", "--out", f"{address}/x.json", **alone))
-        assert said.startswith(f"ddpprof: cannot write {address}/x.json: the server answers 501 ")
+        assert said.startswith(f"ddpprof: cannot write {address}/x.json: the server answered 501 ")
     said = one_line(ddpprof("report", f"{address}/convnet", **alone))
     assert said.startswith(f"ddpprof: {address}/convnet: the server cannot be reached (")

@@ -149,7 +149,7 @@ def test_a_second_job_into_one_folder_is_refused_before_it_starts(
     with own_files.reserved(tmp_path / "run"):
         assert main([command, "--out", str(tmp_path / "run"), str(script)]) == 2
     said = capsys.readouterr().err
-    assert f"another ddpprof, process {os.getpid()}, is recording into {tmp_path / 'run'}" in said
+    assert f"another ddpprof process ({os.getpid()}) is recording into {tmp_path / 'run'}" in said
     assert "The job was not started." in said
 
 

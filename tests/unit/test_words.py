@@ -18,7 +18,7 @@ def test_ranks(ranks: Sequence[int], words: str) -> None:
 
 
 def test_parameters_that_are_not_averaged() -> None:
-    assert trained_apart(["a"]) == "it has been trained since, each rank its own copy of it"
+    assert trained_apart(["a"]) == "each rank has since trained its own copy of it"
     assert not_averaged(["a"]) == (
         "DDP does not average the gradients of 1 parameter that was frozen when DDP was constructed: a"
     )

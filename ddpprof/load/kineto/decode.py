@@ -117,7 +117,7 @@ class Batches:
 def _refuse_long(text: bytearray, limits: Limits) -> None:
     if len(text) > limits.keys_bytes:
         raise UnreadableError(
-            f"holds {limits.keys_bytes // 10**6} MB without a single event: it is not a profiler trace"
+            f"contains {limits.keys_bytes // 10**6} MB without a single event: it is not a profiler trace"
         )
 
 

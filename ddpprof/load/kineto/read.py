@@ -78,10 +78,10 @@ def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
         except HelperLostError:
             header, columns = _read(path, limits, num_processes=1)
     if not columns.num_events:
-        raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
+        raise BadTrace(f"{path} contains no events: nothing was profiled. {_ADVICE}")
     if not len(columns.start_ns) and not columns.num_launches:
         raise BadTrace(
-            f"{path} holds {columns.num_events} events, but no op, kernel or step of torch.profiler. {_ADVICE}"
+            f"{path} contains {columns.num_events} events, but no ops, kernels or steps from torch.profiler. {_ADVICE}"
         )
     return header, columns
 
@@ -135,16 +135,16 @@ def _told_as_bad_trace(path: Location) -> Iterator[None]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadTrace(f"{path} {_explain(error)}. {_ADVICE}") from error
     except TimeOutOfRangeError as error:
-        raise BadTrace(f"{path} contains an impossible time. {_ADVICE}") from error
+        raise BadTrace(f"{path} contains an invalid time. {_ADVICE}") from error
 
 
 def _explain(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "is not a trace: it is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
-        return f"has content that no trace has: {error}"
+        return f"has content that does not belong in a trace: {error}"
     if "truncated" in str(error):
-        return "is cut off: the JSON ends in the middle"
+        return "is truncated: the JSON ends in the middle"
     return f"is not valid JSON ({error})"
 
 

@@ -108,12 +108,12 @@ def _steps(file: TraceRows) -> tuple[list[Step], list[str]]:
     if not len(forwards):
         forwards = file.marked(Mark.DATA_PARALLEL)
     if not len(forwards):
-        return [], ["the trace has no steps: neither ProfilerStep marks nor a DistributedDataParallel.forward"]
+        return [], ["the trace has no steps: neither ProfilerStep marks nor calls of DistributedDataParallel.forward"]
     threads, counts = np.unique(file.lane[forwards], return_counts=True)
     on_training_thread = forwards[file.lane[forwards] == threads[np.argmax(counts)]]
     optimizers = file.marked(Mark.OPTIMIZER)
     steps = steps_from_forwards(file.start_ns[on_training_thread], file.start_ns[optimizers], file.last_ns)
-    return steps, ["the trace has no ProfilerStep marks: steps are counted from one forward to the next"]
+    return steps, ["the trace has no ProfilerStep marks: each step lasts from one forward pass to the next"]
 
 
 def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
@@ -126,14 +126,17 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
     origins = [_origin(file, queued, steps, phases) for queued in (compute, talk, copies)]
     notes = []
     if not any(queued.is_known.any() for queued in (compute, talk, copies)):
-        notes.append("the trace does not say what launched its kernels: they count for the step in which they run")
+        notes.append(
+            "the trace does not say what launched its kernels: each kernel is assigned to the step in which it runs"
+        )
         origins = [
             replace(origin, step=steps.at(file.start_ns[queued.rows]))
             for origin, queued in zip(origins, (compute, talk, copies), strict=True)
         ]
     elif len(talk.rows) and not talk.is_known.any():
         notes.append(
-            "the trace does not say what launched its communication: it counts for the step of the work begun before it"
+            "the trace does not say what launched its communication: each collective is assigned to the step of the "
+            "last work that began before it"
         )
         origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))
     collectives = _collectives(file, talk.rows, origins[1], _asking(file, talk))
@@ -336,14 +339,14 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
     num_open = int(np.count_nonzero(collectives.end_ns == file.window_end_ns))
     if not num_open:
         return []
-    return [f"{num_open} collective(s) still ran when the profiler stopped: their ends in the trace are too late"]
+    return [
+        f"{num_open} collective(s) were still running when the profiler stopped: their ends in the trace are too late"
+    ]
 
 
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
-        return [
-            f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices distinguishes them"
-        ]
+        return [f"the rank's kernels ran on {file.num_devices} accelerators; only the devices table distinguishes them"]
     if on_device or not (header.has_device or file.num_launches):
         return []
-    return ["the trace names an accelerator but contains none of its work: all times are host times"]
+    return ["the trace names an accelerator but contains no work on it: all times are host times"]

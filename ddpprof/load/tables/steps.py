@@ -145,9 +145,9 @@ def _end(trace: Trace) -> int:
 
 def _objection(before: Trace, trace: Trace) -> str | None:
     if before.device != trace.device or before.world_size != trace.world_size:
-        return "is of another job"
+        return "is from another job"
     if _begin(trace) < _end(before):
-        return "overlaps it in time"
+        return "overlaps with it in time"
     repeated = {step.number for step in before.steps} & {step.number for step in trace.steps}
     return f"also has step {min(repeated)}" if repeated else None
 

@@ -51,7 +51,9 @@ def test_a_redirect_to_this_machine_is_refused() -> None:
     with server("127.0.0.1") as inside, server("127.0.0.2", f"{inside}/secret") as outside:
         for look in (lambda: location(f"{outside}/file").stat(), lambda: location(f"{outside}/file").read_bytes()):
             with pytest.raises(
-                RemoteError, match=r"redirects to 127\.0\.0\.1, which is further inside the network than the server"
+                RemoteError,
+                match=r"redirects to 127\.0\.0\.1, which is on a more private network than the server "
+                "itself",
             ):
                 look()
 

@@ -83,11 +83,11 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "not-a-run": (["report", str(tmp_path / "empty")], "is not a run"),
         "newer-format": (["report", str(tmp_path / "newer")], "newer ddpprof"),
         "bad-trace": (["report", str(tmp_path / "bad.json")], "bad.json"),
-        "cut-off": (["report", str(tmp_path / "cut.json.gz")], "is cut off"),
+        "cut-off": (["report", str(tmp_path / "cut.json.gz")], "is truncated"),
         "endless-name": (["report", "x" * 5000], "File name too long"),
         "endless-name-to-draw": (["timeline", "x" * 5000], "File name too long"),
         "endless-name-to-serve": (["tensorboard", "x" * 5000], "File name too long"),
-        "ranks-of-one-trace": (["report", good, "--only-ranks", "5"], "--only-ranks chooses among the ranks of a run"),
+        "ranks-of-one-trace": (["report", good, "--only-ranks", "5"], "--only-ranks selects ranks of a run"),
         "steps-of-times": (["report", str(tmp_path / "t.csv"), "--only-steps", "5"], "--only-steps needs a run"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
@@ -101,7 +101,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "not-a-number": (["trace", "--steps", "many", "x.py"], "many is not a whole number"),
         "no-steps": (["trace", "--steps", "0", "x.py"], "must be at least 1"),
         "negative": (["trace", "--warmup", "-1", "x.py"], "must not be negative"),
-        "no-such-term": (["explain", "expsed"], "no term is called 'expsed'. Did you mean exposed?"),
+        "no-such-term": (["explain", "expsed"], "there is no term 'expsed'. Did you mean exposed?"),
         "no-such-shell": (["completion", "csh2"], "invalid choice: 'csh2'"),
         "no-list-of-numbers": (
             ["timeline", good, "--only-steps", "1-"],
@@ -110,7 +110,10 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "no-such-step": (["timeline", good, "--only-steps", "7"], "only steps 1-1 of ranks 0-0"),
         "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is not a duration; write, for example, 10us"),
         "backwards": (["timeline", good, "--only-ranks", "3-1"], "3-1 ends before it begins"),
-        "torchrun-twice": (["trace", "--nnodes", "2", "--", "torchrun", "x.py"], "go to torchrun itself"),
+        "torchrun-twice": (
+            ["trace", "--nnodes", "2", "--", "torchrun", "x.py"],
+            "pass these options to torchrun itself",
+        ),
     }
 
 
@@ -228,7 +231,7 @@ def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
     made = json.loads(output()[0])
     assert len(made["ranks"]) == 6
     assert [text.partition("a job of ")[2] for text in made["missing"] if "a job of" in text] == [
-        f"{size}, but the others are from a job of 128" for size in ("1 rank", "2 ranks", "8 ranks", "300 ranks")
+        f"{size}, but the other traces are from a job of 128" for size in ("1 rank", "2 ranks", "8 ranks", "300 ranks")
     ]
     assert any("horovod" in text for text in made["missing"])
 
@@ -248,5 +251,5 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, outpu
     assert main(["report", str(path)]) == 2
     text, error = output()
     assert text == ""
-    assert "no op, kernel or step of torch.profiler" in error
+    assert "no ops, kernels or steps from torch.profiler" in error
     assert error.count("\n") == 1

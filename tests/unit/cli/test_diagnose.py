@@ -30,11 +30,11 @@ def end(run: Path, *ends: Ended) -> None:
 @pytest.mark.parametrize(
     ("ends", "says"),
     [
-        pytest.param((Ended.FINISHED, Ended.FINISHED), "the training has ended successfully", id="well"),
-        pytest.param((Ended.FINISHED, Ended.INTERRUPTED), "the training was interrupted", id="interrupted"),
+        pytest.param((Ended.FINISHED, Ended.FINISHED), "training ended successfully", id="well"),
+        pytest.param((Ended.FINISHED, Ended.INTERRUPTED), "training was interrupted", id="interrupted"),
         pytest.param(
             (Ended.UNWATCHED, Ended.FINISHED),
-            "ddpprof stopped watching, while the training went on",
+            "ddpprof stopped watching while training continued",
             id="unwatched",
         ),
     ],
@@ -74,7 +74,7 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     end(run, Ended.INTERRUPTED, Ended.FAILED)  # the second rank lost the first one
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
     assert main(["diagnose", str(run)]) == 0
-    said = f"ddpprof: the training was interrupted. See the whole run with: ddpprof report {run}\n"
+    said = f"ddpprof: training was interrupted. See the whole run with: ddpprof report {run}\n"
     assert capsys.readouterr().err == said
 
 
@@ -94,13 +94,13 @@ def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[s
     attempt.mkdir()
     (attempt / "run.json").write_text("{}")
     assert main(["diagnose", str(run)]) == 0
-    said = "ddpprof: the job was started again, and no rank of the new attempt is training yet.\n"
+    said = "ddpprof: the job was restarted, and no rank of the new attempt is training yet.\n"
     assert capsys.readouterr().err == said
     (run / "exits.jsonl").write_text('{"exit_code": 1, "is_job": true}\n')
     assert main(["diagnose", str(run)]) == 2, "it failed before any rank trained"
     end(attempt, Ended.FINISHED)
     assert main(["diagnose", str(run)]) == 0
-    assert "the training has ended successfully" in capsys.readouterr().err
+    assert "training ended successfully" in capsys.readouterr().err
 
 
 def test_the_end_of_a_launcher_is_not_that_of_another_hosts_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_what_is_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
     absent = tmp_path / "absent"
     assert main([command, str(absent)]) == 2
     assert capsys.readouterr().err == (
-        f"ddpprof: {absent} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
+        f"ddpprof: {absent} is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.\n"
     )
 
 
@@ -154,7 +154,7 @@ def test_a_job_that_ended_well_after_a_slow_last_checkpoint(run: Path, capsys: p
     write_verdict(run, Verdict(Fault.STORAGE, rank=0, step=60))
     (run / "exits.jsonl").write_text('{"exit_code": 0, "is_job": true}\n')
     assert main(["diagnose", str(run)]) == 0
-    assert "the training has ended successfully" in capsys.readouterr().err
+    assert "training ended successfully" in capsys.readouterr().err
     for end_of_job in ('"exit_code": 1', '"exit_code": -2, "interrupted": true'):
         (run / "exits.jsonl").write_text(f'{{"is_job": true, {end_of_job}}}\n')
         assert main(["diagnose", str(run)]) == 1

@@ -23,9 +23,9 @@ Capsys = pytest.CaptureFixture[str]
     [
         (["tarce", "train.py"], "there is no command tarce. Did you mean trace? List all commands with"),
         (["train.py", "--lr", "1"], "train.py is not a command. To trace it: ddpprof trace train.py --lr 1"),
-        (["trace", "--nproc-per-node", "zero", "train.py"], "zero is not a number of ranks, such as 2, or gpu"),
-        (["watch", "--nproc", "0", "train.py"], "0 is not a number of ranks"),
-        (["netbench", "--nproc=-1"], "-1 is not a number of ranks"),
+        (["trace", "--nproc-per-node", "zero", "train.py"], "zero is neither a number of ranks, such as 2, nor gpu"),
+        (["watch", "--nproc", "0", "train.py"], "0 is neither a number of ranks"),
+        (["netbench", "--nproc=-1"], "-1 is neither a number of ranks"),
         (["tune", "--nproc-per-node", "zero", "train.py"], "zero is not a whole number"),
         (["scale", "--nproc_per_node", "1,x", "train.py"], "x is not a whole number"),
         (

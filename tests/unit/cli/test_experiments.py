@@ -50,7 +50,7 @@ def test_where_an_experiments_command_begins(arguments: str, own: str, command: 
         pytest.param(
             "scale",
             ["--no-weak", "--nproc=4", "--strong=--b=8"],
-            ["--b=8 in all, without DDP, 1 process", "--b=8 in all, 4 processes"],
+            ["--b=8 in total, without DDP, 1 process", "--b=8 in total, 4 processes"],
             id="strong",
         ),
         pytest.param(
@@ -111,6 +111,6 @@ def test_a_tuning_is_resumed_by_its_own_command(tmp_path: Path, capsys: pytest.C
     write_plan(tmp_path, replace(PLAN, kind=ExperimentKind.TUNE))
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"ddpprof: {tmp_path} was made by ddpprof tune. Continue it with: ddpprof tune --resume {tmp_path}\n"
+        f"ddpprof: {tmp_path} was created by ddpprof tune. Continue it with: ddpprof tune --resume {tmp_path}\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]

@@ -94,7 +94,7 @@ Root Cause (first observed failure):
     [
         pytest.param(
             "ddpprof: rank 0 of 2, gloo: Connection closed by peer" + _SUMMARY.format(one=-signal.SIGKILL, root=2),
-            "rank 1 was ended by SIGKILL.",
+            "rank 1 was terminated by SIGKILL.",
             id="killed",
         ),
         pytest.param(

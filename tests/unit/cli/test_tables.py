@@ -75,7 +75,7 @@ def test_a_table_of_times_has_no_such_tables(tmp_path: Path, capsys: pytest.Capt
     table = tmp_path / "times.csv"
     table.write_text("batch,ddp\n8,0.1\n16,0.2\n32,0.4\n")
     said = said_by(capsys, "report", table, "--out", f"{tmp_path}/")
-    assert said == f"ddpprof: tables are those of one run, but {table} is a table of times.\n"
+    assert said == f"ddpprof: tables can be written for one run only, but {table} is a table of times.\n"
 
 
 def test_a_table_of_times_has_no_sections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

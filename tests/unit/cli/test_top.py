@@ -47,7 +47,7 @@ def test_one_view_of_a_run_in_which_a_rank_failed_names_diagnose(
         write_pulse(tmp_path, rank, [MadeStep()] * 10, ended=ended, ended_ns=BEGIN_NS + 2 * SECOND)
     assert main(["top", str(tmp_path), "--once"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"All ranks have ended, and some failed. See why with: ddpprof diagnose {tmp_path}"
+    assert last == f"All ranks have ended, and some failed. Find out why with: ddpprof diagnose {tmp_path}"
 
 
 def test_a_job_that_goes_on_unwatched_has_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,16 +81,16 @@ def test_one_view_of_a_job_that_hangs_has_the_verdict(
         pytest.param(Path("no/such/run"), "ddpprof: no/such/run does not exist. Record a run with: ", id="absent"),
         pytest.param(
             SAMPLE / "run.json",
-            "run.json is a file. Give a run directory: the --out of ddpprof watch or trace.",
+            "run.json is a file. Give a run directory: the --out directory of ddpprof watch or trace.",
             id="a-file",
         ),
         pytest.param(
             TRACES,
-            "is not a run: it has no run.json. Give the --out of ddpprof watch or trace.",
+            "is not a run: it has no run.json. Give the --out directory of ddpprof watch or trace.",
             id="traces",
             marks=pytest.mark.skipif(not TRACES.is_dir(), reason="the traces of others are missing"),
         ),
-        pytest.param(SAMPLE, "has no pulse. ", id="an-older-run"),
+        pytest.param(SAMPLE, "has no pulse file. ", id="an-older-run"),
     ],
 )
 def test_what_has_no_pulse_gets_one_line(path: Path, says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,13 +65,15 @@ def test_whether_torchrun_starts_all_ranks(options: str, expected: bool) -> None
 
 
 def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -> None:
-    assert "no DistributedDataParallel module was trained in train.py, or" in nothing_recorded([tmp_path], "train.py")
+    assert "train.py trained no DistributedDataParallel module, or" in nothing_recorded([tmp_path], "train.py")
     (tmp_path / RUN_FILE).write_text("{}")
-    assert "module finished more steps than are skipped" in nothing_recorded([tmp_path], "train.py")
-    assert "nothing was recorded: the job failed before" in nothing_recorded([tmp_path], "train.py", failed=True)
+    assert "module trained for longer than the first steps" in nothing_recorded([tmp_path], "train.py")
+    assert "nothing was recorded: the job failed during its first steps" in nothing_recorded(
+        [tmp_path], "train.py", failed=True
+    )
     assert "before it trained a Dist" in nothing_recorded([tmp_path / "none"], "train.py", failed=True)
     elsewhere = nothing_recorded([tmp_path / "none"], "train.py", is_one_node=False)
-    assert "into the folder that was given with --out on the node of rank 0" in elsewhere
+    assert "can access the --out directory of rank 0's node" in elsewhere
 
 
 @pytest.mark.parametrize(

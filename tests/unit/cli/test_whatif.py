@@ -115,7 +115,7 @@ def test_a_network_on_which_all_sizes_take_equally_long_is_declined(
 ) -> None:
     flat = bench(tmp_path / "flat.json", 0.0, latency_ns=50_000)
     assert main(["whatif", RUN, "--no-cache", "--network", flat]) == 2
-    assert "flat.json does not show how times grow with sizes: measure at least three" in capsys.readouterr().err
+    assert "flat.json does not show how times grow with message size: measure at least three" in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_utf_8_is_replaced_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_one_run_of_each_tells_what_noise_cannot_do() -> None:
 def test_runs_of_another_job_among_them_are_named() -> None:
     other = with_idle(1000, job=replace(report().job, world_size=4))
     found = compare(RunSet((with_idle(1000), other)), RunSet((with_idle(1000),)))
-    assert "A: its runs are not from the same job: they differ in ranks" in found.missing
+    assert "A: its runs are not runs of the same job: they differ in ranks" in found.missing
 
 
 def test_kernels_that_not_all_runs_have_slower_are_no_change() -> None:
@@ -200,7 +200,7 @@ def test_slower_kernels_stand_by_the_time_that_they_cost() -> None:
         ("copy", 320 * US), ("gemm", 200 * US), ("faster", -40 * US),
     ]  # fmt: skip
     assert unmatched == (
-        "kernels of one run only, by name, launch shape and input shapes: "
+        "kernels in only one of the runs, by name, launch shape and input shapes: "
         "1 only in A (0.02 ms per step), 1 only in B (0.03 ms per step)"
     )
 
@@ -247,13 +247,17 @@ SINGLE = compare_runs(with_idle(1000, 1010, 990, 1005), with_idle(6000, 6010, 59
         pytest.param(SLOWER, "exposed>1s", GateResult.PASSED, "exposed changed by +0.00 ms", id="not-plausible"),
         pytest.param(NOISY, "step>1%", GateResult.UNKNOWN, "step changed by +1.00 ms, +1.6% (between", id="noise"),
         pytest.param(
-            SINGLE, "step>5%", GateResult.UNKNOWN, "one run on each side cannot tell whether that is noise", id="single"
+            SINGLE,
+            "step>5%",
+            GateResult.UNKNOWN,
+            "one run on each side is too few to tell whether that is noise",
+            id="single",
         ),
         pytest.param(
             compare_runs(light_report(), light_report()),
             "exposed>1ms",
             GateResult.FAILED,
-            "exposed is not in both",
+            "exposed was not measured in both",
             id="absent",
         ),
     ],
@@ -268,7 +272,7 @@ def test_a_gate(comparison: Comparison, condition: str, outcome: GateResult, bec
 def test_a_limit_below_the_noise_says_that_runs_would_not_help() -> None:
     (verdict,) = judge(NOISY, parse_conditions("step>0.1%"))
     assert (verdict.outcome, verdict.runs_needed) == (GateResult.UNKNOWN, MOST_RUNS + 1)
-    assert verdict.because.endswith("600 runs on each side would not be enough: the runs differ too much")
+    assert verdict.because.endswith("even 600 runs on each side would not be enough, because the runs vary too much")
 
 
 def test_every_condition_is_judged_and_the_worst_counts() -> None:
@@ -302,14 +306,14 @@ def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
     plain = report()
     module = replace(plain.job.modules[0], comm_hook="fp16_compress_hook")
     hooked = replace(plain, job=replace(plain.job, modules=(module,)))
-    said = "its runs are not from the same job: they differ in comm hook"
+    said = "its runs are not runs of the same job: they differ in comm hook"
     for runs_of_one_side in ((plain, hooked), (hooked, plain)):
         assert said in RunSet(runs_of_one_side).missing
 
 
 @pytest.mark.parametrize("sides", [([], report()), (report(), [])])
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
-    with pytest.raises(DdpprofError, match="give one or more of each"):
+    with pytest.raises(DdpprofError, match="give at least one report of each job"):
         compare_reports(*sides)
 
 

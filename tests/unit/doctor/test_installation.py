@@ -48,7 +48,7 @@ def test_what_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     (found,) = installation.check_versions(HERE)
-    assert "msgspec is absent" in str(found.found)
+    assert "msgspec is not installed" in str(found.found)
     assert "plotly" not in str(found.found)
 
 

@@ -44,7 +44,7 @@ LOST = "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.
         pytest.param(LOST, LOST.removeprefix("[rank0]: ").strip(), id="only-a-lost-peer"),
         pytest.param(THREADS + TORCHRUN, "rank 1 ended with exit code 1, and printed nothing", id="os._exit"),
         pytest.param(TORCHRUN.replace(": 1)", ": -9)"),
-                     "rank 1 was ended by signal 9, and printed nothing", id="killed"),
+                     "rank 1 was terminated by signal 9, and printed nothing", id="killed"),
         pytest.param(THREADS, "it printed nothing", id="torchrun-alone"),
         pytest.param("", "it printed nothing", id="nothing"),
     ],

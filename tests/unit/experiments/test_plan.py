@@ -62,10 +62,10 @@ def test_shares_add_up_over_the_processes() -> None:
     ("text", "complaint"),
     [
         pytest.param(None, "is not an experiment", id="absent"),
-        pytest.param("{", "is not ddpprof's", id="cut-off"),
-        pytest.param(json.dumps({"format": 1}), "is not ddpprof's", id="without-a-plan"),
+        pytest.param("{", "was not written by ddpprof", id="cut-off"),
+        pytest.param(json.dumps({"format": 1}), "was not written by ddpprof", id="without-a-plan"),
         pytest.param(json.dumps({"format": 2}), "newer ddpprof", id="newer"),
-        pytest.param("[1]", "is not ddpprof's", id="no-object"),
+        pytest.param("[1]", "was not written by ddpprof", id="no-object"),
         pytest.param(json.dumps(PLAIN | {"variants": [{"nproc": 0}]}), "processes in it is out of", id="no-process"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_trial_gives_its_blocks_and_the_parts_of_its_profiled_steps() -> None:
 
 def test_a_trial_without_timed_steps_says_so() -> None:
     made = trial_result(Trial(0, 0), tables.run(Rank(0, None, tables.record(steps=[recorded(mode="light")]))))
-    assert made.problem == "the training ended before a step was timed"
+    assert made.problem == "training ended before any step was timed"
 
 
 def test_a_variant_whose_training_ended_early_is_named() -> None:
@@ -168,11 +168,11 @@ def test_a_variant_whose_training_ended_early_is_named() -> None:
     results = [result(0, 0, (5,) * 20, num_steps=20), result(1, 0, (5,) * 3, num_steps=3)]
     report = build_experiment(experiment, results)
     assert report is not None
-    assert report.missing == ("a=2, 1 process: only 3 of 20 steps were timed before the training ended",)
+    assert report.missing == ("a=2, 1 process: only 3 of 20 steps were timed before training ended",)
     blocks = planned(ExperimentKind.OVERHEAD, Variant(1, ddp_blocks=4), rounds=1)
     report = build_experiment(blocks, [result(0, 0, (5,), (5,), without_ddp_ns=((4,),))])
     assert report is not None
-    assert report.missing == ("1 process: only 1 of 4 pairs of blocks were timed before the training ended",)
+    assert report.missing == ("1 process: only 1 of 4 pairs of blocks were timed before training ended",)
 
 
 def test_as_many_processes_as_the_script_started() -> None:

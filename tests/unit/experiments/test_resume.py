@@ -63,7 +63,7 @@ def test_the_same_experiment_of_another_user_is_not_gone_on_with(theirs: Path, t
 
 
 def test_one_process_at_a_time_works_on_an_experiment(tmp_path: Path) -> None:
-    refused = pytest.raises(CannotRecord, match=f"process {os.getpid()} of ")
+    refused = pytest.raises(CannotRecord, match=f"process {os.getpid()} on ")
     with working_on(tmp_path), refused, working_on(tmp_path):
         pytest.fail("two of them")
     with working_on(tmp_path):

@@ -218,7 +218,7 @@ def test_a_network_that_was_measured_is_the_job_s_own() -> None:
 
 
 def test_a_network_among_other_ranks_is_refused() -> None:
-    with pytest.raises(DdpprofError, match="--network was measured among 8 ranks, but the job has 2"):
+    with pytest.raises(DdpprofError, match="--network was measured with 8 ranks, but the job has 2"):
         shortlisted(known(), network(world_size=8), 4, allow_lossy=False)
 
 

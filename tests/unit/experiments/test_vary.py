@@ -40,11 +40,9 @@ def test_an_argument_of_ddp_is_replaced(choice: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [
-        pytest.param(
-            "bucket_cap_mb=1,abc", "bucket_cap_mb=abc is not possible: give a number of MiB, or None", id="text"
-        ),
-        pytest.param("bucket_cap_mb=True", "give a number of MiB, or None", id="bool-as-number"),
-        pytest.param("bucket_cap_mb_list=[1,x]", "give numbers of MiB in brackets", id="list"),
+        pytest.param("bucket_cap_mb=1,abc", "bucket_cap_mb=abc is not valid: give a size in MiB, or None", id="text"),
+        pytest.param("bucket_cap_mb=True", "give a size in MiB, or None", id="bool-as-number"),
+        pytest.param("bucket_cap_mb_list=[1,x]", "give a list of sizes in MiB, in brackets", id="list"),
         pytest.param("static_graph=false", "give True or False", id="bool-in-lower-case"),
     ],
 )
@@ -105,12 +103,12 @@ def test_settings_hold_for_all_and_stand_in_no_label() -> None:
 
 def test_a_shared_total_is_divided() -> None:
     variant = shared_by(Variant(4), "--batch-size=256", SCRIPT)
-    assert (variant.words, variant.label) == (("--batch-size=64",), "--batch-size=256 in all")
+    assert (variant.words, variant.label) == (("--batch-size=64",), "--batch-size=256 in total")
 
 
 @pytest.mark.parametrize("setting", ["--batch-size=255", "--batch-size=a", "--batch-size=8,16"])
 def test_what_cannot_be_shared_is_a_mistake(setting: str) -> None:
-    with pytest.raises(DdpprofError, match="cannot be shared by 4 processes"):
+    with pytest.raises(DdpprofError, match="cannot be divided evenly among 4 processes"):
         shared_by(Variant(4), setting, SCRIPT)
 
 
@@ -126,5 +124,5 @@ def test_the_listed_arguments_are_ddps() -> None:
 
 
 def test_a_misspelt_argument_of_ddp_is_no_argument_of_the_script() -> None:
-    with pytest.raises(DdpprofError, match="no argument bucket_cap; is it bucket_cap_mb"):
+    with pytest.raises(DdpprofError, match=r"no argument bucket_cap\. Did you mean bucket_cap_mb"):
         vary(ONE, ["bucket_cap=1,25"], SCRIPT)

@@ -206,7 +206,7 @@ class HttpResponseError(Exception):
         (HttpResponseError(404, "No.\nContent: <?xml"), "there is no such file, folder or bucket"),
         (
             HfHubHTTPError(401, "Not you. For more information check: x"),
-            "the server refuses the credentials (Not you):",
+            "the server rejected the credentials (Not you):",
         ),
         (unknown_to_the_hub(), "there is no such repository, or it is private: "),
         (ConnectError("[Errno 111] Connection refused"), "the server cannot be reached ([Errno 111] Connection"),

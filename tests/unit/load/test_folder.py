@@ -56,7 +56,7 @@ def test_a_process_id_is_not_a_rank(tmp_path: Path) -> None:
     (tmp_path / "host_48213.json").write_text(trace_text())
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0]
-    assert loaded.missing == ("host_48213.json does not contain its rank: rank 0 is assumed",)
+    assert loaded.missing == ("the file name host_48213.json does not contain a rank: rank 0 is assumed",)
 
 
 def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
     for name in ("b", "a", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ("run.json" if name != "notes" else "x.json")).write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=rf"is not a run but holds runs: a, b\. Give one of them: {tmp_path / 'a'}$"):
+    with pytest.raises(NotARun, match=rf"is not a run but contains runs: a, b\. Give one of them: {tmp_path / 'a'}$"):
         load_run(tmp_path)
     for number in range(20):
         (tmp_path / f"c{number:02}").mkdir()
         (tmp_path / f"c{number:02}" / "run.json").write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=r"holds runs: a, b, c00, c01, c02, c03, c04, c05 and more\. Give"):
+    with pytest.raises(NotARun, match=r"contains runs: a, b, c00, c01, c02, c03, c04, c05 and more\. Give"):
         load_run(tmp_path)
 
 
@@ -141,8 +141,8 @@ def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Pa
     loaded = load_run(tmp_path)
     assert [rank.rank for rank in loaded.ranks] == [0, 1, 3]
     assert loaded.missing == (
-        "left out: f.json: from a job of 1 rank, but the others are from a job of 4",
-        "left out: a.json, b.json: from a job of 2 ranks, but the others are from a job of 4",
+        "left out: f.json: from a job of 1 rank, but the other traces are from a job of 4",
+        "left out: a.json, b.json: from a job of 2 ranks, but the other traces are from a job of 4",
         "rank 2 of 4 left no trace",
     )
 
@@ -150,5 +150,5 @@ def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Pa
 def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"trace{number}.json").touch()
-    with pytest.raises(NotARun, match=r"holds 4 files that may be traces.* --max-files 4"):
+    with pytest.raises(NotARun, match=r"contains 4 files that may be traces.* --max-files 4"):
         find_ranks(tmp_path, Limits(files=3))

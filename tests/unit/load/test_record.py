@@ -183,7 +183,7 @@ def test_unreadable_facts_are_an_error(tmp_path: Path, facts: Any, message: str)
 @pytest.mark.parametrize("bucket", [[], [1, 2], [-1]], ids=["empty", "beyond-the-parameters", "before-the-parameters"])
 def test_buckets_without_their_parameters_are_refused(tmp_path: Path, bucket: list[int]) -> None:
     write(tmp_path, facts={**FACTS, "modules": [{**MODULE, "buckets": [[0], bucket]}]})
-    with pytest.raises(BadRecordError, match=r"rank-1\.facts\.json cannot be read: a bucket of Net holds no known"):
+    with pytest.raises(BadRecordError, match=r"rank-1\.facts\.json cannot be read: a bucket of Net contains no known"):
         load_record(tmp_path, 1)
 
 

@@ -116,7 +116,7 @@ def test_a_record_that_ends_before_its_trace_is_named(run: Path, traced: list[in
         for n in traced
     ]
     (run / "rank-1.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": steps}).encode()))
-    said = f"rank 1: rank-1.steps.jsonl ends too early. Steps {unknown} are only in the trace and are left out"
+    said = f"rank 1: rank-1.steps.jsonl is incomplete. Steps {unknown} are only in the trace and are left out"
     assert load_run(run).missing == ((said,) if unknown else ())
 
 
@@ -132,7 +132,7 @@ def test_a_rank_with_a_broken_trace_is_named_and_keeps_its_record(run: Path) -> 
     (run / "rank-0.trace.json.gz").write_bytes(gzip.compress(trace_text().encode())[:-10])
     (line,) = load_run(run).missing
     assert line.startswith("rank 0: ")
-    assert "rank-0.trace.json.gz is cut off" in line
+    assert "rank-0.trace.json.gz is truncated" in line
     assert ranks_with_trace(run) == [(0, False, True), (1, True, True)]
 
 
@@ -193,13 +193,13 @@ def test_a_newer_format_is_refused_with_the_way_out(run: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", "no", '{"format": "x", "run_id": "a"}'])
 def test_a_run_file_of_something_else_is_refused(run: Path, text: str) -> None:
     (run / "run.json").write_text(text)
-    with pytest.raises(NotARun, match=r"run\.json is not ddpprof's"):
+    with pytest.raises(NotARun, match=r"run\.json was not written by ddpprof"):
         load_run(run)
 
 
 def test_a_run_without_ranks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match="holds no rank"):
+    with pytest.raises(NotARun, match="contains no data from any rank"):
         load_run(tmp_path)
 
 

@@ -89,9 +89,11 @@ def test_runs_without_pulses_have_none() -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        pytest.param(b"", "it is cut off", id="empty"),
-        pytest.param(b"x" * 10**6, "it is not a pulse", id="another-file"),
-        pytest.param(None, f"it has format {FORMAT + 1}, and this ddpprof reads format {FORMAT}", id="a-newer-one"),
+        pytest.param(b"", "it is truncated", id="empty"),
+        pytest.param(b"x" * 10**6, "it is not a pulse file", id="another-file"),
+        pytest.param(
+            None, f"it has format {FORMAT + 1}, but this version of ddpprof reads format {FORMAT}", id="a-newer-one"
+        ),
     ],
 )
 def test_a_pulse_that_cannot_be_read_is_a_line_in_the_report(run: Path, content: bytes | None, why: str) -> None:

@@ -232,4 +232,4 @@ def test_a_rank_that_reduces_another_amount_than_the_others() -> None:
     others = [with_calls(at_metric(number), REDUCE, METRIC, before=[METRIC]) for number in (0, 2)]
     verdict = judge([*others, with_calls(at_metric(1), REDUCE, larger, before=[METRIC])])
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.OTHER_COLLECTIVE, 1, Hint.OTHER_AMOUNT)
-    assert verdict.detail == "it called all_reduce with 4 values, but the others with 3"
+    assert verdict.detail == "it called all_reduce with 4 values, but the other ranks called it with 3"

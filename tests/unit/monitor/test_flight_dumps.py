@@ -40,7 +40,10 @@ def test_the_rank_that_called_another() -> None:
     verdict = judge_dumps({0: THREE, 1: called("all_reduce", "broadcast", "barrier"), 2: THREE})
     assert verdict is not None
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.OTHER_COLLECTIVE, 1, (0, 2))
-    assert verdict.detail == "its collective 2 is broadcast of 8 Float, but that of others is all_reduce of 8 Float"
+    assert (
+        verdict.detail
+        == "its collective number 2 is broadcast of 8 Float, but on other ranks it is all_reduce of 8 Float"
+    )
 
 
 def test_another_size_is_another_call() -> None:
@@ -139,7 +142,7 @@ def test_files_of_strangers_do_no_harm(content: bytes, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "dump_0"
     path.write_bytes(content)
-    with pytest.raises(DdpprofError, match="dump_0 is not a dump of torch's flight recorder") as caught:
+    with pytest.raises(DdpprofError, match="dump_0 is not a torch flight-recorder dump") as caught:
         read_dump(path)
     assert len(str(caught.value)) < 1_000
     assert not (tmp_path / "harmed").exists()

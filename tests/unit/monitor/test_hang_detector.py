@@ -284,7 +284,7 @@ def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
     def head(directory: Path, number: int, num_steps: int) -> PulseHead:
         if number == 1:
-            raise DdpprofError("rank-1.pulse cannot be read: it is cut off.")
+            raise DdpprofError("rank-1.pulse cannot be read: it is truncated.")
         return job.head(directory, number, num_steps)
 
     monkeypatch.setattr(pulse_files, "read_head", head)

@@ -261,8 +261,8 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.OTHER_COLLECTIVE, 0, (1, 2))
     assert verdict.place == "train.py:9 in f"
     assert verdict.detail == (
-        "it called broadcast (5 values) more often than in any of the steps before; "
-        "then RuntimeError: Connection closed by peer"
+        "it called broadcast (5 values) more often than in any earlier step; then RuntimeError: Connection closed by "
+        "peer"
     )
     assert judge([lost, aborted]).rank == 1
     assert source.record is not None
@@ -445,7 +445,7 @@ def test_a_rank_that_skipped_a_backward_pass(other: RankEvidence, has_failed: bo
     verdict = judge([other, finished])
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.FEWER_PASSES, 1, has_failed)
     assert verdict.detail == (
-        "Its forward in step 6 was not followed by a backward pass. Since then, DDP has averaged gradients of "
+        "Its forward pass in step 6 was not followed by a backward pass. Since then, DDP has averaged gradients from "
         "different batches"
     )
 
@@ -495,7 +495,7 @@ def test_a_process_that_does_not_exit_after_the_training() -> None:
     assert verdict is not None
     assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.DOES_NOT_EXIT, 1, False)
     assert verdict.place == "/usr/lib/python3.11/queue.py:180 in get"
-    assert verdict.detail == "a multiprocessing.Queue still contains items that the process has put into it"
+    assert verdict.detail == "a multiprocessing.Queue still contains items that the process put into it"
 
 
 def with_state(one: RankEvidence, **state: int) -> RankEvidence:
@@ -560,7 +560,7 @@ def test_a_collective_of_one_rank_that_meets_ddps(aborts: bool) -> None:
     )
     assert (verdict.fault, verdict.rank, verdict.place) == (Fault.OTHER_COLLECTIVE, 0, "a.py:8 in f")
     if aborts:
-        assert verdict.detail == "it called all_reduce, and rank 1 called the all-reduce of DDP's gradients"
+        assert verdict.detail == "it called all_reduce, and rank 1 called DDP's gradient all-reduce"
 
 
 @pytest.mark.parametrize(
@@ -674,7 +674,7 @@ def test_a_rank_with_more_passes_in_fewer_steps_has_run_one_too_many() -> None:
     verdict = judge([extra, *others])
     assert (verdict.fault, verdict.rank, verdict.hint) == (Fault.FEWER_PASSES, 0, Hint.EXTRA_PASS)
     assert verdict.waiting == (1, 2)
-    assert verdict.detail == "It has begun 121, and rank 1 120"
+    assert verdict.detail == "It has begun 121 backward passes, and rank 1 has begun 120"
 
 
 def test_the_one_rank_that_trains_on_has_run_a_pass_too_many() -> None:

@@ -105,7 +105,7 @@ def test_what_is_no_target(text: str) -> None:
 
 @pytest.mark.parametrize("host", ["..", "a" * 64])
 def test_what_is_no_name_of_a_host_is_refused_before_the_job(host: str) -> None:
-    with pytest.raises(DdpprofError, match=r"cannot serve metrics at .*: this is not the name of a host"):
+    with pytest.raises(DdpprofError, match=r"cannot serve metrics at .*: it is not a valid host name"):
         check(metrics_target(f"{host}:9464"))
 
 

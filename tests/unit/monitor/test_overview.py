@@ -117,7 +117,8 @@ def test_the_slowest_rank_is_named_if_others_wait_for_it(
 ) -> None:
     lines = pair(tmp_path, own_ms, wait_ms, others_wait_ms).waiting
     expected = (
-        "rank 2 is the slowest: 95.0 ms of own time per step; the others take 40.0 ms, and wait 60.0 ms in each step"
+        "rank 2 is the slowest: 95.0 ms of own time per step; "
+        "the other ranks take 40.0 ms, and wait 60.0 ms in each step"
     )
     assert lines == ((expected,) if named else ())
 
@@ -153,7 +154,7 @@ def test_a_pulse_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     overview = look_at(tmp_path, TEN_STEPS_NS)
     assert [rank.rank for rank in overview.ranks] == [0]
     assert len(overview.missing) == 1
-    assert "rank-1.pulse cannot be read: it is cut off." in overview.missing[0]
+    assert "rank-1.pulse cannot be read: it is truncated." in overview.missing[0]
     (tmp_path / "rank-0.pulse").unlink()
     with pytest.raises(DdpprofError, match=r"rank-1\.pulse cannot be read"):
         look_at(tmp_path, TEN_STEPS_NS)
@@ -165,7 +166,7 @@ def test_what_is_not_to_be_looked_at_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=r"it has no run\.json"):
         find_pulses(tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(DdpprofError, match=r"has no pulse\. .* try again while the job trains"):
+    with pytest.raises(DdpprofError, match=r"has no pulse file\. .* try again while the job is training"):
         find_pulses(tmp_path)
 
 

@@ -76,7 +76,7 @@ def of_python(file: str, function: str) -> Frame:
     [
         pytest.param(
             [of_python("multiprocessing/util.py", "_exit_function"), of_python("mp/queues.py", "_finalize_join")],
-            "a multiprocessing.Queue still contains items that the process has put into it", id="queue",
+            "a multiprocessing.Queue still contains items that the process put into it", id="queue",
         ),
         pytest.param(
             [of_python("concurrent/futures/thread.py", "_python_exit")],
@@ -184,4 +184,6 @@ def test_how_the_last_loop_can_be_left(
     file = tmp_path / "train.py"
     file.write_text(script)
     said = loop_left([Frame(str(file), line, "f") for line in lines])
-    assert said == (f"its loop can be left at {', '.join(f'{file}:{line}' for line in left_at)}" if left_at else None)
+    assert said == (
+        f"its loop can be exited early at {', '.join(f'{file}:{line}' for line in left_at)}" if left_at else None
+    )

@@ -114,7 +114,7 @@ def test_a_disk_that_fails(num_failures: int, monkeypatch: pytest.MonkeyPatch, t
     watch.start()
     wait_until(lambda: look.num_looks > 6 or bool(said), "it goes on, or gives up")
     watch.end()
-    assert said == ([] if num_failures == 2 else ["no longer watches the job: stale file handle"])
+    assert said == ([] if num_failures == 2 else ["stopped watching the job: stale file handle"])
 
 
 DIED = Verdict(Fault.DIED, rank=1, has_failed=True)
@@ -337,7 +337,7 @@ def test_a_slow_down_is_told_once_it_has_lasted_and_when_it_is_over(launcher: La
     assert launcher.looks(1010, slow(1000)) == []
     assert launcher.looks(1021, slow(1000)) == [RISE]
     assert launcher.looks(1023, slow(1000)) == []
-    assert launcher.looks(1090, slow(1000, ended_s=1088)) == ["from step 200 on, steps take as long as before"]
+    assert launcher.looks(1090, slow(1000, ended_s=1088)) == ["from step 200 on, steps take as long as they did before"]
     assert launcher.looks(1092, slow(1000, ended_s=1088)) == []
 
 
@@ -365,13 +365,13 @@ def test_slow_downs_that_follow_each_other_are_one(launcher: Launcher) -> None:
     (told,) = launcher.looks(1051, first, second, worse)
     assert "200% longer" in told
     over = slow(1030, ended_s=1060, after_ns=30_000_000, first_step=300)
-    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps take as long as before"]
+    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps take as long as they did before"]
     assert launcher.looks(1063, first, second, over) == []
 
 
 def test_a_slow_down_of_which_it_spoke_may_turn_out_to_have_been_none(launcher: Launcher) -> None:
     assert launcher.looks(1021, slow(1000)) == [RISE]
-    withdrawn = "the steps from 100 on turned out to be within the normal range of this job"
+    withdrawn = "the steps from 100 on turned out to be within this job's normal range"
     assert launcher.looks(1400) == [withdrawn]
     assert launcher.looks(1402) == []
 

@@ -189,7 +189,7 @@ def test_ranks_are_chosen_evenly(tmp_path: Path, sample: int, ranks: list[int]) 
     found, notes = chosen(make_traces(tmp_path, 9), sample)
     assert found == ranks
     were = "was" if sample == 1 else "were"
-    assert notes == ((f"only {sample} of 9 ranks {were} read, as requested, evenly chosen",) if sample < 9 else ())
+    assert notes == ((f"only {sample} of 9 ranks {were} read, as requested, evenly spaced",) if sample < 9 else ())
 
 
 def test_a_rank_that_is_late_by_the_light_record_is_read(tmp_path: Path) -> None:

@@ -15,5 +15,5 @@ pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:Use
 @pytest.mark.parametrize("content", [b'{"address": "\xff"}', b'{"x": ' + b"[" * 100_000], ids=["not-utf-8", "too-deep"])
 def test_a_scheduler_file_of_something_else_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "scheduler.json").write_bytes(content)
-    with pytest.raises(DdpprofError, match="is not a scheduler file of Dask"):
+    with pytest.raises(DdpprofError, match="is not a Dask scheduler file"):
         cluster._checked(str(tmp_path / "scheduler.json"))

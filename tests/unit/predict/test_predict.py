@@ -107,7 +107,7 @@ def test_a_static_graph_spares_the_search_and_fills_buckets_as_gradients_come() 
 
 
 def test_other_ranks_must_know_the_same_gradients() -> None:
-    with pytest.raises(DdpprofError, match="do not show the same gradients"):
+    with pytest.raises(DdpprofError, match="show a different number of gradients"):
         profile().without_others(profile(computed=computed(10, (11, 12), 14)))
 
 
@@ -162,10 +162,10 @@ def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
     ("setting", "why"),
     [
         pytest.param({"buckets": BucketCaps(list_mb=(0.25, 2))}, None, id="half-as-large-is-near-enough"),
-        pytest.param({"world_size": 64}, "64 ranks, but the network was measured among 2", id="ranks"),
+        pytest.param({"world_size": 64}, "64 ranks, but the network was measured with 2", id="ranks"),
         pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth is given rather than measured", id="bandwidth"),
-        pytest.param({"batch_scale": 4}, "computation is assumed to grow with the batch", id="batch"),
-        pytest.param({"compression": Compression.FP16}, "the hook's computation is left out", id="hook"),
+        pytest.param({"batch_scale": 4}, "computation time is assumed to grow with the batch size", id="batch"),
+        pytest.param({"compression": Compression.FP16}, "the hook's computation time is left out", id="hook"),
     ],
 )
 def test_outside_what_was_measured_the_interval_is_wider_and_says_why(setting: dict[str, Any], why: str | None) -> None:
@@ -181,14 +181,14 @@ def test_what_a_hook_computes_is_as_uncertain_in_the_gain() -> None:
     copied = profile(copied_ns_per_byte=0.25, replayed_ns=17, reduced_ns=17)
     base, one = predict(copied, Setting()), predict(copied, Setting(compression=Compression.FP16))
     assert one.guessed_ns / UNIT == pytest.approx(1)
-    assert any(text.startswith("the hook's computation is estimated") for text in one.widened)
+    assert any(text.startswith("the hook's computation time is estimated") for text in one.widened)
     found = gain(base, one)
     assert found.gain_ns - found.low_ns > 0.99 * UNIT
 
 
 def test_of_traces_the_size_of_a_number_is_not_known() -> None:
     whole = profile(training=training(knows_parameters=False))
-    assert "32 bits" in predict(whole, Setting(compression=Compression.FP16)).widened[-1]
+    assert "32-bit" in predict(whole, Setting(compression=Compression.FP16)).widened[-1]
 
 
 def test_a_run_that_accumulates_has_all_its_passes_already() -> None:
@@ -204,7 +204,7 @@ def test_as_many_ranks_train_as_in_the_run_whatever_the_network_was_measured_amo
     of_eight = network(Link(Cost(0.0, 1.75)), world_size=8)
     prediction = predict(profile(), Setting(), of_eight)
     assert prediction.step_ns / UNIT == pytest.approx(20)
-    assert prediction.widened == ("2 ranks, but the network was measured among 8",)
+    assert prediction.widened == ("2 ranks, but the network was measured with 8",)
 
 
 def test_one_rank_on_a_cpu_leaves_nothing_to_doubt() -> None:
@@ -236,7 +236,7 @@ def test_sizes_far_from_those_that_were_measured_widen_it() -> None:
     narrow = profile(network=network(least_bytes=8 * MIB, most_bytes=16 * MIB))
     prediction = predict(narrow, Setting(buckets=BucketCaps(1)))
     assert prediction.widened == (
-        "some buckets are smaller or larger than those that measured the network, 8.39 to 16.8 MB",
+        "some buckets are outside the range of sizes for which the network was measured (8.39 to 16.8 MB)",
     )
     known = predict(profile(), Setting(buckets=BucketCaps(1)))
     assert prediction.high_ns - prediction.low_ns > known.high_ns - known.low_ns

@@ -156,5 +156,5 @@ def test_passes_through_several_modules_are_profiled_each_on_its_own() -> None:
 
 def test_gradients_without_bytes_are_nothing_to_replay() -> None:
     nothing = replace(RECORDED, gradients=(Gradient(0),) * len(RECORDED.gradients))
-    with pytest.raises(DdpprofError, match="have no bytes"):
+    with pytest.raises(DdpprofError, match="are empty"):
         made(STEP, training=nothing)

@@ -245,7 +245,7 @@ def test_a_rank_compares_itself_with_rank_0(
     assert capsys.readouterr().err == (
         "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×3 here and 2×3 there; bias is 4 here and "
         "2 there.\n"
-        "ddpprof: rank 1: DDP's arguments differ from those on rank 0, which can hang the training: "
+        "ddpprof: rank 1: DDP's arguments differ from those on rank 0, which can make training hang: "
         "find_unused_parameters "
         "is True here and False there.\n"
     )

@@ -73,6 +73,6 @@ def test_ranks_that_share_a_gpu_are_told_so(words: str) -> None:
         f"Last error:\n{words} : rank 1 and rank 0 both on CUDA device 1000"
     )
     said = netbench._in_one_line(error)
-    assert said.startswith(f"two ranks have the same GPU, which NCCL refuses ({words})")
+    assert said.startswith(f"two ranks use the same GPU, which NCCL does not support ({words})")
     assert "\n" not in said
     assert netbench._in_one_line(RuntimeError("a\nb")) == "a"

@@ -352,7 +352,7 @@ def test_an_error_ends_the_rows_and_nothing_else(pulse: PulseWriter, clock: Cloc
         pulse.step_ends(number)
         keeper._keep()
     assert len(said) == 1
-    assert "no longer records how long steps take" in said[0]
+    assert "stopped recording how long steps take" in said[0]
     keeper.close()
     kept = read_pulse(tmp_path, 0)
     assert (kept.state.step, kept.steps.number.tolist(), len(pulse.rows.notes)) == (3, [0], 0)

@@ -69,7 +69,7 @@ def test_a_folder_of_its_own_becomes_a_part_and_says_so_once(tmp_path: Path, cap
 
 def test_an_earlier_run_of_this_host_is_kept(tmp_path: Path) -> None:
     write(tmp_path, "earlier")
-    with pytest.raises(RunExists, match="holds an earlier run on this host"):
+    with pytest.raises(RunExists, match="contains an earlier run on this host"):
         keep(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["run_id"] == "earlier"
 
@@ -194,9 +194,11 @@ def test_attempts_stand_beside_each_other(tmp_path: Path, under: Under) -> None:
 def test_of_several_jobs_of_a_command_the_first_is_recorded(tmp_path: Path) -> None:
     launched = settings(tmp_path / "run", time.time())
     open_run(launched, "id", 2)
-    with pytest.raises(RunExists, match="the command trains more than one job: only the first is recorded, in "):
+    with pytest.raises(
+        RunExists, match="the command starts more than one training job: only the first is recorded, in "
+    ):
         open_run(launched, "another", 2)
-    with pytest.raises(RunExists, match="holds an earlier run"):
+    with pytest.raises(RunExists, match="contains an earlier run"):
         open_run(settings(tmp_path / "run", time.time() + 1), "id", 2)
 
 

@@ -114,9 +114,7 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     job: Any = session.job
     job.files, job.identity = SimpleNamespace(last_step=None), lambda *_: mine
     session._begin_pulse()
-    assert (
-        "does not record what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
-    )
+    assert "cannot record what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
     assert session._pulse is None
     assert not Path(mine.shared).exists()
 
@@ -134,7 +132,7 @@ def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
     job.identity, job._agreement = lambda *_: mine, SimpleNamespace(store=None, group=(0,))
     monkeypatch.setattr("ddpprof.record.captures.Neighbours", fails)
     session._begin_pulse()
-    assert "does not record what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
+    assert "cannot record what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
     assert session._pulse is None
     assert not Path(mine.shared).exists()
     assert "ddpprof-pulse" not in [thread.name for thread in threading.enumerate()]

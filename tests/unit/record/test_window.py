@@ -107,7 +107,7 @@ def test_a_model_of_which_the_profiler_keeps_gigabytes_is_announced(
     window = Window(Settings("run", warmup=1, steps=5), Job(seen), notes)  # type: ignore[arg-type]
     monkeypatch.setattr(window.profiler, "prepare", lambda: None)
     window._start_profiler()
-    warning = "6 profiled steps of 20000 parameter tensors may take 4.8 GB of memory in each rank"
+    warning = "profiling 6 steps with 20000 parameter tensors may take 4.8 GB of memory on each rank"
     assert [text.partition(". ")[0] for text in seen] == [warning] * warns
 
 

@@ -202,9 +202,9 @@ def test_a_hang_of_the_past_is_told_in_the_past() -> None:
 
 
 def test_a_detail_of_several_sentences_follows_as_such() -> None:
-    detail = "Its forward in step 60 was not followed by a backward pass. Since then, …"
+    detail = "Its forward pass in step 60 was not followed by a backward pass. Since then, …"
     first, *_ = verdict_lines(replace(HANGING, fault=Fault.FEWER_PASSES, detail=detail))
-    assert "that the other ranks run. Its forward in step 60 was not" in first
+    assert "that the other ranks run. Its forward pass in step 60 was not" in first
 
 
 @pytest.mark.parametrize("hint", list(Hint))

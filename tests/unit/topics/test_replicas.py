@@ -160,10 +160,10 @@ def test_parameters_that_ddp_does_not_average() -> None:
         "DDP does not average the gradients of 2 parameters that were frozen when DDP was constructed: "
         "stem.weight, stem.bias"
     )
-    assert finding.evidence == "they have been trained since, each rank its own copy of them"
+    assert finding.evidence == "each rank has since trained its own copy of them"
     one = only(observed(ddp_module(), unfrozen=("stem.weight",)))
     assert one.title.startswith("DDP does not average the gradients of 1 parameter that was frozen")
-    assert one.evidence == "it has been trained since, each rank its own copy of it"
+    assert one.evidence == "each rank has since trained its own copy of it"
 
 
 def test_a_rank_that_averages_with_no_other_misses_nothing() -> None:

@@ -223,37 +223,37 @@ def one_with(**changes: Any) -> bytes:
         pytest.param(b'{"a": 1}', "without traceEvents", id="other-json"),
         pytest.param(b"{}", "without traceEvents", id="empty-object"),
         pytest.param(b'{"a": }', "is not valid JSON", id="broken-json"),
-        pytest.param(b'{"traceEvents": 5}', "content that no trace has", id="events-are-a-number"),
-        pytest.param(b'{"traceEvents": null}', "content that no trace has", id="events-are-null"),
-        pytest.param(b'{"traceEvents": [5]}', "content that no trace has", id="event-is-a-number"),
-        pytest.param(b"[5]", "content that no trace has", id="list-of-numbers"),
-        pytest.param(b'{"traceEvents": []}', "holds no events", id="no-events"),
-        pytest.param(b"[]", "holds no events", id="empty-list"),
-        pytest.param(one_with(ts="soon"), "content that no trace has", id="time-is-text"),
-        pytest.param(one_with(dur=[]), "content that no trace has", id="duration-is-a-list"),
-        pytest.param(one_with(name=5), "content that no trace has", id="name-is-a-number"),
-        pytest.param(one_with(ts=1e300), "impossible time", id="time-out-of-range"),
-        pytest.param(one_with(dur=1e300), "impossible time", id="duration-out-of-range"),
+        pytest.param(b'{"traceEvents": 5}', "content that does not belong in a trace", id="events-are-a-number"),
+        pytest.param(b'{"traceEvents": null}', "content that does not belong in a trace", id="events-are-null"),
+        pytest.param(b'{"traceEvents": [5]}', "content that does not belong in a trace", id="event-is-a-number"),
+        pytest.param(b"[5]", "content that does not belong in a trace", id="list-of-numbers"),
+        pytest.param(b'{"traceEvents": []}', "contains no events", id="no-events"),
+        pytest.param(b"[]", "contains no events", id="empty-list"),
+        pytest.param(one_with(ts="soon"), "content that does not belong in a trace", id="time-is-text"),
+        pytest.param(one_with(dur=[]), "content that does not belong in a trace", id="duration-is-a-list"),
+        pytest.param(one_with(name=5), "content that does not belong in a trace", id="name-is-a-number"),
+        pytest.param(one_with(ts=1e300), "invalid time", id="time-out-of-range"),
+        pytest.param(one_with(dur=1e300), "invalid time", id="duration-out-of-range"),
         pytest.param(
             b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1e999999999}]}', "out of range", id="time-bomb"
         ),
-        pytest.param(GOOD[:-1], "is cut off", id="last-bracket-missing"),
-        pytest.param(GOOD[: len(GOOD) // 2], "is cut off", id="half"),
-        pytest.param(GOOD[:60], "is cut off", id="cut-in-the-header"),
+        pytest.param(GOOD[:-1], "is truncated", id="last-bracket-missing"),
+        pytest.param(GOOD[: len(GOOD) // 2], "is truncated", id="half"),
+        pytest.param(GOOD[:60], "is truncated", id="cut-in-the-header"),
         pytest.param(GOOD + b"x", "is not valid JSON", id="something-after-the-end"),
-        pytest.param(gzip.compress(GOOD)[:-20], "is cut off", id="gzip-cut-off"),
-        pytest.param(gzip.compress(GOOD)[:5], "is cut off", id="gzip-header-only"),
+        pytest.param(gzip.compress(GOOD)[:-20], "is truncated", id="gzip-cut-off"),
+        pytest.param(gzip.compress(GOOD)[:5], "is truncated", id="gzip-header-only"),
         pytest.param(gzip.compress(GOOD)[:200] + b"\0" * 100, "gzip", id="gzip-damaged"),
-        pytest.param(zstd.compress(GOOD)[:-20], "is cut off: its zstd data", id="zstd-cut-off"),
+        pytest.param(zstd.compress(GOOD)[:-20], "is truncated: its zstd data", id="zstd-cut-off"),
         pytest.param(zstd.compress(GOOD)[:4] + b"\xff" * 100, "is damaged .*zstd", id="zstd-damaged"),
-        pytest.param(b"[" * 100_000, "content that no trace has", id="nested-too-deeply"),
+        pytest.param(b"[" * 100_000, "content that does not belong in a trace", id="nested-too-deeply"),
         pytest.param(b'{"a":' * 100_000, "nested too deeply", id="objects-nested-too-deeply"),
         pytest.param(
             b'{"traceEvents": [{"ph": "X", "args": {"a": ' + b"[" * 100_000,
             "nested too deeply",
             id="arguments-nested-too-deeply",
         ),
-        pytest.param(b'[{"ph": "B", "name": "x", "ts": 5}]', "no op, kernel or step", id="timeline-of-another-tool"),
+        pytest.param(b'[{"ph": "B", "name": "x", "ts": 5}]', "no ops, kernels or steps", id="timeline-of-another-tool"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(read: Any, text: bytes, message: str) -> None:
@@ -332,7 +332,7 @@ def test_too_many_events_are_refused(read: Any) -> None:
 
 
 def test_an_odd_layout_is_decoded_whole_only_up_to_a_size(read: Any) -> None:
-    with pytest.raises(BadTrace, match="too large to decode whole"):
+    with pytest.raises(BadTrace, match="too large to decode as a whole"):
         read(LAYOUTS["traceEvents-in-a-key"], whole_bytes=1000)
 
 

@@ -168,7 +168,7 @@ def test_a_collective_that_outlives_the_profiler_is_kept_and_named(trace: Any) -
     loaded = trace.window_end(120).load()
     assert loaded.collectives.end_ns.tolist() == [50, 120]
     assert loaded.notes == (
-        "1 collective(s) still ran when the profiler stopped: their ends in the trace are too late",
+        "1 collective(s) were still running when the profiler stopped: their ends in the trace are too late",
     )
 
 
@@ -229,4 +229,4 @@ def test_an_accelerator_whose_work_is_missing_is_named(trace: Any, hint: str) ->
         trace.keys = {"deviceProperties": [{"id": 0}]}
     loaded = trace.load()
     assert loaded.device == "cpu"
-    assert "none of its work" in loaded.notes[0]
+    assert "contains no work on it" in loaded.notes[0]

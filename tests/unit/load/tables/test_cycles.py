@@ -76,7 +76,7 @@ def test_the_time_between_cycles_belongs_to_no_step(tmp_path: Path) -> None:
     ("second", "why"),
     [
         pytest.param(cycle(3, 5000), "also has step 3", id="step-repeated"),
-        pytest.param(cycle(12, 1050), "overlaps it in time", id="overlap"),
+        pytest.param(cycle(12, 1050), "overlaps with it in time", id="overlap"),
     ],
 )
 def test_another_run_of_the_rank_is_left_out_and_named(tmp_path: Path, second: str, why: str) -> None:
