@@ -164,7 +164,7 @@ def attempt_table(found: Sequence[AttemptSummary], _report: ReportView) -> Itera
         words=("ended",),
         note=notes(
             "after: time since the first attempt began; steps: recorded steps",
-            "change: of the step time since the previous attempt, with its 95 % interval",
+            "change: difference in step time from the previous attempt, with its 95 % interval",
             cut_off(len(found), _MAX_ATTEMPTS, "attempts"),
         ),
     )

@@ -120,8 +120,7 @@ def _bucket_name(report: ReportView, bucket: BucketRow) -> str:
 BUCKET_TABLE: TableSchema[tuple[BucketRow, ...]] = TableSchema(
     "buckets",
     "One row per gradient bucket of each DDP module. Times are medians over ranks and steps. They count from "
-    "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are of the "
-    "host.",
+    "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are host times.",
     BucketRow,
     lambda buckets, _: buckets,
 )

@@ -205,7 +205,7 @@ def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str,
     whom = "rank 1" if view.world_size == 2 else "other ranks"
     if late and num_last[late] > _MOSTLY * of_all:
         whom = f"rank {late}"
-        evidence += f"; where Horovod tells which rank was last, it was {whom} for {num_last[late]} of {of_all} tensors"
+        evidence += f"; where Horovod shows which rank was last, it was {whom} for {num_last[late]} of {of_all} tensors"
     elif view.world_size != 2:
         evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0, which slows training, says for which"
     return Finding(

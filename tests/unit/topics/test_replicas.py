@@ -112,7 +112,7 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
     ("drift", "title", "evidence", "advice"),
     [
         pytest.param(
-            APART, "move apart",
+            APART, "diverge",
             "in 13 steps they moved apart by 50% of the distance they moved, as sampled values of Net on both ranks "
             "show",
             "Look for anything that changes parameters", id="unknown-cause",
@@ -123,7 +123,7 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
             "DDP makes the copies equal when it wraps the model.", id="from-the-start",
         ),
         pytest.param(
-            TWICE, "move apart",
+            TWICE, "diverge",
             "in one step they moved apart by 25% of the distance they moved, as sampled values of Net on both ranks "
             "show",
             "Call backward() once for each forward", id="second-backward",

@@ -77,7 +77,7 @@ def test_the_whole_run_in_two_sentences(whole: Report) -> None:
     assert how_long == "203 steps in 37 s, recorded from step 3 on. Median 100.00 ms, longest 150.00 ms."
     assert what_of == (
         "A step on average: data 8%, forward 16%, backward without waiting 8%, optimizer 4%, "
-        "waiting for other ranks 32%; the rest is the script's own."
+        "waiting for other ranks 32%; the rest is the script's own code."
     )
 
 
@@ -293,7 +293,7 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
         pytest.param(
             {"last_step": 4300, "cause": SlowdownCause.LINK, "ranks": (0, 1, 2, 3)},
             "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer for "
-            "each other in collectives, and none needs longer by itself",
+            "each other in collectives, and no rank takes longer by itself",
             id="link-and-over",
         ),
         pytest.param(
@@ -332,5 +332,5 @@ def test_pauses_are_told_apart() -> None:
     recorded = Pause(PauseKind.RECORDING, 15, 3_100 * MS)
     assert (
         pause_sentence(recorded)
-        == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of others"
+        == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of other steps"
     )

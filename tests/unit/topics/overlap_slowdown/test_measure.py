@@ -212,7 +212,7 @@ def test_the_pieces_of_an_op_count_as_one() -> None:
         pytest.param(made(steps([9], [9, 9])), [], "no step was profiled", id="no-steps"),
         pytest.param(
             trace(compute=[(0, 9, B, 0)], comm=[collective(10, 20)], kernels=(KNOWN,), device="gpu"), None,
-            "no computation ran under communication", id="never-covered",
+            "no computation ran during communication", id="never-covered",
         ),
         pytest.param(made(steps([9, 9, 9], [])), None, "never ran alone", id="always-covered"),
         pytest.param(made(steps([9, 9, 9], [9])), None, "3 times alone", id="too-few"),
