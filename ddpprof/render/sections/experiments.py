@@ -384,7 +384,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
         yield Line("It is unknown whether it changes the losses: compare them.", is_warning=True)
     if "static_graph=True" in best.label:
         yield Line(
-            "static_graph=True needs every step to use the same parameters, as these steps did.", is_warning=True
+            "static_graph=True requires every step to use the same parameters, as these steps did.", is_warning=True
         )
 
 
