@@ -152,8 +152,8 @@ TERMS = (
     ),
     Term(
         "busbw",
-        "Bus bandwidth as defined by nccl-tests: the rate that the link carries. It can be compared with the "
-        "hardware's bandwidth for any number of ranks n.",
+        "Bus bandwidth as defined by nccl-tests: the rate at which the link transfers data. It can be compared with "
+        "the hardware's bandwidth for any number of ranks n.",
         formula="algbw × 2(n-1)/n for all-reduce, × (n-1)/n for all-gather and reduce-scatter, × 1 for broadcast",
         field="across.collectives[].busbw_bytes_per_s",
         aliases=("bus bandwidth",),
@@ -215,7 +215,7 @@ TERMS = (
     Term(
         "baseline steps",
         "Steps without gradient communication, recorded as a reference for kernels and predictions: ddpprof trace "
-        "--baseline-steps 5. They make the model invalid, so the job ends after them.",
+        "--baseline-steps 5. They invalidate the model, so the job ends after them.",
         aliases=("baseline",),
     ),
     Term(
@@ -288,8 +288,8 @@ TERMS = (
         "A finding that another run of the same job might not have. A predicted gain counts as noise if its 95 % "
         "interval includes a loss, or if it is below the noise of the step (half of the 95 % interval of the step "
         "time) and may be less than half of the prediction. A measured gain counts as noise if it is below 2 % of "
-        "the step or 5 µs, or if other work on the same cores could explain it. Such findings come last and without "
-        "advice.",
+        "the step or 5 µs, or if other work on the same cores could explain it. Such findings are listed last, "
+        "without advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),
@@ -318,8 +318,8 @@ TERMS = (
     ),
     Term(
         "RPC",
-        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as "
-        "seen by the caller, and bytes of tensors. They are not part of DDP's communication.",
+        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as seen "
+        "by the caller, and tensor bytes. They are not part of DDP's communication.",
         field="rpc",
         aliases=("latency",),
     ),

@@ -208,7 +208,7 @@ def how_it_ended(ends: Sequence[RankEnd]) -> str:
     if killed:
         parts.append(f"{_ranks(killed)} killed")
     if lost:
-        parts.append(f"{_ranks(lost)} lost the others")
+        parts.append(f"{_ranks(lost)} lost contact with the other ranks")
     rest = [end for end in said if not end.failed]
     parts += sorted({f"{_ranks([e for e in rest if e.ended == end.ended])} {clean(end.ended or '')}" for end in rest})
     return "; ".join(parts)

@@ -245,7 +245,7 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
     return min(data_ns, max(0, step_ns - round(batch_ns / int(str(change.values["num_workers"])))))
 
 
-_CHEAPER = "Make loading cheaper: use fewer transforms, or store the data already preprocessed."
+_CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed data."
 
 
 def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
@@ -253,7 +253,7 @@ def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
     wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
     more = loader_change(view.framework, wanted, again)
     if view.cores_per_rank is None:
-        return f"{more.code}, if the host has cores for them, or use cheaper transforms.", more
+        return f"{more.code}, if the host has enough cores, or use cheaper transforms.", more
     possible = min(wanted, int(view.cores_per_rank) - 1)  # one core trains
     if possible > loader.num_workers:
         more = loader_change(view.framework, possible, again)

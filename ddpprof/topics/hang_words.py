@@ -33,7 +33,7 @@ _WHAT = {
     Fault.TRACED: "rank {rank} is held by a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
     Fault.LINK: "all ranks wait at the same place, and no data arrives",
-    Fault.UNKNOWN: "no rank left a pulse that shows why",
+    Fault.UNKNOWN: "no rank's pulse shows why",
 }
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
@@ -54,8 +54,8 @@ _WHAT_OF_ALL = {
     Fault.SWAPPING: "all ranks are swapping: they need more memory than the machine has",
 }
 _WHERE_LEFT_OUT = (
-    "look for a condition on the rank or its batch around the call, for a `continue` or `break` before it, and for "
-    "an error that the script catches on that rank."
+    "look for a condition around the call that depends on the rank or its batch, for a `continue` or `break` before "
+    "it, and for an error that the script catches on that rank."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "

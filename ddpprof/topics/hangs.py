@@ -132,7 +132,7 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
         some = f"{number:,} backward passes, first in step {step:,}"
     yield Finding(
         "skipped-backward",
-        f"Rank {rank} skipped {some}: since then, gradients of different batches are averaged",
+        f"Rank {rank} skipped {some}: since then, DDP averages gradients of different batches",
         f"no backward pass followed its forward in step {step:,}, for example because the script catches an error or "
         "skips a NaN loss; at the end, the other ranks wait for a pass that never comes",
         SKIP_TOGETHER,
@@ -144,9 +144,9 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
 
 
 SAME_COLLECTIVES = (
-    "Every rank must call the same collectives in the same order, with the same amount of data: look for a condition "
-    "on the rank or its batch around them, and for sizes that depend on the batch, such as a smaller last batch. If "
-    "sizes must differ, pad the tensors, or gather them with all_gather_object."
+    "Every rank must call the same collectives in the same order, with the same amount of data: look for conditions "
+    "around them that depend on the rank or its batch, and for sizes that depend on the batch, such as a smaller last "
+    "batch. If sizes must differ, pad the tensors, or gather them with all_gather_object."
 )
 ZERO_LOSS = "backward() on a loss of zero, such as 0 * output.sum()"
 SKIP_TOGETHER = f"Skip a batch on all ranks together: all-reduce a flag before backward(), or call {ZERO_LOSS}."

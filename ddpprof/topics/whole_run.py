@@ -76,7 +76,7 @@ def hang_line(report: ReportView) -> Iterator[Section]:
     if run is None or run.hang is None:
         return
     if report[FAILURE] is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
-        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it continued."
+        goes_on = "" if run.hang.resumed_unix_ns is None else " The job continued later."
         short = verdict_in_short(run.hang, is_over=True)
         yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
 
@@ -136,7 +136,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
     if more := len(run.slowdowns) - len(largest):
         yield Line(f"{count(more, 'smaller slow-down')} {'is' if more == 1 else 'are'} in the JSON report.")
     for pause in (one for one in run.pauses if one.extra_ns >= _LEAST_PAUSE_NS):
-        yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
+        yield Line(f"Not counted as slow-downs: {pause_sentence(pause)}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))

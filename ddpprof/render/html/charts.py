@@ -237,7 +237,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
-        note = "busbw: what the link carries, comparable for any number of ranks; latency dominates small messages"
+        note = "busbw: the link's rate, comparable for any number of ranks; latency dominates small messages"
         yield Chart("The link's rate by message size", traces, layout, 340, note)
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]

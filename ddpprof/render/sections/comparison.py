@@ -174,7 +174,7 @@ _KERNELS_OF_ONE = (
     "Kernels that became slower, ms (medians; differences exceed the noise within one run, but other runs may "
     "differ more)"
 )
-_KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any of A, ms (medians of a typical run)"
+_KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any run of A, ms (medians of a typical run)"
 
 
 def _of_typical(comparison: Comparison) -> str:

@@ -402,7 +402,7 @@ def _nothing(report: TuneReport) -> str:
     if low is not None and low > _CERTAIN:
         return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
     varied = (
-        f"step times on this machine varied by {report.start_ratio:.2g}× between starts of one setting"
+        f"step times on this machine varied by {report.start_ratio:.2g}× between runs of the same setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
         else f"{rounds} do not show how much of the difference is chance"
         if low is None

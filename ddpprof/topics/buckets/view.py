@@ -14,7 +14,7 @@ _MAX_BUCKETS = 24
 
 _WHAT_THE_COLUMNS_MEAN = (
     "ready: when all its gradients are computed; late: the rank that launches it last in most steps, and its delay "
-    "after the first rank"
+    "relative to the first rank"
 )
 _NOT_OF_DDP = "found in the trace by order and size; buckets sent after the backward pass are not included"
 _FROM_A_TRACE_ALONE = (

@@ -103,8 +103,8 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
         "overlap-slowdown",
         f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
         f"{in_ms(slowdown.lost_ns or 0)} per step is lost in kernels that also ran without communication "
-        f"({slowdown.known_share:.0%} of the computation during communication); the step loses only the part on its "
-        f"critical path{other_work if may_be_other_work else ''}",
+        f"({slowdown.known_share:.0%} of the computation during communication); only the part on the critical path "
+        f"makes the step longer{other_work if may_be_other_work else ''}",
         _advice(view),
         slowdown.lost_ns,
         is_noise=may_be_other_work,
