@@ -156,7 +156,7 @@ def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDAr
             f"loaded ranks have{'' if len(lines) else ', and there are none'}"
         )
     if len(ranks) == 1:
-        yield "one rank was read: the Distributed view counts all of its communication as transfer, none as waiting"
+        yield "only one rank was read: the Distributed view counts all its communication as transfer, none as waiting"
     unknown, moved_ns = set(), 0
     for one, rows, start in zip(ranks, lines.T, starts.T, strict=True):
         unknown |= {CollectiveKind(kind) for kind in one.table.collectives.kind[rows]} - set(_NAMES)

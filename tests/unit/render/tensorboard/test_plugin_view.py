@@ -79,7 +79,7 @@ def test_a_collective_of_the_host_is_cut_where_its_step_ends() -> None:
     [
         pytest.param([], "no Distributed view: no step has a collective", id="no-collective"),
         pytest.param([collective(100, 200, step=-1)], "no Distributed view: no step has a collective", id="in-no-step"),
-        pytest.param([collective(100, 200)], "one rank was read", id="one-rank"),
+        pytest.param([collective(100, 200)], "only one rank was read", id="one-rank"),
         pytest.param(
             [collective(100, 200, kind=CollectiveKind.ALL_TO_ALL)],
             "all-to-all appear as all_reduce: the plugin knows only five collectives",
