@@ -25,7 +25,7 @@ TIMES = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "tr
     [
         pytest.param(
             observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2,
-            "DistributedDataParallel(model, bucket_cap_mb=…). This run does not show the best", id="smaller-last-bucket",
+            "DistributedDataParallel(model, bucket_cap_mb=…). This run does not show the", id="smaller-last-bucket",
         ),
         pytest.param(
             observed(of_mib([1], [8]), TIMES, trailing_ns=12 * MS), 8 * MS, "fp16_compress_hook",
