@@ -17,7 +17,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, interval_of_median, publish
 
-CONDITIONS = {"bare again": "without it again: noise", "outside": "outside its window", "light": "light recording"}
+CONDITIONS = {
+    "bare again": "second run without it (noise)",
+    "outside": "outside the recorded steps",
+    "light": "light recording",
+}
 TARGETS = {
     ("default buckets", "light"): 1.01,
     ("fifty tiny buckets", "light"): 1.03,

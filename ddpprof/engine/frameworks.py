@@ -76,8 +76,8 @@ def accumulation(framework: str | None, static_graph: bool) -> str:
 
 
 _ACCUMULATION = {
-    None: "run forward and backward of all but the last under `with ddp.no_sync():`, and divide each loss by the "
-    "number of batches",
+    None: "run the forward and backward passes of all but the last batch under `with ddp.no_sync():`, and divide "
+    "each loss by the number of batches",
     "transformers": "TrainingArguments(gradient_accumulation_steps=…)",
     "accelerate": "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around "
     "each batch",
@@ -160,8 +160,8 @@ def divide_data(framework: str | None, loader: Loader) -> str:
         return _DIVISION[framework]
     if loader.is_iterable:
         return (
-            "Make the IterableDataset yield a different part on each rank: pass it the rank and world size, and "
-            "divide the rank's part among its workers (torch.utils.data.get_worker_info()). Or use "
+            "Make the IterableDataset yield a different shard on each rank: pass it the rank and world size, and "
+            "split the rank's shard among its workers (torch.utils.data.get_worker_info()). Or use "
             "split_dataset_by_node of Hugging Face datasets, or split_by_node of WebDataset."
         )
     shuffle = "shuffle=True" if loader.shuffles else "shuffle=False"
@@ -172,12 +172,12 @@ def divide_data(framework: str | None, loader: Loader) -> str:
 
 
 _DIVISION = {
-    "transformers": "The Trainer divides the DataLoaders that it creates. If you create your own, return it from "
+    "transformers": "The Trainer shards the DataLoaders that it creates. If you create your own, return it from "
     "get_train_dataloader through self.accelerator.prepare(…).",
-    "accelerate": "Let Accelerate divide it: loader = accelerator.prepare(loader).",
-    "lightning": "Let the Trainer divide it: leave use_distributed_sampler at True, and use a map-style dataset. An "
-    "IterableDataset must divide its data itself.",
-    "fabric": "Let Fabric divide it: loader = fabric.setup_dataloaders(loader).",
+    "accelerate": "Let Accelerate shard it: loader = accelerator.prepare(loader).",
+    "lightning": "Let the Trainer shard it: leave use_distributed_sampler at True, and use a map-style dataset. An "
+    "IterableDataset must shard its data itself.",
+    "fabric": "Let Fabric shard it: loader = fabric.setup_dataloaders(loader).",
 }
 
 

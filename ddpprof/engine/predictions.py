@@ -76,7 +76,7 @@ class Predictions:
     no_sync: Predicted | None = None
     """reduction only in the last of a step's several backward passes"""
     double_batch: Predicted | None = None
-    """batches twice as large; communication time saved per batch of the present size"""
+    """doubling the batch size; communication time saved per batch of the present size"""
     accumulation: Predicted | None = None
     """reduction in every `ACCUMULATED`-th backward pass; communication time saved per backward pass"""
     double_link: Predicted | None = None

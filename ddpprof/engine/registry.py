@@ -35,7 +35,7 @@ def _loaded(entry: Any) -> Topic[Any, Any]:
     return replace(topic, name=entry.name)
 
 
-_WHAT_TO_DO = "Uninstall the package, or tell its authors."
+_WHAT_TO_DO = "Uninstall the package, or report this to its authors."
 
 
 @cache

@@ -37,22 +37,22 @@ TERMS = (
     ),
     Term(
         "host time",
-        "When and how long the training thread worked. With an accelerator, it only launches work that runs later, "
-        "so the duration of a launch is not that of the work. On CPU, it does the work itself.",
+        "When, and for how long, the training thread worked. With an accelerator, it only launches work that runs "
+        "later, so the duration of a launch is not that of the work. On CPU, it does the work itself.",
         field="times",
         aliases=("launch time", "host", "of the host"),
     ),
     Term(
         "device time",
-        "When and how long the accelerator worked, on the host's clock, according to the kernels in the trace. "
+        "When, and for how long, the accelerator worked, on the host's clock, according to the kernels in the trace. "
         "Without a trace, these times are unknown: profile the job with ddpprof trace.",
         field="times",
         aliases=("device", "of the device"),
     ),
     Term(
         "compute",
-        "Accelerator kernels that neither communicate nor copy; on CPU, the ops of the training thread, without their "
-        "waits for collectives.",
+        "Accelerator kernels that neither communicate nor copy; on CPU, the ops of the training thread, excluding "
+        "their waits for collectives.",
         field="ranks[].steps[].compute_ns",
         aliases=("computation",),
     ),
@@ -92,9 +92,9 @@ TERMS = (
     ),
     Term(
         "step bar",
-        "Seven parts that add up to the step. Compute counts first, by what launched it (forward, backward, "
-        "optimizer, other), then exposed communication, copies and waiting for data; the rest is idle. On an "
-        "accelerator, communication that continues into the next step is part of the next step's bar; exposed "
+        "Seven parts that add up to the step. Computation takes precedence and is split by what launched it (forward, "
+        "backward, optimizer, other). Then come exposed communication, copies and waiting for data; the rest is idle. "
+        "On an accelerator, communication that continues into the next step is part of the next step's bar; exposed "
         "communication is counted in the step that launched it.",
         field="ranks[].steps[].parts",
         aliases=("forward", "backward", "optimizer", "data", "other", "data, other", "parts"),
@@ -152,8 +152,8 @@ TERMS = (
     ),
     Term(
         "busbw",
-        "Bus bandwidth as defined by nccl-tests: the rate that the link carries. It can be compared with the "
-        "hardware's bandwidth for any number of ranks n.",
+        "Bus bandwidth as defined by nccl-tests: the rate at which the link transfers data. It can be compared with "
+        "the hardware's bandwidth for any number of ranks n.",
         formula="algbw × 2(n-1)/n for all-reduce, × (n-1)/n for all-gather and reduce-scatter, × 1 for broadcast",
         field="across.collectives[].busbw_bytes_per_s",
         aliases=("bus bandwidth",),
@@ -167,8 +167,8 @@ TERMS = (
     ),
     Term(
         "common clock",
-        "A collective ends at the same time on all ranks, so its ends show how far each host's clock is ahead of "
-        "the first host's. The first ± is the noise of that offset. The second is a bound from causality: no "
+        "A collective ends at the same time on all ranks, so its end times show how far each host's clock is ahead "
+        "of the first host's. The first ± is the noise of that offset. The second is a bound from causality: no "
         "collective ends on one rank before it has begun on all.",
         field="across.clock",
         aliases=("clocks", "clock"),
@@ -178,7 +178,7 @@ TERMS = (
         "How much communication slows concurrent computation: the duration of a kernel (same name, launch shape and "
         "input shapes) while communication covers at least half of it, divided by its duration without "
         "communication.",
-        formula="median duration under communication / median duration alone",
+        formula="median duration during communication / median duration alone",
         field="overlap_slowdown",
         aliases=("slowdown", "slowed"),
     ),
@@ -215,7 +215,7 @@ TERMS = (
     Term(
         "baseline steps",
         "Steps without gradient communication, recorded as a reference for kernels and predictions: ddpprof trace "
-        "--baseline-steps 5. They make the model invalid, so the job ends after them.",
+        "--baseline-steps 5. They invalidate the model, so the job ends after them.",
         aliases=("baseline",),
     ),
     Term(
@@ -288,8 +288,8 @@ TERMS = (
         "A finding that another run of the same job might not have. A predicted gain counts as noise if its 95 % "
         "interval includes a loss, or if it is below the noise of the step (half of the 95 % interval of the step "
         "time) and may be less than half of the prediction. A measured gain counts as noise if it is below 2 % of "
-        "the step or 5 µs, or if other work on the same cores could explain it. Such findings come last and without "
-        "advice.",
+        "the step or 5 µs, or if other work on the same cores could explain it. Such findings are listed last, "
+        "without advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),
@@ -304,7 +304,7 @@ TERMS = (
     Term(
         "DataParallel",
         "Data that one process with several accelerators moves between them, and the load of each accelerator. "
-        "ddpprof trace train.py records such a process like a job of one rank.",
+        "ddpprof trace train.py records such a process like a single-rank job.",
         field="data_parallel",
         aliases=("replicate", "scatter", "gather"),
     ),
@@ -318,8 +318,8 @@ TERMS = (
     ),
     Term(
         "RPC",
-        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as "
-        "seen by the caller, and bytes of tensors. They are not part of DDP's communication.",
+        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as seen "
+        "by the caller, and tensor bytes. They are not part of DDP's communication.",
         field="rpc",
         aliases=("latency",),
     ),

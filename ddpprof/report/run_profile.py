@@ -268,7 +268,7 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
     if training.world_size < 2:
         if bench is None:
             raise DdpprofError(
-                "the run has one rank, which sends nothing. Measure a network with ddpprof netbench, "
+                "the run has only one rank, so it sends nothing. Measure a network with ddpprof netbench, "
                 "and pass it as --network FILE."
             )
         return replace(bench, link=Link(NOTHING, at_once=bench.link.at_once), world_size=1), bench

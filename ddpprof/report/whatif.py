@@ -201,10 +201,10 @@ def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bo
             "ddpprof tune to measure them)"
         )
     if num_ranks(world, profile.training, network) != network.world_size:
-        said.append(f"all links are alike, with {world.algorithm} all-reduce")
+        said.append(f"all links are equally fast, with {world.algorithm} all-reduce")
         said.append("no rank is slower than the ranks of the run")
     if world.batch_scale != 1:
-        said.append("computation grows with the batch")
+        said.append("computation time grows with the batch size")
     if profile.training.on_cpu:
         said += _of_the_processor(profile, network)
     return said

@@ -164,7 +164,7 @@ def attempt_table(found: Sequence[AttemptSummary], _report: ReportView) -> Itera
         words=("ended",),
         note=notes(
             "after: time since the first attempt began; steps: recorded steps",
-            "change: of the step time since the previous attempt, with its 95 % interval",
+            "change: difference in step time from the previous attempt, with its 95 % interval",
             cut_off(len(found), _MAX_ATTEMPTS, "attempts"),
         ),
     )
@@ -208,7 +208,7 @@ def how_it_ended(ends: Sequence[RankEnd]) -> str:
     if killed:
         parts.append(f"{_ranks(killed)} killed")
     if lost:
-        parts.append(f"{_ranks(lost)} lost the others")
+        parts.append(f"{_ranks(lost)} lost contact with the other ranks")
     rest = [end for end in said if not end.failed]
     parts += sorted({f"{_ranks([e for e in rest if e.ended == end.ended])} {clean(end.ended or '')}" for end in rest})
     return "; ".join(parts)

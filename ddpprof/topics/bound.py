@@ -214,20 +214,20 @@ def _why(bound: Bound, hooked: bool) -> str:
         waiting_ns = bound.waiting_ns or 0
         return (
             f"Of {ms(bound.comm_ns)} ms in {calls}{volume}, a rank spends about {ms(waiting_ns)} ms waiting for "
-            "ranks that arrive later; no DDP setting removes this time."
+            f"ranks that arrive later. No DDP setting can remove this time."
         )
     if bound.by is BoundBy.LATENCY:
-        return f"A step has {calls}{volume}, so little that latency may cost more than the transfer of the bytes."
+        return f"A step has {calls}{volume}. With so little data, latency may cost more than the transfer itself."
     return f"A step has {calls}{volume}."
 
 
 _WHAT = {
-    WhatHelps.DOUBLE_BATCH: "batches twice as large",
+    WhatHelps.DOUBLE_BATCH: "doubling the batch size",
     WhatHelps.ACCUMULATION: f"accumulating gradients over {ACCUMULATED} batches",
     WhatHelps.NO_SYNC: "reducing gradients only in the last backward pass of a step",
     WhatHelps.COMPRESSION: "sending half as many bytes",
     WhatHelps.DOUBLE_LINK: "a network with twice the bandwidth",
-    WhatHelps.BUCKETS: "other buckets",
+    WhatHelps.BUCKETS: "different bucket sizes",
 }
 
 
@@ -249,13 +249,13 @@ def _saved(one: WouldHelp) -> str:
 
 
 _NOT_REPLAYED = {
-    BoundBy.WAITING: "This step cannot be replayed with other settings. Ranks wait less if they do equal work in equal "
-    "time; larger batches and less frequent gradient reduction spread the waiting over more work.",
+    BoundBy.WAITING: "This step cannot be replayed with other settings. Ranks wait less if they all take the same "
+    "time per step; larger batches and less frequent gradient reduction spread the waiting over more work.",
     BoundBy.LATENCY: "This step cannot be replayed with other settings. Larger batches and less frequent gradient "
     "reduction spread the latency over more work, and fewer buckets reduce it; more network "
     "bandwidth does not.",
     BoundBy.BANDWIDTH: "This step cannot be replayed with other settings. Larger batches, less frequent gradient "
-    "reduction, fewer bits per gradient and a faster network reduce communication.",
+    "reduction, compressed gradients and a faster network reduce the cost of communication.",
 }
 
 

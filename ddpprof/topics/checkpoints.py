@@ -25,7 +25,8 @@ def same_checkpoint(written: Mapping[int, Written], _view: View) -> Iterator[Fin
             "same-checkpoint",
             f"{len(ranks)} ranks save the same checkpoint",
             f"{ranks_in_words(ranks)} all wrote {path}" + (f" ({len(shared)} such files)" if len(shared) > 1 else ""),
-            "Use: if dist.get_rank() == 0: torch.save(…), and then dist.barrier() if other ranks read it.",
+            "Save on one rank only: if dist.get_rank() == 0: torch.save(…). If other ranks read the file, call "
+            "dist.barrier() afterwards.",
             None,
             is_correctness=True,
             numbers=only_known(num_ranks=len(ranks), num_files=len(shared)),

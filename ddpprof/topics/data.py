@@ -142,10 +142,10 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
         title = "Every rank trains on the same batches"
         evidence = f"{same.num_batches} of {same.num_batches} compared batches were the same on {ranks}; {drawn}"
     else:
-        title = "Training data is not divided among the ranks"
+        title = "The training data is not sharded across the ranks"
         evidence = (
-            f"within one pass over the DataLoader, {same.num_samples} of {same.num_compared} compared samples of one "
-            f"rank also went to another rank; {drawn}"
+            f"in one pass over the DataLoader, {same.num_samples} of {same.num_compared} compared samples of one "
+            f"rank were also used by another rank; {drawn}"
         )
     yield Finding(
         "same-samples",
@@ -169,14 +169,14 @@ def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
     if loader is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return
     ranks = "both ranks" if view.world_size == 2 else f"all {view.world_size} ranks"
-    own = "its own generator has" if loader.has_generator else "torch's CPU generator, from which they come, has"
+    own = "its own generator has" if loader.has_generator else "torch's CPU generator, which provides the seeds, has"
     yield Finding(
         "same-worker-seeds",
         f"The DataLoader workers of {ranks} draw the same random numbers",
-        f"the loader gives the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
-        "state there, and the code of its dataset draws random numbers",
-        f"{_seed_workers(view.framework, loader.num_workers)} Until then, every rank augments its samples in the "
-        "same way.",
+        f"the loader passes the same seeds to its workers ({loader.num_workers}) on {ranks}, because {own} the same "
+        f"state on each of them, and the dataset's code draws random numbers",
+        f"{_seed_workers(view.framework, loader.num_workers)} Until this is fixed, every rank applies the same "
+        f"random augmentations.",
         None,
         is_correctness=True,
         numbers=only_known(num_workers=loader.num_workers),
@@ -191,8 +191,8 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
     return (
         f"Add {more} to torch.initial_seed() in a worker_init_fn of the loader, and pass the sum to "
         "torch.manual_seed, random.seed and, modulo 2**32, np.random.seed. Pass the rank to the function with "
-        "functools.partial. This changes the workers only: another seed for the loader's generator may also change "
-        "the order of the samples, which must be the same on all ranks if they divide the samples among them."
+        "functools.partial. This affects only the workers. Seeding the loader's generator differently may also "
+        "change the order of the samples, which must be the same on all ranks if the samples are sharded across them."
     )
 
 
@@ -245,7 +245,7 @@ def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change |
     return min(data_ns, max(0, step_ns - round(batch_ns / int(str(change.values["num_workers"])))))
 
 
-_CHEAPER = "Make loading cheaper: use fewer transforms, or store the data already preprocessed."
+_CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed data."
 
 
 def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
@@ -253,7 +253,7 @@ def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
     wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
     more = loader_change(view.framework, wanted, again)
     if view.cores_per_rank is None:
-        return f"{more.code}, if the host has cores for them, or use cheaper transforms.", more
+        return f"{more.code}, if the host has enough cores, or use cheaper transforms.", more
     possible = min(wanted, int(view.cores_per_rank) - 1)  # one core trains
     if possible > loader.num_workers:
         more = loader_change(view.framework, possible, again)
@@ -262,8 +262,8 @@ def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
     if loader.num_workers == 0:
         one = loader_change(view.framework, 1, again)
         helps = (
-            f"{one.code} helps if loading waits for storage. If it is limited by computation, the host has only "
-            f"{cores}."
+            f"{one.code} helps if loading is limited by storage. If it is limited by computation, note that the host "
+            f"has only {cores}."
         )
         return f"{_CHEAPER} {helps}", one
     return f"{_CHEAPER} The host has {cores}, and none is free for more workers.", None

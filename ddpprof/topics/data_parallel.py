@@ -133,7 +133,7 @@ def _on_one_device(devices: int) -> Finding:
     return Finding(
         "data-parallel-on-one-device",
         f"nn.DataParallel has {where} to use",
-        "it only calls its module",
+        "it does nothing but call its module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
         numbers=only_known(num_devices=devices),
@@ -151,7 +151,7 @@ def data_parallel_table(found: DataParallelReport, _report: ReportView) -> Itera
         return
     values = (step.replicate_ns, step.scatter_ns, step.gather_ns, step.reduce_ns, step.exposed_ns)
     yield Table(
-        "Data movement of DataParallel between devices, ms per step (medians)",
+        "DataParallel data transfers between devices, ms per step (medians)",
         tuple(map(Column, ("forwards", "replicate", "scatter", "gather", "reduce", "exposed"))),
         ((str(step.num_forwards), *map(ms, values)),),
         "replicate: parameters to every device; scatter: the batch, and gradients of the output; gather: the output to "
@@ -170,8 +170,8 @@ DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
     sections={"job": data_parallel_lines, "step": data_parallel_table},
     rules=(data_parallel,),
     advice={
-        "device-imbalance": "That device also computes the loss of the whole batch. Let the wrapped module return "
-        "its loss, so that every device computes its own.",
+        "device-imbalance": "That device also computes the loss of the whole batch. Have the wrapped module return "
+        "the loss, so that every device computes the loss of its own part of the batch.",
         "memory-imbalance": "DataParallel gathers outputs on one device and keeps the optimizer's state there: use "
         "DistributedDataParallel.",
     },

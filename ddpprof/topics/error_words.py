@@ -9,56 +9,59 @@ from contextlib import suppress
 from ddpprof.model.backends import refusal_of_shared_gpu
 
 _SHARED_GPU = (
-    "Two ranks use the same GPU, which NCCL refuses. Give each rank its own: call "
+    "Two ranks use the same GPU, which NCCL does not allow. Give each rank its own GPU: call "
     'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group, and start no more ranks than the '
     "host has GPUs."
 )
 _ADVICE = {
     r"BdbQuit": """
-        A breakpoint() was reached, but no one can answer it: remove it, or run one process under a debugger.""",
+        A breakpoint() was reached, but the rank has no interactive input: remove it, or run a single process under a
+        debugger.""",
     r"Expected to mark a variable ready only once": """
-        A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass
-        checkpoint(…, use_reentrant=False), or leave find_unused_parameters=True out. Or pass static_graph=True if
-        every step uses the same parameters. Without checkpointing, look for a parameter that is used outside
-        forward(), or in several backward passes.""",
+        A parameter got its gradient twice in one backward pass. With gradient checkpointing, pass checkpoint(…,
+        use_reentrant=False), or remove find_unused_parameters=True. Or pass static_graph=True if every step uses the
+        same parameters. Without checkpointing, look for a parameter that is used outside forward(), or in several
+        backward passes.""",
     r"[Yy]our training graph has changed": """
         The parameters that a step uses have changed, which static_graph=True does not allow: pass
         find_unused_parameters=True instead.""",
     r"Expected to have finished reduction": """
-        These parameters took no part in the loss on that rank: use them in every forward, or pass
+        These parameters did not contribute to the loss on that rank: use them in every forward pass, or pass
         find_unused_parameters=True to DistributedDataParallel.""",
     r"modified by an inplace operation": """
         Before each forward DDP copies rank 0's buffers, such as BatchNorm's statistics, into the module. If a loss
-        needs two forwards, pass broadcast_buffers=False, or call backward() between them.""",
+        needs two forward passes, pass broadcast_buffers=False, or call backward() between them.""",
     r"backward through the graph a second time": """
-        A tensor of an earlier step is part of the loss: detach() what a step keeps, such as hidden states or sums of
-        losses.""",
+        The loss depends on a tensor from an earlier step: call detach() on everything that is kept between steps, such
+        as hidden states or accumulated losses.""",
     r"doesn't have any parameters? that require": """
-        All parameters of the module are frozen: wrap only modules that are trained, or unfreeze before wrapping.""",
+        All parameters of the module are frozen: wrap only modules that are trained, or unfreeze parameters before
+        wrapping.""",
     r"uninitialized parameters": """
         Run one forward of the module on dummy inputs before DistributedDataParallel wraps it.""",
     r"device_ids and output_device arguments only work": """
         Move the module to its device first: model.to(local_rank), then DistributedDataParallel(model,
-        device_ids=[local_rank]). On CPU, or for a module on several devices, leave device_ids out.""",
+        device_ids=[local_rank]). On CPU, or for a module on several devices, do not pass device_ids.""",
     r"device_ids can only be None or contain a single element": """
         One process drives one device: pass device_ids=[local_rank], and start one process per GPU (torchrun
         --nproc-per-node=gpu).""",
     r"input module must be on the same type of devices": """
-        Some parameters are on another device than the rest: call model.to(device) before DistributedDataParallel wraps
-        the model.""",
+        Some parameters are on a different device from the rest: call model.to(device) before DistributedDataParallel
+        wraps the model.""",
     r"SyncBatchNorm layers only work with GPU modules": """
         Move the model to its GPU before DistributedDataParallel wraps it. On CPU, keep BatchNorm: do not call
         convert_sync_batchnorm().""",
     r"register_(?:builtin_)?comm_hook (?:or \S+ )?can only be called once": """
-        A DDP module has one communication hook, which a framework may have registered already: remove one of the
-        two.""",
+        A DDP module can have only one communication hook, and a framework may already have registered one: remove one
+        of the two.""",
     r"Communication hook(?:: (?:bucket|return) annotation|s? must be callable)": """
-        A hook is a function: def hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor].""",
+        A hook must be a function with this signature: def hook(state, bucket: dist.GradBucket) ->
+        torch.futures.Future[torch.Tensor].""",
     r"BF16 all reduce communication hook required": """
         Use fp16_compress_hook instead, or a CUDA 11 build of torch with NCCL 2.10 or later.""",
     r"Can't detach views in-place": """
         With gradient_as_bucket_view=True gradients are views of DDP's buckets: call
-        optimizer.zero_grad(set_to_none=True) instead of grad.detach_(), or leave gradient_as_bucket_view out.""",
+        optimizer.zero_grad(set_to_none=True) instead of grad.detach_(), or remove gradient_as_bucket_view.""",
     r"DDP Pickling/Unpickling are only supported": """
         Save the model instead of the DDP module: torch.save(model.module.state_dict(), path).""",
     r"set_static_graph\(\) should be called before training": """
@@ -66,29 +69,29 @@ _ADVICE = {
     r"Compiled autograd is not compatible with C\+\+ DDP Reducer": """
         Set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is compiled.""",
     r"indicates a bug in (?:DDP|PyTorch)": """
-        This is a bug of torch: try another version, and report it to PyTorch.""",
+        This is a bug in torch: try another version, and report it to PyTorch.""",
     r"No backend type associated with device type cpu|Tensors must be CUDA": """
-        The process group has only NCCL, which sends tensors on GPUs: move the module and its tensors to the GPU, or
-        use init_process_group("cpu:gloo,cuda:nccl").""",
+        The process group uses only NCCL, which can send only GPU tensors: move the module and its tensors to the GPU,
+        or use init_process_group("cpu:gloo,cuda:nccl").""",
     r"invalid device ordinal": """
-        There are more ranks on the host than GPUs that they see: check --nproc-per-node and CUDA_VISIBLE_DEVICES.""",
+        The host has more ranks than visible GPUs: check --nproc-per-node and CUDA_VISIBLE_DEVICES.""",
     r"EADDRINUSE|[Aa]ddress already in use": """
-        Another job on the host uses the port: choose another MASTER_PORT, or start torchrun with --standalone.""",
+        Another job on the host is using the port: choose another MASTER_PORT, or start torchrun with --standalone.""",
     r"DDP expects same model across all ranks|verify_params|params?\b.*(?:mismatch|appears not to match)": """
-        The ranks have built different models: build the same one from the same arguments on every rank.""",
+        The ranks have built different models: build the same model with the same arguments on every rank.""",
     r"out of memory|OutOfMemory": """
-        Its memory was full: use a smaller batch, or accumulate gradients.""",
+        It ran out of memory: use a smaller batch, or accumulate gradients.""",
     r"MemoryError|an't allocate memory|annot allocate memory": """
-        It could not get more memory: the machine's is full, or there is a limit (ulimit -v, a control group). Use
-        a smaller batch or fewer DataLoader workers, or raise the limit.""",
+        It could not allocate memory: the machine has no free memory, or there is a limit (ulimit -v, a control group).
+        Use a smaller batch or fewer DataLoader workers, or raise the limit.""",
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
     r"Too many open files": """
-        The process reached its limit of open files: ulimit -n shows it. Look for files and sockets that are
-        never closed. If DataLoader workers need that many, raise the limit, or call
+        The process reached its limit on open files, which ulimit -n shows. Look for files and sockets that are never
+        closed. If DataLoader workers need that many, raise the limit, or call
         torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
-        A disk was full, or /dev/shm, where DataLoader workers put batches: df shows which.""",
+        A disk was full, or /dev/shm was, where DataLoader workers put batches. Use df to find out which.""",
 }
 """advice, by a regular expression for the error's text; the first match is used"""
 _NOISE = re.compile(

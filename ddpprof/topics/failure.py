@@ -231,7 +231,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
             inside = f"in {end.collective}" if end.collective else ""
             at = f"at {clean(end.place)}" if end.place else ""
             yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
-        yield f"Gloo ends a process like this if it receives more data than it expects. {SAME_COLLECTIVES}"
+        yield f"Gloo aborts a process in this way if it receives more data than it expects. {SAME_COLLECTIVES}"
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer
@@ -271,10 +271,10 @@ def _advice_on_ddp_error(end: RankEnd) -> str | None:
     if not end.parameters:
         return None
     if "our training graph has changed" in said:
-        named = _parameters(end, "took no part in the loss this time, but did in the first step")
+        named = _parameters(end, "did not contribute to the loss this time, but did in the first step")
         return f"{named}: static_graph=True does not allow this. Pass find_unused_parameters=True instead."
     if "Expected to have finished reduction" in said:
-        named = _parameters(end, "took no part in the loss of the step before")
+        named = _parameters(end, "did not contribute to the loss in the previous step")
         them = "it" if len(end.parameters) == 1 else "them"
         return (
             f"{named}: use {them} in every forward. Or remove {them}, freeze {them} before wrapping "
@@ -299,9 +299,9 @@ def _cause_of_second_gradient(end: RankEnd) -> str:
         )
     if end.searches:
         return (
-            ". With find_unused_parameters=True, DDP takes a parameter for unused if the result of forward() does not "
-            "depend on it: do not use it outside of the wrapped module's forward(), such as in the loss, or leave "
-            "find_unused_parameters=True out."
+            ". With find_unused_parameters=True, DDP considers a parameter unused if the output of forward() does "
+            "not depend on it: do not use it outside of the wrapped module's forward(), such as in the loss, or "
+            "remove find_unused_parameters=True."
         )
     return (
         ". Use every parameter within one forward() and one backward() per step: call backward() on the sum of the "
@@ -315,12 +315,12 @@ def _may_be_of_gloo(end: RankEnd) -> bool:
 
 
 _UNEVEN = (
-    " If ranks have different numbers of batches, those with more batches wait for the others: divide the data evenly."
+    " If ranks have different numbers of batches, those with more batches wait for the others: shard the data evenly."
 )
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
-    "killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "
-    "one fails, or by os._exit()"
+    "killed, for example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks when "
+    "one fails; or ended by os._exit()"
 )
 
 

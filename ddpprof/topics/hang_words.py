@@ -33,7 +33,7 @@ _WHAT = {
     Fault.TRACED: "rank {rank} is held by a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
     Fault.LINK: "all ranks wait at the same place, and no data arrives",
-    Fault.UNKNOWN: "no rank left a pulse that shows why",
+    Fault.UNKNOWN: "no rank's pulse shows why",
 }
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
@@ -45,7 +45,7 @@ _WHAT_BY_HINT = {
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
     Hint.ENDED_SILENTLY: "rank {rank} has ended before the others, probably with exit code 0",
     Hint.OTHER_AMOUNT: "rank {rank} calls a collective with a different amount of data than the other ranks",
-    Hint.TIMED_OUT: "rank {rank} joined no collective until those of the other ranks timed out",
+    Hint.TIMED_OUT: "rank {rank} did not join any collective before those of the other ranks timed out",
 }
 """what happened, for hints that need other words than their kind of fault"""
 _WHAT_OF_ALL = {
@@ -54,23 +54,23 @@ _WHAT_OF_ALL = {
     Fault.SWAPPING: "all ranks are swapping: they need more memory than the machine has",
 }
 _WHERE_LEFT_OUT = (
-    "look for a condition on the rank or its batch around the call, for a `continue` or `break` before it, and for "
-    "an error that the script catches on that rank."
+    "look for a condition around the call that depends on the rank or its batch, for a `continue` or `break` before "
+    "it, and for an error that the script catches on that rank."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "
     "result, and then join(). Stop threads, executors and loaders before the script ends.",
-    Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or "
-    f"end each epoch at the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
+    Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler shard the dataset, or "
+    f"end each epoch after the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
     f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
     Fault.MISSING_COLLECTIVE: f"Every rank must call it: {_WHERE_LEFT_OUT}",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
-    "line comes after the training loop, that rank left the loop early: let all ranks leave it after the same step.",
+    "line comes after the training loop, that rank left the loop early: make all ranks leave it after the same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
-    Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with as many "
-    "batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, also "
-    "in evaluation mode.",
+    Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with the same "
+    "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
+    "evaluation mode.",
     Fault.OWN_CODE: "Check that line: the other ranks wait until it is done.",
     Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
     "other ranks.",
@@ -78,11 +78,12 @@ _DO = {
     "DataLoader(timeout=…) turns a stuck worker into an error.",
     Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the others wait for it.",
     Fault.STOPPED: "Resume it: kill -CONT {pid}",
-    Fault.SWAPPING: "Give the job more memory, or reduce its use: a smaller batch, fewer DataLoader workers.",
+    Fault.SWAPPING: "Give the job more memory, or reduce its memory use with a smaller batch or fewer DataLoader "
+    "workers.",
     Fault.TRACED: "Continue in the debugger, or detach it.",
-    Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. C code that runs for long should release "
-    "the lock.",
-    Fault.LINK: "If there are several hosts, check the network between them: a link that is down, a firewall, a "
+    Fault.INTERPRETER_HELD: "To see where: py-spy dump --native --pid {pid}. Long-running C code should release the "
+    "lock.",
+    Fault.LINK: "If there are several hosts, check the network between them for a link that is down, a firewall or a "
     "full send queue (ss -ti; for InfiniBand, ibstat). On accelerators, also look for ranks that queue "
     "different collectives.",
 }
@@ -93,55 +94,56 @@ _DO_BY_HINT = {
         Resume the control group: docker unpause, the scheduler's resume, or write 0 to its cgroup.freeze (THAWED to
         freezer.state in version 1).""",
     Hint.LEFT_LOOP: f"""
-        Let all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
+        Make all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
         early stopping, all-reduce the decision first. If their numbers of batches differ, give every rank the same
-        number, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, let all ranks skip it, or call
+        number, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, make all ranks skip it, or call
         {ZERO_LOSS} instead. If the rank accumulates gradients (`no_sync()`) in steps in which the others reduce them,
-        let all ranks accumulate in the same steps.""",
+        make all ranks accumulate in the same steps.""",
     Hint.ERROR_IN_FLIGHT: """
-        Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not
-        call:
+        Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
         let the error end the rank; its launcher then ends the others.""",
     Hint.OTHER_ORDER: """
-        Call the collectives of all groups in the same order on every rank: look for an `if rank`, or an unordered
-        set, that determines which group comes first.""",
+        Call the collectives of all groups in the same order on every rank: look for an `if rank`, or an unordered set,
+        that determines which group comes first.""",
     Hint.OF_PEERS: """
-        Check the matching recv() or send() on the other rank: it may depend on a condition, come in a different
-        order, or have a different tag.""",
+        Check the matching recv() or send() on the other rank: it may depend on a condition, come in a different order,
+        or have a different tag.""",
     Hint.STATIC_GRAPH: """
         With static_graph=True every step must use the same parameters. Remove static_graph=True and pass
         find_unused_parameters=True, or use these parameters in every forward.""",
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, as that rank did in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
-        Find out what that rank did meanwhile; a launcher then ended it. If this work may take so long, pass a longer
-        timeout to init_process_group() or new_group().""",
+        Find out what that rank was doing in the meantime; a launcher then ended it. If this work may take this long,
+        pass a longer timeout to init_process_group() or new_group().""",
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
     Hint.WITHIN_BACKWARD: """
-        It waits within the same backward pass. If it has a comm hook, check that the hook always completes its
-        future. Check for parameters that get no gradient on that rank.""",
+        It waits within the same backward pass. If it has a comm hook, check that the hook always completes its future.
+        Check for parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank (use a
         DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",
     Hint.LATE_FOR_BARRIER: """
-        Find out what that rank did meanwhile: the monitored_barrier() of the others timed out waiting for it.""",
+        Find out what that rank was doing in the meantime: the monitored_barrier() of the other ranks timed out waiting
+        for it.""",
     Hint.WAITS_FOR_INPUT: """
-        Look for an input() or a breakpoint() at that line: it may be waiting for input that no one gives.""",
+        Look for an input() or a breakpoint() at that line: it may be waiting for input that never comes.""",
     Hint.WAITS_OUTSIDE: """
-        Check what should answer at that line, and set a timeout there: the other ranks wait until it is done.""",
+        Check what the rank is waiting for at that line, and set a timeout there: the other ranks wait until it is
+        done.""",
     Hint.TERMINATED: """
         Something sent SIGTERM to that rank: a scheduler that ends the job, a time limit, a script that watches the
-        ranks, or a person.""",
+        ranks, or a user.""",
     Hint.CRASHED: """
-        C code crashed: check the line above and the libraries that it calls. rank-{rank}.crash.txt in the run
-        has the stacks of all threads, and `dmesg` may name the library.""",
+        C code crashed: check the line above and the libraries that it calls. rank-{rank}.crash.txt in the run has the
+        stacks of all threads, and `dmesg` may name the library.""",
     Hint.ENDED_SILENTLY: """
         Its launcher saw other ranks fail, but not this one: look for os._exit(0), and for code that ends the process
         without an error.""",
     Hint.UNSEEN_END: """
-        It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent
-        to it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
+        It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent to
+        it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
 }
 """what to do, for hints that need other advice than their kind of fault"""
 
@@ -160,12 +162,12 @@ def standstill_line(found: Standstill) -> str:
     """Return, in one or two sentences, why a job that stands still is not reported to hang."""
     if found.waits_for is None or found.rank is None:
         return (
-            f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or "
-            "computes), or has just continued"
+            f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates "
+            f"or computes), or has just resumed"
         )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
-    limit = f". ddpprof does not call this a hang before {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
+    limit = f". ddpprof reports this as a hang only after {found.hangs_after_s:.0f} s" if found.hangs_after_s else ""
     return (
         f"rank {found.rank} has waited for {found.waits_for}{at} for {found.waited_s:.0f} s"
         f"{who if found.waiting else ''}{limit}"
@@ -259,7 +261,7 @@ def _waiting(verdict: Verdict, *, is_over: bool) -> Iterator[str]:
         yield f"{who} {have} waited{since}{at}."
     if verdict.parameters:
         bucket = f"bucket {verdict.bucket} of {clean(verdict.module or '?')}: " if verdict.bucket is not None else ""
-        missing = "Without gradient: " if verdict.has_failed else f"They wait{'ed' if is_over else ''} for "
+        missing = "Without a gradient: " if verdict.has_failed else f"They wait{'ed' if is_over else ''} for "
         yield f"{missing}{bucket}{listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
 
 

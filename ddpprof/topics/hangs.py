@@ -105,17 +105,17 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
     if not (differs_if_left and differs_if_used):
         rest = (
             f". A step accumulates {per_step} of them, so the number of steps depends on whether the script takes a "
-            "step with the batches left at the end"
+            f"step with the leftover batches at the end"
         )
     fewest, most = min(lengths), max(lengths)
     yield Finding(
         "unequal-batches",
-        "The ranks have different numbers of batches: they will reach different epochs, and the job may hang",
+        "The ranks have different numbers of batches: they will end up in different epochs, and the job may hang",
         f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank "
         f"{lengths[most][0]} gets {most:,}{rest}; ranks with more batches wait forever at the next point that all "
         "ranks must reach, such as an evaluation or the end of training",
-        "Give every rank the same number of batches: let a DistributedSampler divide the dataset, or end each epoch "
-        f"at the smallest len(loader) of all ranks{or_join(view.framework)}.",
+        "Give every rank the same number of batches: let a DistributedSampler shard the dataset, or end each epoch "
+        f"after the smallest len(loader) of all ranks{or_join(view.framework)}.",
         None,
         is_correctness=True,
         numbers=only_known(fewest_batches=fewest, most_batches=most),
@@ -132,7 +132,7 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
         some = f"{number:,} backward passes, first in step {step:,}"
     yield Finding(
         "skipped-backward",
-        f"Rank {rank} skipped {some}: since then, gradients of different batches are averaged",
+        f"Rank {rank} skipped {some}: since then, DDP averages gradients of different batches",
         f"no backward pass followed its forward in step {step:,}, for example because the script catches an error or "
         "skips a NaN loss; at the end, the other ranks wait for a pass that never comes",
         SKIP_TOGETHER,
@@ -144,9 +144,9 @@ def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
 
 
 SAME_COLLECTIVES = (
-    "Every rank must call the same collectives in the same order, with as much data: look for a condition on the "
-    "rank or its batch around them, and for sizes that depend on the batch, such as a smaller last batch. If sizes "
-    "must differ, pad the tensors, or gather them with all_gather_object."
+    "Every rank must call the same collectives in the same order, with the same amount of data: look for conditions "
+    "around them that depend on the rank or its batch, and for sizes that depend on the batch, such as a smaller last "
+    "batch. If sizes must differ, pad the tensors, or gather them with all_gather_object."
 )
 ZERO_LOSS = "backward() on a loss of zero, such as 0 * output.sum()"
 SKIP_TOGETHER = f"Skip a batch on all ranks together: all-reduce a flag before backward(), or call {ZERO_LOSS}."
@@ -175,8 +175,8 @@ def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
     yield Finding(
         "long-timeout",
         f"If this job hangs, it will hang for {risks.timeout_s / 3600:.3g} hours",
-        f"the timeout of the process group is {risks.timeout_s / 3600:.3g} h",
-        f"Set a shorter timeout, a little above your longest pause: {timeout_argument(view.framework)}; "
+        f"the process group's timeout is {risks.timeout_s / 3600:.3g} h",
+        f"Set a shorter timeout, slightly longer than your longest pause: {timeout_argument(view.framework)}; "
         "or let `ddpprof watch --kill-after 60` end a job that hangs.",
         None,
         numbers=only_known(timeout_s=risks.timeout_s),

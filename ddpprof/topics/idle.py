@@ -184,8 +184,8 @@ def launch_bound(launch_bound_ns: int, view: View) -> Iterator[Finding]:
         f"{in_ms(launch_bound_ns)} per step, {launch_bound_ns / view.step_ns:.0%} of the step: the kernel that ends "
         "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter in "
         "steps without the profiler",
-        f"Make fewer and larger launches: {_OF_CUDA if view.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in the "
-        "step.",
+        f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in "
+        "the step.",
         launch_bound_ns,
         numbers=only_known(launch_bound_ns=launch_bound_ns),
     )

@@ -128,13 +128,13 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
 
 
 _WITHOUT_SYNC = (
-    "If the batch of a single rank is large enough for its statistics, leave out convert_sync_batchnorm(): plain "
-    "BatchNorm sends nothing. Otherwise convert only the layers that need it. Both change the training: compare the "
+    "If a single rank's batch is large enough for batch statistics, do not call convert_sync_batchnorm(): plain "
+    "BatchNorm sends nothing. Otherwise, convert only the layers that need it. Both affect training: compare the "
     "accuracy."
 )
 _FEWER = (
-    "Send what the layer exchanges in one tensor instead of several, or begin with async_op=True and wait where the "
-    "result is needed."
+    "Send the layer's data in one tensor instead of several, or start the collective with async_op=True and wait "
+    "where the result is needed."
 )
 
 LAYER_COLLECTIVES: Topic[LayerCalls, LayerCalls] = Topic(

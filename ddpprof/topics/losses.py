@@ -63,7 +63,7 @@ def nonfinite_finding(
     )
 
 
-_NOT_KNOWN = "earlier steps were not checked, so it may have begun before"
+_NOT_KNOWN = "earlier steps were not checked, so it may have begun earlier"
 _OF_ALL = (
     "Check the loss function in that step for a division by zero or the logarithm of zero. If the parameters had "
     "diverged before, lower the learning rate, or clip gradients with clip_grad_norm_. "
@@ -94,7 +94,7 @@ def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str
 
 def _evidence(ranks: Mapping[int, NonfiniteSteps | None], first: list[int], step: int) -> str:
     if len(first) == len(ranks):
-        return "it appeared on all ranks in the same step" if len(ranks) > 1 else "the loss before it was finite"
+        return "it appeared on all ranks in the same step" if len(ranks) > 1 else "the loss before that was finite"
     others = [one.first_step if one is not None else None for rank, one in ranks.items() if rank not in first]
     the_others = "the other rank" if len(others) == 1 else "the other ranks"
     if all(other == step + 1 for other in others):

@@ -189,7 +189,7 @@ def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
         return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything uses a GPU."
     return (
-        "Check what only this rank keeps: losses collected with their graph (use loss.item() or .detach()), a "
+        "Check what only this rank keeps: losses kept together with their graph (use loss.item() or .detach()), a "
         "second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
     )
 

@@ -77,7 +77,7 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
     )
     yield Finding(
         "own-reduction",
-        "Gradients are all-reduced without torch's DDP, by hooks of the script (Apex-like)",
+        "Gradients are all-reduced without torch's DDP, by the script's own hooks (Apex-like)",
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
         f"computation does not hide {in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)}{flat}",
         "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): its buckets follow the "
@@ -96,7 +96,7 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
 def own_reduction_line(own: OwnReduction, _report: ReportView) -> Iterable[Section]:
     size = "" if own.num_bytes is None else f" of {megabytes(own.num_bytes)} MB in all"
     yield Line(
-        "Gradients are all-reduced without torch's DDP (Apex-like), in hooks of the backward pass: "
+        "Gradients are all-reduced without torch's DDP (Apex-like), in backward hooks: "
         f"{count(own.num_all_reduces, 'all-reduce')} per step{size}, {ms(own.comm_ns)} ms, {ms(own.exposed_ns)} ms of "
         "it exposed."
     )

@@ -76,9 +76,10 @@ def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding
         f"{ranks.capitalize()} draw the same random numbers",
         f"{' and '.join(generators)} {were} in the same state on {ranks} at the start of each of {same.num_steps} "
         f"recorded steps, and {used} in every step",
-        f"{seed_ranks(view.framework, same.generators)} Until then, everything random in the training, such as "
-        "dropout masks, noise or augmentation, is identical on every rank. For random numbers that must be equal on "
-        "all ranks, such as the order of samples, use a separate torch.Generator with the same seed on all ranks.",
+        f"{seed_ranks(view.framework, same.generators)} Until this is fixed, everything random in the training, such "
+        "as dropout masks, noise or augmentation, is identical on every rank. For random numbers that must be the "
+        "same on all ranks, such as those that determine the order of samples, use a separate torch.Generator with "
+        "the same seed on all ranks.",
         None,
         is_correctness=True,
         numbers=only_known(num_ranks=len(same.ranks), num_steps=same.num_steps),

@@ -151,7 +151,7 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
         yield Finding(
             "copies-differ",
             "The ranks train different models: their copies of the parameters "
-            + ("differ" if drift.differed_before else "move apart"),
+            + ("differ" if drift.differed_before else "diverge"),
             f"{_evidence(drift)}, as sampled values of {module.name} on {_ranks(drift)} show",
             _advice(drift),
             None,
@@ -224,7 +224,8 @@ def _parameters(apart: TrainedApart) -> str:
 
 _CALL_DDP = (
     "Compute the loss from the output of the DDP module itself: call model(…), not model.module(…) or a method of "
-    "model.module. DDP averages gradients only after its own forward. To reach another method, call it in forward()."
+    "model.module. DDP averages gradients only after its own forward. To use another method of the model, call it "
+    "inside forward()."
 )
 _WRAP_THEM = (
     "If all ranks should have the same values, make these parameters part of the module that DistributedDataParallel "
@@ -237,7 +238,7 @@ def _evidence(drift: Drift) -> str:
     if drift.differed_before:
         return "they already differed when the recording began"
     steps = "one step" if drift.num_steps == 1 else f"{drift.num_steps} steps"
-    return f"in {steps} they moved apart by {drift.apart:.0%} of the distance they moved"
+    return f"in {steps} they diverged by {drift.apart:.0%} of the distance they moved"
 
 
 def _ranks(drift: Drift) -> str:
@@ -248,7 +249,7 @@ def _advice(drift: Drift) -> str:
     if drift.num_unreduced_passes:
         return (
             "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
-            "backward pass after a forward, and gradients of a second pass stay on their rank. This happened "
+            "backward pass after a forward, and does not reduce those of a second pass. This happened "
             f"{_times(drift.num_unreduced_passes)} in the recorded steps."
         )
     if drift.differed_before:

@@ -107,9 +107,9 @@ def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
             f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the "
             "other",
             f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
-            "Combine calls of one function into one call. If no call needs the answer of another, send all with "
-            "rpc.rpc_async, and call torch.futures.wait_all(futures) where the answers are needed. Send the calls for "
-            "the next batch before the backward pass of this one.",
+            "Combine calls to the same function into one call. If no call needs the result of another, send them all "
+            "with rpc.rpc_async, and call torch.futures.wait_all(futures) where the results are needed. Send the "
+            "calls for the next batch before the backward pass of this one.",
             gain,
             numbers=only_known(
                 num_calls=rank.num_sync_calls, waiting_ns=rank.waited_ns, longest_wait_ns=rank.longest_wait_ns
@@ -125,7 +125,7 @@ def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
             f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
             "communication is not included",
             "Send it earlier with rpc.rpc_async, for example for the next batch before the backward pass of this one, "
-            "and wait for the answer where it is needed. Or make the function itself faster.",
+            "and wait for the result where it is needed. Or make the function itself faster.",
             rank.longest_wait_ns,
             numbers=only_known(longest_wait_ns=rank.longest_wait_ns),
         )

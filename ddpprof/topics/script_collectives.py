@@ -345,10 +345,10 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
         _said(calls)
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",
-        f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N "
-        "steps or once per epoch, several in one tensor. Keep those whose result the step needs, such as the "
-        "normalization of the loss, a gradient norm for clipping, or a decision that all ranks "
-        f"share.{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
+        f"{'If these are metrics, accumulate' if unsized else 'Accumulate'} them on the device, and all-reduce them "
+        "every N steps or once per epoch, with several in one tensor. Keep collectives whose result the step needs, "
+        "such as loss normalization, a gradient norm for clipping, or a decision that all ranks share."
+        f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
@@ -395,8 +395,8 @@ def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterato
         "optimizer-broadcasts",
         f"The optimizer broadcasts updated parameters in {pieces} per step",
         _said(calls),
-        f"ZeroRedundancyOptimizer does this so that each rank holds only a part of its state. {fewer}If memory allows, "
-        "an ordinary optimizer on each rank sends nothing.",
+        f"ZeroRedundancyOptimizer does this because each rank holds only its own shard of the state. {fewer}If memory "
+        "allows, an ordinary optimizer on each rank sends nothing.",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )

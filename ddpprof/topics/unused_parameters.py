@@ -82,7 +82,7 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
             unused = set(module.unused)
             lost = sum(p.num_bytes for p in module.parameters if p.name in unused)
             all_bytes = sum(p.num_bytes for p in module.parameters)
-            sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced for nothing"
+            sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced unnecessarily"
             is_one = len(module.unused) == 1
             them, static = "it" if is_one else "them", ""
             if _searches(module) and module.graph_is_static and view.num_micro_steps == 1:

@@ -76,7 +76,7 @@ def hang_line(report: ReportView) -> Iterator[Section]:
     if run is None or run.hang is None:
         return
     if report[FAILURE] is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
-        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it continued."
+        goes_on = "" if run.hang.resumed_unix_ns is None else " The job continued later."
         short = verdict_in_short(run.hang, is_over=True)
         yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
 
@@ -136,7 +136,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
     if more := len(run.slowdowns) - len(largest):
         yield Line(f"{count(more, 'smaller slow-down')} {'is' if more == 1 else 'are'} in the JSON report.")
     for pause in (one for one in run.pauses if one.extra_ns >= _LEAST_PAUSE_NS):
-        yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
+        yield Line(f"Not counted as slow-downs: {pause_sentence(pause)}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))
@@ -157,7 +157,7 @@ def _shares(ranks: Sequence[RankWholeRun]) -> str:
         "waiting for other ranks": mean_known(one.wait_ns for one in known),
     }
     shown = [f"{name} {percent(ns / step_ns if step_ns else None)}" for name, ns in parts.items() if ns is not None]
-    return f"A step on average: {', '.join(shown)}; the rest is the script's own."
+    return f"A step on average: {', '.join(shown)}; the rest is the script's own code."
 
 
 def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
@@ -242,7 +242,7 @@ def _own_times(ranks: Sequence[RankWholeRun]) -> str:
     usual_ns = median_known(ns for rank, ns in own.items() if rank != slowest) or 0
     if own[slowest] - usual_ns < _WORTH_A_ROW * usual_ns:
         return "own: step time minus waits for other ranks, about the same on all ranks"
-    longer, others = ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the others, by their median"
+    longer, others = ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the median of the others"
     return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} ms longer than {others}"
 
 
@@ -306,12 +306,12 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     return {
         SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
         SlowdownCause.DATA: f"{who} {waits} longer for batches",
-        SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and none needs longer by itself",
+        SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and no rank takes longer by itself",
         SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
         SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
         SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",
         SlowdownCause.CLOCK: f"the cores of {who} run at a lower clock rate",
-        SlowdownCause.PAGING: f"memory of {who} is read back from a disk",
+        SlowdownCause.PAGING: f"the memory of {who} is paged in from disk",
         SlowdownCause.UNKNOWN: "the cause is not known",
     }[slowdown.cause]
 
@@ -322,7 +322,7 @@ def pause_sentence(pause: Pause) -> str:
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:
         recorded = f"the {pause.num_steps:,} {steps} that ddpprof recorded"
-        return f"{recorded} took {took_s:.1f} s longer than the same number of others"
+        return f"{recorded} took {took_s:.1f} s longer than the same number of other steps"
     return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"
 
 

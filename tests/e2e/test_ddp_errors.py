@@ -12,9 +12,12 @@ TWICE = "1 parameter (block.bias) got a gradient twice in one backward pass, sin
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("unused", f"{SPARE} took no part in the loss of the step before: use them in every forward."),
-        ("unused_later", f"{SPARE} took no part in the loss of the step before: use them in every forward."),
-        ("graph_changes", f"{SPARE} took no part in the loss this time, but did in the first step: static_graph=True"),
+        ("unused", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward."),
+        ("unused_later", f"{SPARE} did not contribute to the loss in the previous step: use them in every forward."),
+        (
+            "graph_changes",
+            f"{SPARE} did not contribute to the loss this time, but did in the first step: static_graph=True",
+        ),
         ("checkpoint", TWICE),
         ("shared_checkpoint", TWICE),
         ("outside", "1 parameter (spare.bias) got a gradient twice in one backward pass. With find_unused_parameters"),

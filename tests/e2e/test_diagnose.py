@@ -167,7 +167,7 @@ def test_parameters_without_gradient_are_named(ddpprof: Run) -> None:
     ddpprof("watch", "--quiet", "--out", "run", *TWO, str(FAULTS), "--fault", "unused", "--rank", "0")
     said = ddpprof("diagnose", "run").stdout
     assert "rank 0 has died: RuntimeError: Expected to have finished reduction" in said
-    assert "Without gradient: branch.weight, branch.bias." in said
+    assert "Without a gradient: branch.weight, branch.bias." in said
 
 
 @pytest.mark.long

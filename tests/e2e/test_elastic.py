@@ -40,7 +40,7 @@ def test_an_error_and_a_kill(tmp_path: Path, ddpprof: Run, report: Report) -> No
     assert finished[0][3] == finished[1][3]
     assert "ddpprof:" not in done.stderr
     assert "The rest of this report is about attempt 2" in done.stderr
-    assert "rank 1 failed: ValueError: bad batch; rank 0 lost the others" in done.stderr
+    assert "rank 1 failed: ValueError: bad batch; rank 0 lost contact with the other ranks" in done.stderr
     shown = report("run")
     zero, one, two = shown["attempts"]
     assert [a["restarts"] for a in shown["attempts"]] == [0, 1, 2]

@@ -237,7 +237,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
-        note = "busbw: what the link carries, comparable for any number of ranks; latency dominates small messages"
+        note = "busbw: the link's rate, comparable for any number of ranks; latency dominates small messages"
         yield Chart("The link's rate by message size", traces, layout, 340, note)
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
@@ -307,13 +307,13 @@ def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
     labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]
     trace = {**bar_trace("lost", "series-1", labels, [row.lost_ns for row in known]), "text": list(map(_slowed, known))}
     layout = {**bars_layout(f"lost, ms{of_device(report)} per step and rank"), "showlegend": False}
-    note = "factor: duration under communication relative to that without it"
+    note = "factor: duration during communication relative to that without it"
     yield Chart("Time lost by kernel", (trace,), layout, 90 + 28 * len(known), note)
 
 
 def _slowed(row: SlowedKernel) -> str:
     name = clean(row.kernel.name, most=120)
-    return f"{name}: {row.ratio:.2f} × as long ({row.num_covered} runs under communication, {row.num_alone} alone)"
+    return f"{name}: {row.ratio:.2f} × as long ({row.num_covered} runs during communication, {row.num_alone} alone)"
 
 
 _MOST_MARKS = 20

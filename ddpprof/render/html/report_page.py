@@ -71,7 +71,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
 
 
 _OF_TILES = (
-    "step: the median of steps without the profiler, where there are any. All others: means over the ranks and the "
+    "step: the median of steps without the profiler, if there are any. All other numbers: means over the ranks and the "
     "profiled steps, as in the tables."
 )
 

@@ -69,7 +69,7 @@ class Choice {
       const problem = document.getElementById(input.getAttribute("aria-describedby"));
       input.addEventListener("change", () => {
         const ranks = parseRanks(input.value, known);
-        problem.textContent = ranks?.length ? "" : `No rank of this page: it has ${formatRanks(known)}. Write them like 0-3, 8.${more}`;
+        problem.textContent = ranks?.length ? "" : `No such rank on this page: it has ${formatRanks(known)}. Write ranks as 0-3, 8.${more}`;
         input.setAttribute("aria-invalid", String(!ranks?.length));
         if (!ranks?.length) return;
         choose(ranks);

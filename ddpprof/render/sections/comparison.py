@@ -76,12 +76,12 @@ def _note(comparison: Comparison) -> str:
     if num_a == num_b == 1:
         return (
             f"from one run each, with {steps}; the 95% interval covers only these steps, not differences between "
-            "whole runs of one job. A difference within it is noise; one beyond it may be noise too"
+            f"whole runs of the same job. A difference within it is noise; one beyond it may be noise too"
         )
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
-        f"between their runs. Its interval, {CONFIDENCE:.1%}, is computed from how much runs differ. It holds jointly "
-        "for all measures of --fail-on, where it is narrower, and jointly for all other measures"
+        f"between their runs. Its interval, {CONFIDENCE:.1%}, is based on the variation between runs. It is a "
+        f"simultaneous interval over all measures of --fail-on, where it is narrower, and over all other measures"
     )
 
 
@@ -133,7 +133,7 @@ def _buckets(comparison: Comparison) -> Iterable[Section]:
         tuple(map(Column, names)),
         tuple(_bucket(change) for change in shown),
         f"matched by {'their parameters' if named else 'position and size'}"
-        + (f"; {more} more are in the JSON form" if more > 0 else ""),
+        + (f"; {more} more are in the JSON output" if more > 0 else ""),
     )
 
 
@@ -166,7 +166,7 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
             _KERNELS_OF_ONE if comparison.num_runs_a == comparison.num_runs_b == 1 else _KERNELS_OF_SEVERAL,
             tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
             rows,
-            f"{more} more are in the JSON form" if more > 0 else "",
+            f"{more} more are in the JSON output" if more > 0 else "",
         )
 
 
@@ -174,7 +174,7 @@ _KERNELS_OF_ONE = (
     "Kernels that became slower, ms (medians; differences exceed the noise within one run, but other runs may "
     "differ more)"
 )
-_KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any of A, ms (medians of a typical run)"
+_KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any run of A, ms (medians of a typical run)"
 
 
 def _of_typical(comparison: Comparison) -> str:
@@ -250,7 +250,7 @@ def _runs(report: RepeatedReport) -> Iterable[Section]:
 
 def _findings(report: RepeatedReport) -> Iterable[Section]:
     if not report.findings:
-        yield Line(f"No run of {count(len(report.runs), 'run')} has a finding.")
+        yield Line(f"None of the {count(len(report.runs), 'run')} has any findings.")
         return
     rows = tuple(
         (clean(one.title), f"{one.num_runs_beyond_noise} of {len(report.runs)}", str(one.num_runs))

@@ -187,11 +187,11 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
         yield Line(
             "Efficiency above 100% means that each of several processes does more work per second than one process "
             "without DDP. Either the single process was slowed in its trials, by other work or by more threads than "
-            "cores, or the difference is chance: the interval then includes the number of processes."
+            "cores, or the difference is due to chance. In that case, the interval includes the number of processes."
         )
     yield Line(
-        "speed-up: work per second relative to one process without DDP; best: what the bytes and this link allow, "
-        "if computation hides all communication that it can. Lost: the step minus the ideal step. Slower "
+        "speed-up: work per second relative to one process without DDP; best: the limit set by the bytes and this "
+        "link, if computation hides as much communication as it can. Lost: the step minus the ideal step. Slower "
         "compute: due to shared cores and memory, or smaller batches; slowed by comm: only kernels that ran both "
         "with and without communication.",
         is_aside=True,
@@ -258,8 +258,8 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
         fastest = min(points, key=lambda point: point.step_ns)
         of_what = f" for the work that {first} does in a step" if unequal else ""
         return (
-            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. This may be chance: "
-            "at least three rounds are needed to tell."
+            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. This may be due to "
+            "chance: at least three rounds are needed to tell."
         )
     faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
     if faster:
@@ -270,8 +270,8 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"No configuration is faster than {first}{work}, beyond noise: {rounds} would show a difference of "
-        f"{shown:.0%}, more rounds a smaller one."
+        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can reveal a difference of "
+        f"{shown:.0%}; more rounds can reveal a smaller one."
     )
 
 
@@ -358,7 +358,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
     elif not report.promises:
         yield Line("No setting was predicted to be faster; the best one was tried anyway.")
     yield Line(
-        f"It took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
+        f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
         f"settings this many times would take {report.exhaustive_steps:,} steps.",
         is_aside=True,
     )
@@ -384,7 +384,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
         yield Line("It is unknown whether it changes the losses: compare them.", is_warning=True)
     if "static_graph=True" in best.label:
         yield Line(
-            "static_graph=True needs every step to use the same parameters, as these steps did.", is_warning=True
+            "static_graph=True requires every step to use the same parameters, as these steps did.", is_warning=True
         )
 
 
@@ -402,7 +402,7 @@ def _nothing(report: TuneReport) -> str:
     if low is not None and low > _CERTAIN:
         return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
     varied = (
-        f"step times on this machine varied by {report.start_ratio:.2g}× between starts of one setting"
+        f"step times on this machine varied by {report.start_ratio:.2g}× between runs of the same setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
         else f"{rounds} do not show how much of the difference is chance"
         if low is None

@@ -32,9 +32,9 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
             "CPU µs": lambda speed: _us(speed.cpu_ns),
             "pair": lambda speed: ABSENT if speed.two_at_once is None else f"{speed.two_at_once:.2f}",
         },
-        note="time: on the slowest rank, after a barrier; busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ "
-        "bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one, undisturbed "
-        "(1: the second is free, 2: they run in turn)",
+        note="time: on the slowest rank, after a barrier; busbw: link bandwidth as defined by nccl-tests; "
+        "1 GB is 10⁹ bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one, "
+        "undisturbed (1: the second is free, 2: they run in turn)",
     )
     if bench.beside:
         yield _beside(bench)

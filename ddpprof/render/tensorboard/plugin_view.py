@@ -152,11 +152,11 @@ def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDAr
     left_out = max(int(one.counts.sum()) - len(lines) for one in ranks)
     if left_out:
         yield (
-            f"{left_out} collectives of a rank are not counted: the Distributed view pairs those that all read ranks "
-            f"have{'' if len(lines) else ', and there are none'}"
+            f"{left_out} collectives of a rank are not counted: the Distributed view pairs only those that all "
+            f"loaded ranks have{'' if len(lines) else ', and there are none'}"
         )
     if len(ranks) == 1:
-        yield "one rank was read: the Distributed view counts all of its communication as transfer, none as waiting"
+        yield "only one rank was read: the Distributed view counts all its communication as transfer, none as waiting"
     unknown, moved_ns = set(), 0
     for one, rows, start in zip(ranks, lines.T, starts.T, strict=True):
         unknown |= {CollectiveKind(kind) for kind in one.table.collectives.kind[rows]} - set(_NAMES)

@@ -65,7 +65,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
         evidence = (
             f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
             f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and after the first "
-            f"gradient {'only ' if comm > window else ''}{in_ms(window)} of backward were left to hide it"
+            f"gradient {'only ' if comm > window else ''}{in_ms(window)} of the backward pass was left to hide it"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
@@ -122,9 +122,9 @@ def _backward(num_passes: int) -> str:
 
 def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
     if not new.argument or (new.predicted is not None and new.predicted.gain_ns <= 0):
-        return "the replay finds no buckets that shorten the step"
+        return "the replay finds no bucket sizes that shorten the step"
     if new.predicted is not None and left <= _CUT:
-        return "the replay finds no buckets that shorten the step noticeably"
+        return "the replay finds no bucket sizes that shorten the step noticeably"
     cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
     return f"{cut} {size(left * bytes_of(late))} of it"
 
@@ -230,10 +230,10 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
         if wanted < len(buckets) and view.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
-                f"{len(buckets)} buckets of {size(total / len(buckets))} on average cost latency",
+                f"{len(buckets)} buckets of {size(total / len(buckets))} on average add latency",
                 f"even the fastest takes {in_ms(latency)}; all {len(buckets)} move only {size(total)}, "
                 + (f"where DDP's default would be {wanted}" if new.is_default else f"for which {wanted} are best"),
-                _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(view.framework, new)}.",
+                _USE_DEFAULT if new.is_default else f"Use fewer buckets: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
                 cause_ns=view.exposed_ns,
@@ -243,7 +243,7 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 _USE_DEFAULT = (
-    "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DDP's options; the default "
+    "Use fewer buckets: do not pass bucket_cap_mb or bucket_cap_mb_list to DDP; the default "
     f"caps are {DEFAULT_FIRST_CAP_MIB} MiB for the first bucket and {DEFAULT_CAP_MIB} MiB for the rest."
 )
 
@@ -287,7 +287,7 @@ def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
             )
 
 
-_CAPS_FIRST = "leave bucket_cap_mb out, so that DDP caps the first bucket at 1 MiB"
+_CAPS_FIRST = "do not pass bucket_cap_mb, so that DDP caps the first bucket at 1 MiB"
 
 
 def _smaller_first(view: View, module: DdpModule) -> NewBuckets | None:
@@ -312,7 +312,7 @@ def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
     was, sizes = [*map(bytes_of, rows)], best.bucket_bytes
     yield Finding(
         "better-buckets",
-        "Other buckets are predicted to shorten the step",
+        "Different bucket sizes are predicted to shorten the step",
         f"{_sizes(sizes)} instead of {_sizes(was)}, in the order of sending",
         f"Try {call_for(view.framework, best)}. To compare it with other caps, use ddpprof whatif.",
         best.predicted.high_ns,
@@ -398,7 +398,8 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:
         name = new.argument.partition("=")[0]
-        return f"{ddp_argument(framework, f'{name}=…')}. This run cannot tell the best value: ddpprof tune measures it"
+        argument = ddp_argument(framework, f"{name}=…")
+        return f"{argument}. This run does not show the best value: measure it with ddpprof tune"
     return f"{ddp_argument(framework, new.argument)}{since_torch(new.argument)}{equal_caps(new.equal_mb)}"
 
 

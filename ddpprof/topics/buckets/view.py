@@ -14,7 +14,7 @@ _MAX_BUCKETS = 24
 
 _WHAT_THE_COLUMNS_MEAN = (
     "ready: when all its gradients are computed; late: the rank that launches it last in most steps, and its delay "
-    "after the first rank"
+    "relative to the first rank"
 )
 _NOT_OF_DDP = "found in the trace by order and size; buckets sent after the backward pass are not included"
 _FROM_A_TRACE_ALONE = (
@@ -120,8 +120,7 @@ def _bucket_name(report: ReportView, bucket: BucketRow) -> str:
 BUCKET_TABLE: TableSchema[tuple[BucketRow, ...]] = TableSchema(
     "buckets",
     "One row per gradient bucket of each DDP module. Times are medians over ranks and steps. They count from "
-    "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are of the "
-    "host.",
+    "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are host times.",
     BucketRow,
     lambda buckets, _: buckets,
 )

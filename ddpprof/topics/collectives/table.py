@@ -271,11 +271,11 @@ def collective_table(rows: Sequence[CollectiveSummary]) -> Iterable[Section]:
     )
     alone = max(row.num_ranks_read for row in rows) == 1
     said = notes(
-        "not matched between ranks: transfer includes waiting for others, so there is no bandwidth"
+        "not matched between ranks: transfer includes waiting for others, so no bandwidth is shown"
         if alone
         else "transfer: shortest duration over the ranks; waiting: longest minus shortest duration (medians)",
-        "calls and MB: of one rank, over all profiled steps",
-        "" if alone else "busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ bytes",
+        "calls and MB: for one rank, over all profiled steps",
+        "" if alone else "busbw: link bandwidth as defined by nccl-tests; 1 GB is 10⁹ bytes",
         cut_off(len(rows), _MAX_ROWS, "rows"),
     )
     yield table_of("Collectives by size", rows[:_MAX_ROWS], cells, ("collective", "group"), said)

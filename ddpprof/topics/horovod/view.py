@@ -205,9 +205,9 @@ def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str,
     whom = "rank 1" if view.world_size == 2 else "other ranks"
     if late and num_last[late] > _MOSTLY * of_all:
         whom = f"rank {late}"
-        evidence += f"; where Horovod tells which rank was last, it was {whom} for {num_last[late]} of {of_all} tensors"
+        evidence += f"; where Horovod shows which rank was last, it was {whom} for {num_last[late]} of {of_all} tensors"
     elif view.world_size != 2:
-        evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0, which slows training, says for which"
+        evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0, which slows training, shows which ones"
     return Finding(
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
@@ -253,8 +253,8 @@ def horovod_table(summary: HorovodSummary, _report: ReportView) -> Iterable[Sect
 
 
 _HAS_NO_COMPUTATION = (
-    "a Horovod timeline has no computation, so overlap and exposed communication are not known; torch.profiler records "
-    "both"
+    "a Horovod timeline contains no computation, so overlap and exposed communication are not known; torch.profiler "
+    "records both"
 )
 _NO_STEPS = (
     "no steps found: no tensor is reduced twice under one name. hvd.DistributedOptimizer(named_parameters=…) names them"

@@ -190,11 +190,11 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
     elif not has_comm:
         reason = NO_COMMUNICATION
     elif not kernels:
-        reason = "no computation ran under communication"
+        reason = "no computation ran during communication"
     elif not any(row.compared_ns for row in kernels):
-        reason = "the computation under communication never ran alone, so there is nothing to compare with"
+        reason = "no computation that ran during communication also ran alone, so there is nothing to compare with"
     elif all(row.ratio is None for row in kernels):
-        reason = f"no kernel ran {MIN_RUNS} times under communication and {MIN_RUNS} times alone"
+        reason = f"no kernel ran {MIN_RUNS} times during communication and {MIN_RUNS} times alone"
     compared = [row.kernel for row in kernels if row.ratio is not None]
     return OverlapSlowdown(
         num_steps=num_steps,

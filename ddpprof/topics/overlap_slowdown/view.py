@@ -103,8 +103,8 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
         "overlap-slowdown",
         f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
         f"{in_ms(slowdown.lost_ns or 0)} per step is lost in kernels that also ran without communication "
-        f"({slowdown.known_share:.0%} of the computation under communication); the step loses only the part on its "
-        f"critical path{other_work if may_be_other_work else ''}",
+        f"({slowdown.known_share:.0%} of the computation during communication); only the part on the critical path "
+        f"makes the step longer{other_work if may_be_other_work else ''}",
         _advice(view),
         slowdown.lost_ns,
         is_noise=may_be_other_work,
@@ -135,7 +135,7 @@ def slowdown_section(slowdown: OverlapSlowdownReport, report: ReportView) -> Ite
         return
     if (slowdown.known_share or 0) < _TELLS_NOTHING:
         yield Line(
-            "It is unknown how much communication slows computation: almost none of the computation under "
+            "It is unknown how much communication slows computation: almost none of the computation that ran during "
             f"communication also ran alone.{more}",
             is_aside=True,
         )
@@ -181,7 +181,7 @@ def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
         {
             "kernel": lambda row: kernel_name(row.kernel),
             "grid and block": lambda row: clean(row.kernel.launch_shape or ABSENT, most=40),
-            "runs under comm": lambda row: str(row.num_covered),
+            "runs during comm": lambda row: str(row.num_covered),
             "alone": lambda row: str(row.num_alone),
             "slower": lambda row: ABSENT if row.ratio is None else f"{row.ratio:.2f} ×",
             "lost": lambda row: ms(row.lost_ns),

@@ -271,7 +271,7 @@ def _clocks(clock: CommonClock) -> str:
 
 def _uncertainty(host: HostClock) -> str:
     if host.bound_ns is None:
-        return " (its collectives contradict each other)"
+        return " (its collectives are inconsistent)"
     noise = "" if host.noise_ns is None else f"±{host.noise_ns / 1e6:.3f}, "
     return f" ({noise}at most ±{host.bound_ns / 1e6:.3f})" if host.bound_ns else ""
 

@@ -53,7 +53,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
             + (f", after that of {after}" if after else "")
         )
     if others:
-        evidence.append(f"less late: {ranks_in_words([other.rank for other in others])}")
+        evidence.append(f"late by less: {ranks_in_words([other.rank for other in others])}")
     lasted_ns = slowest.num_steps * (view.step_ns or 0)
     late_all_along_ns = _late_all_along_ns(lateness)
     is_short = max(lasted_ns, lateness.watched_ns if late_all_along_ns else 0) < _LONGER_THAN_OTHER_WORK_NS

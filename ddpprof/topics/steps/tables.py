@@ -84,14 +84,14 @@ def _rank(one: RankReport, waiting: RankWaiting | None, memory: RankMemory | Non
 STEP_TABLES: tuple[TableSchema[tuple[RankReport, ...]], ...] = (
     TableSchema(
         "steps",
-        "One row per rank and profiled step. On an accelerator the `wrapper_` columns are times of the host, which "
-        "launches the work; all other times are of the device, which runs it.",
+        "One row per rank and profiled step. On an accelerator the `wrapper_` columns are host times, for launching "
+        "the work; all other times are device times, for running it.",
         _Step,
         _steps,
     ),
     TableSchema(
         "light_steps",
-        "One row per rank and step that ran without the profiler. All times are of the host. Compare the modes `off` "
+        "One row per rank and step that ran without the profiler. All times are host times. Compare the modes `off` "
         "and `light` to see what recording costs.",
         _LightStep,
         _light_steps,

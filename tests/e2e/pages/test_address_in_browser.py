@@ -59,8 +59,8 @@ def test_an_address_may_change_while_the_page_is_open(show: Show, two_ranks: str
     ("fragment", "said"),
     [
         ("#step?step=999&ranks=0", "This page has no step 999."),
-        ("#step?ranks=77", "No rank of this page: it has 0-1."),
-        ("#step?ranks=<img src=x onerror=alert(1)>", "No rank of this page: it has 0-1."),
+        ("#step?ranks=77", "No such rank on this page: it has 0-1."),
+        ("#step?ranks=<img src=x onerror=alert(1)>", "No such rank on this page: it has 0-1."),
     ],
 )
 def test_what_the_page_does_not_have_is_said(fragment: str, said: str, tab: Tab, show: Show, two_ranks: str) -> None:
@@ -88,6 +88,6 @@ def test_a_browser_that_cannot_unpack_has_the_tables_and_is_told(tab: Tab, two_r
     path.write_text(two_ranks, encoding="utf-8")
     page = tab.open(path)
     page.locator("#old-browser").wait_for(state="visible")
-    assert "Charts need a browser of 2023 or later." in page.locator("#old-browser").inner_text()
+    assert "Charts need a browser released in 2023 or later." in page.locator("#old-browser").inner_text()
     assert page.locator("#step table").first.is_visible()
     assert not [one for one in page.locator("select, input, figure").all() if one.is_visible()]

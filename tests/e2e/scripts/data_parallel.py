@@ -1,4 +1,4 @@
-"""nn.DataParallel, without a process group. On a machine without an accelerator it only calls its module.
+"""nn.DataParallel, without a process group. On a machine without an accelerator it does nothing but call its module.
 
 python data_parallel.py
 """

@@ -81,7 +81,7 @@ def test_a_noisy_machine_is_told_instead_of_a_verdict() -> None:
     said = "\n".join(line.text for line in tuning_sections(report) if isinstance(line, Line))
     assert [one.fate for one in report.tried] == [Fate.TRIED]
     assert "Cannot tell whether a setting is faster" in said
-    assert "step times on this machine varied by 2.9× between starts of one setting" in said
+    assert "step times on this machine varied by 2.9× between runs of the same setting" in said
     assert "with --rounds 10" in said
     [table] = [section for section in tuning_sections(report) if isinstance(section, Table)]
     assert "(trials vary too much to tell)" in table.rows[1][2]

@@ -185,8 +185,8 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
 
 WAITS = Standstill(6.4, rank=1, step=20, waits_for="the network", place="up.py:3 in f", waiting=(0,), hangs_after_s=120)
 SAID = (
-    "rank 1 has waited for the network at up.py:3 in f for 6 s; rank 0 waits for it. ddpprof does not call this a "
-    "hang before 120 s"
+    "rank 1 has waited for the network at up.py:3 in f for 6 s; rank 0 waits for it. ddpprof reports this as a hang "
+    "only after 120 s"
 )
 
 
@@ -286,7 +286,7 @@ def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook
 S = 10**9
 RISE = (
     "since step 100 steps take 50% longer, 10.0 → 15.0 ms: all ranks wait longer for each other in collectives, and "
-    "none needs longer by itself"
+    "no rank takes longer by itself"
 )
 
 

@@ -49,7 +49,7 @@ def test_steps_with_recording_off_say_how_long_a_step_is() -> None:
             r"by ddpprof capture.* Record them with: ddpprof trace",
             id="profiled-steps-alone",
         ),
-        pytest.param(known(num_ranks=1), "one rank, which sends nothing", id="one-rank"),
+        pytest.param(known(num_ranks=1), "only one rank, so it sends nothing", id="one-rank"),
         pytest.param(
             known([light(number, buckets=[]) for number in (1, 2)]), "Measure the network with ddpprof netbench",
             id="no-end-of-a-bucket",

@@ -81,7 +81,9 @@ def test_who_failed_for_another(ended: str | None, lost: bool) -> None:
         pytest.param((), "before any rank recorded", id="nothing"),
         pytest.param(("finished", "finished"), "finished", id="finished"),
         pytest.param(("failed: KeyError: x", None, None), "rank 0 failed: KeyError: x; ranks 1, 2 killed", id="error"),
-        pytest.param(("failed: closed by peer", None), "rank 1 killed; rank 0 lost the others", id="kill"),
+        pytest.param(
+            ("failed: closed by peer", None), "rank 1 killed; rank 0 lost contact with the other ranks", id="kill"
+        ),
         pytest.param(("finished", None), "rank 1 killed; rank 0 finished", id="at-the-end"),
         pytest.param(("stopped recording: disk", "finished", "finished"),
                      "rank 0 stopped recording: disk; ranks 1, 2 finished", id="recording"),
@@ -99,4 +101,4 @@ def test_an_attempt_that_a_rank_ended_with_an_exit_code() -> None:
         RankEnd(0, "a", "failed: closed by peer", True, exit_code=-15),
         RankEnd(1, "a", "finished", False, exit_code=5),
     ]
-    assert how_it_ended(ends) == "rank 1 ended with exit code 5; rank 0 lost the others"
+    assert how_it_ended(ends) == "rank 1 ended with exit code 5; rank 0 lost contact with the other ranks"

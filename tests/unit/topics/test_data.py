@@ -81,9 +81,9 @@ SHARED = SameSamples(loader(), (0, 1, 2), num_batches=0, num_samples=18, num_com
             "9 of 9 compared batches were the same on both ranks; RandomSampler draws them", id="batches",
         ),
         pytest.param(
-            SHARED, 3, "Training data is not divided among the ranks",
-            "within one pass over the DataLoader, 18 of 36 compared samples of one rank also went to another "
-            "rank; RandomSampler draws them", id="samples",
+            SHARED, 3, "The training data is not sharded across the ranks",
+            "in one pass over the DataLoader, 18 of 36 compared samples of one rank were also used by another rank; "
+            "RandomSampler draws them", id="samples",
         ),
     ],
 )  # fmt: skip
@@ -169,7 +169,7 @@ def test_the_generators_of_libraries(generators: tuple[str, ...], evidence: str,
             True, None, "its own generator has", "Add 2 * rank to torch.initial_seed() in a worker_i", id="own"
         ),
         pytest.param(
-            False, "accelerate", "torch's CPU generator, from which they come, has", "Add 2 * rank", id="torchs"
+            False, "accelerate", "torch's CPU generator, which provides the seeds, has", "Add 2 * rank", id="torchs"
         ),
         pytest.param(True, "lightning", "its own generator has", "Call seed_everything(seed, workers=True)", id="pl"),
     ],
@@ -179,7 +179,7 @@ def test_workers_with_the_same_seeds(has_generator: bool, framework: str | None,
     finding = only(observed(same_worker_seeds=same, group_size=2, framework=framework))
     assert (finding.rule, finding.is_correctness) == ("same-worker-seeds", True)
     assert finding.title == "The DataLoader workers of both ranks draw the same random numbers"
-    assert finding.evidence.startswith("the loader gives the same seeds to its workers (2) on both ranks, because")
+    assert finding.evidence.startswith("the loader passes the same seeds to its workers (2) on both ranks, because")
     assert evidence in finding.evidence
     assert finding.advice.startswith(advice)
     assert "Generator()" not in finding.advice, "it may also order the samples that ranks divide"

@@ -54,5 +54,5 @@ def test_why_one_device_works_more_and_holds_more() -> None:
     view = observed(device_loads=loads(50 * MS, 30 * MS))
     findings = find_all(replace(view, shown={**view.shown, **shown}))
     advice = {finding.rule: finding.advice for finding in findings}
-    assert "Let the wrapped module return its loss" in advice["device-imbalance"]
+    assert "Have the wrapped module return the loss" in advice["device-imbalance"]
     assert "DataParallel gathers outputs" in advice["memory-imbalance"]

@@ -21,7 +21,7 @@ ONE_GPU = "{} : rank 1 and rank 0 both on CUDA device 1000 (NCCL error in: a.cpp
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        pytest.param(TWICE, "checkpoint(…, use_reentrant=False), or leave find_unused_parameters=True", id="twice"),
+        pytest.param(TWICE, "checkpoint(…, use_reentrant=False), or remove find_unused_parameters=True", id="twice"),
         pytest.param("Expected to have finished reduction in", "find_unused_parameters=True", id="unused"),
         pytest.param("Your training graph has changed in this", "find_unused_parameters=True instead", id="static"),
         pytest.param("has been modified by an inplace operation: [", "broadcast_buffers=False", id="buffers"),
@@ -80,16 +80,16 @@ def test_every_error_of_ddp_is_explained() -> None:
     ("message", "advice"),
     [
         ("DDP expects same model across all ranks, but Rank 0 has 4 params, while rank 1 has inconsistent 6 params.",
-         "build the same one"),
+         "build the same model"),
         ("[1]: params[0] in this process with sizes [8, 8] appears not to match sizes of the same param in process 0.",
-         "build the same one"),
+         "build the same model"),
         ("register_comm_hook or register_builtin_comm_hook can only be called once.", "remove one of the two"),
         ("Can't detach views in-place. Use detach() instead. If you are using DistributedDataParallel (DDP) for",
          "zero_grad(set_to_none=True)"),
         ("Compiled autograd is not compatible with C++ DDP Reducer, please use", "python_reducer"),
         ("set_static_graph() should be called before training loop starts", "static_graph=True"),
         ("Encountered gradient which is undefined, but still allreduced by DDP reducer. This indicates a bug in DDP",
-         "bug of torch"),
+         "bug in torch"),
     ],
 )  # fmt: skip
 def test_errors_of_the_reducer(message: str, advice: str) -> None:

@@ -108,24 +108,24 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             Failure(None, (end(0, None, 31), end(1, None, 31)), ()),
-            "The job failed, and no rank reported why.\n"
-            "Ranks 0, 1 ended without a message after 31 steps: they were killed, for example by SIGKILL or the "
-            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails, or by os._exit().",
+            "The job failed, and no rank reported why.\nRanks 0, 1 ended without a message after 31 steps: they were "
+            "killed, for example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks "
+            "when one fails; or ended by os._exit().",
             id="no-rank-said-why",
         ),
         pytest.param(
             UNEVEN,
             "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer "
             "[127.0.0.1]:9.\nRank 1 had finished after 26 steps. If ranks have different numbers of batches, those "
-            "with more batches wait for the others: divide the data evenly.",
+            "with more batches wait for the others: shard the data evenly.",
             id="fewer-steps",
         ),
         pytest.param(
             TIMEOUT,
             "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv "
             "operation to complete.\nRanks 1, 2 ended without a message after 13 to 14 steps: they were killed, for "
-            "example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all ranks when "
-            "one fails, or by os._exit().\nA collective times out when another rank does not take part in it: check "
+            "example by SIGKILL or the out-of-memory killer; ended by the launcher, which ends all ranks when one "
+            "fails; or ended by os._exit().\nA collective times out when another rank does not take part in it: check "
             "what the other ranks were doing.",
             id="a-timeout",
         ),
@@ -199,7 +199,7 @@ def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
     died, own, other, why, _ = told(Failure(first, (lost,), ()))
     assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
-    assert why.startswith("Gloo ends a process like this if it receives more data than it expects. Every rank must")
+    assert why.startswith("Gloo aborts a process in this way if it receives more data than it expects. Every rank must")
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_signals_that_say_enough(exit_code: int, advice: str) -> None:
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        ("MemoryError", "It could not get more memory"),
+        ("MemoryError", "It could not allocate memory"),
         ("bdb.BdbQuit", "A breakpoint() was reached"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "A disk was full, or /dev/shm"),
         ("DataLoader worker (pid 7) is killed by signal: Killed.", NOT_KNOWN),
@@ -120,7 +120,7 @@ def test_signals_that_say_enough(exit_code: int, advice: str) -> None:
             "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers …",
             "Shared memory (/dev/shm) was probably full",
         ),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "Its memory was full"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "It ran out of memory"),
     ],
 )
 def test_advice_on_memory(error: str, advice: str) -> None:
@@ -134,7 +134,7 @@ def test_parameters_without_gradient() -> None:
         HANGING, fault=Fault.DIED, has_failed=True, detail=detail, bucket=None, module=None, parameters=("branch.bias",)
     )
     *_, missing, advice = verdict_lines(died)
-    assert missing == "Without gradient: branch.bias."
+    assert missing == "Without a gradient: branch.bias."
     assert "find_unused_parameters=True" in advice
 
 

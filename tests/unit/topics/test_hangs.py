@@ -84,7 +84,7 @@ def test_unequal_batches_that_are_accumulated(numbers: tuple[int, int], per_step
     """If they make as many steps with the batches that are left as without, nothing depends on the script."""
     found = find_all(observed(loaders=of_lengths(*numbers), group_size=2, num_micro_steps=per_step))
     told = [one for one in found if one.rule == "unequal-batches"]
-    title = "The ranks have different numbers of batches: they will reach different epochs, and the job may hang"
+    title = "The ranks have different numbers of batches: they will end up in different epochs, and the job may hang"
     assert [one.title for one in told] == [title] * (depends is not None)
     assert all((f"A step accumulates {per_step}" in one.evidence) is depends for one in told)
 

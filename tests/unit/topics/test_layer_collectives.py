@@ -59,7 +59,7 @@ def test_the_finding() -> None:
     assert found.title == "SyncBatchNorm calls 106 collectives per step, for whose results computation waits"
     assert (found.gain_ns, found.may_be_meant) == (20_000_000, True)
     assert found.advice.startswith(
-        "If the batch of a single rank is large enough for its statistics, leave out convert_"
+        "If a single rank's batch is large enough for batch statistics, do not call convert_"
     )
     (found,) = layer_collectives(replace(calls, layer=None), View(2, step_ns=100_000_000))
     assert found.title.startswith("The model's layers call 106 collectives")

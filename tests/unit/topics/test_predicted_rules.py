@@ -44,7 +44,7 @@ def test_no_cap_is_advised_that_is_predicted_to_give_nothing_back() -> None:
     finding = only(trailing(best([1, 5, 3], NIL)))
     assert "bucket_cap_mb" not in finding.advice
     assert "fp16_compress_hook" in finding.advice
-    assert "the replay finds no buckets that shorten the step noticeably" in finding.evidence
+    assert "the replay finds no bucket sizes that shorten the step noticeably" in finding.evidence
     assert "that shorten the step" in only(trailing(best([1, 5, 3], COSTS))).evidence
     assert (finding.predicted, finding.gain_ns) == (None, 8 * MS)
 
@@ -78,7 +78,7 @@ FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}
     ("module", "known", "smaller", "rule", "advice"),
     [
         pytest.param(of_mib([1] * 8), LARGE, [4, 4], "buckets-too-large", "Split it: D", id="large"),
-        pytest.param(TINY, [{"transfer_ns": MS}] * 6, [1.5], "buckets-too-small", "Use fewer: D", id="small"),
+        pytest.param(TINY, [{"transfer_ns": MS}] * 6, [1.5], "buckets-too-small", "Use fewer buckets: D", id="small"),
         pytest.param(TWO, FIRST, [4, 12], "first-bucket-late", "Cap the first bucket: D", id="first"),
     ],
 )  # fmt: skip
@@ -114,7 +114,7 @@ def test_latency_that_the_replay_may_not_know_is_still_said() -> None:
 def test_the_default_is_advised_as_what_to_leave_out() -> None:
     predictions = best([1.5], argument="bucket_cap_mb=None")
     finding = only(observed(TINY, [{"transfer_ns": MS}] * 6, exposed_ns=9 * MS, predictions=predictions))
-    assert finding.advice.startswith("Use fewer: leave bucket_cap_mb")
+    assert finding.advice.startswith("Use fewer buckets: do not pass bucket_cap_mb")
 
 
 @pytest.mark.parametrize(

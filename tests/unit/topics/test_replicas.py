@@ -112,8 +112,8 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
     ("drift", "title", "evidence", "advice"),
     [
         pytest.param(
-            APART, "move apart",
-            "in 13 steps they moved apart by 50% of the distance they moved, as sampled values of Net on both ranks "
+            APART, "diverge",
+            "in 13 steps they diverged by 50% of the distance they moved, as sampled values of Net on both ranks "
             "show",
             "Look for anything that changes parameters", id="unknown-cause",
         ),
@@ -123,8 +123,8 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
             "DDP makes the copies equal when it wraps the model.", id="from-the-start",
         ),
         pytest.param(
-            TWICE, "move apart",
-            "in one step they moved apart by 25% of the distance they moved, as sampled values of Net on both ranks "
+            TWICE, "diverge",
+            "in one step they diverged by 25% of the distance they moved, as sampled values of Net on both ranks "
             "show",
             "Call backward() once for each forward", id="second-backward",
         ),
@@ -177,7 +177,7 @@ def test_parameters_of_a_module_that_is_not_called_come_first() -> None:
     assert (first.rule, first.is_correctness) == ("unaveraged-parameters", True)
     assert first.title.endswith("DDP does not average the gradients of 2 parameters of Head: weight, bias")
     assert first.evidence == (
-        "the script never calls the DDP module that contains them, and in 13 steps they moved apart by 50% of the "
+        "the script never calls the DDP module that contains them, and in 13 steps they diverged by 50% of the "
         "distance they moved, as sampled values on both ranks show"
     )
     assert first.advice.startswith("Compute the loss from the output of the DDP module itself")
@@ -191,7 +191,7 @@ def test_parameters_that_no_module_has_come_after_gains() -> None:
     assert last.title == "Each rank trains its own copy of 1 parameter outside all modules: shape (2,)"
     assert last.evidence == (
         "no DDP module contains them; they were equal on both ranks before the first step, and in 13 steps they "
-        "moved apart by 50% of the distance they moved, as sampled values show"
+        "diverged by 50% of the distance they moved, as sampled values show"
     )
     assert "meant to train its own" in last.advice
 

@@ -57,7 +57,7 @@ def only_one(findings: tuple[Finding, ...]) -> Finding:
         ),
         pytest.param(
             [called(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=2)],
-            "optimizer-broadcasts", MS, "a part of its state. If memory allows", id="zero-with-bucket-views",
+            "optimizer-broadcasts", MS, "its own shard of the state. If memory allows", id="zero-with-bucket-views",
         ),
         pytest.param(
             [called(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,

@@ -77,7 +77,7 @@ def test_the_whole_run_in_two_sentences(whole: Report) -> None:
     assert how_long == "203 steps in 37 s, recorded from step 3 on. Median 100.00 ms, longest 150.00 ms."
     assert what_of == (
         "A step on average: data 8%, forward 16%, backward without waiting 8%, optimizer 4%, "
-        "waiting for other ranks 32%; the rest is the script's own."
+        "waiting for other ranks 32%; the rest is the script's own code."
     )
 
 
@@ -217,14 +217,14 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
         line.startswith("The job hung at step 7. ddpprof found at that time: all ranks wait at the same place")
         for line in said
     )
-    assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
+    assert "Not counted as slow-downs: checkpoints took 5.0 s in 3 steps." in said
 
 
 @pytest.mark.parametrize(("extra_ns", "is_said"), [(49 * MS, False), (50 * MS, True)])
 def test_a_pause_that_nobody_notices_is_not_said(whole: Report, extra_ns: int, is_said: bool) -> None:
     assert whole.whole_run is not None
     found = replace(whole.whole_run, pauses=(Pause(PauseKind.SAVE, 1, extra_ns),))
-    assert any(line.startswith("Not slow-downs: ") for line in lines(report(whole_run=found))) is is_said
+    assert any(line.startswith("Not counted as slow-downs: ") for line in lines(report(whole_run=found))) is is_said
 
 
 def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None:
@@ -244,7 +244,7 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
     known = replace(whole.whole_run, slowdowns=(SLOWER,), hang=hang)
     said = [one.text for one in first_screen(report(whole_run=known), ["run"]) if isinstance(one, Line)]
     assert (
-        "The job hung at step 7. ddpprof found at that time: rank 1 is stopped by a signal. Later it continued. "
+        "The job hung at step 7. ddpprof found at that time: rank 1 is stopped by a signal. The job continued later. "
         "More: --section whole-run"
     ) in said
     assert any(line.startswith("The slow-down: since step 120") for line in said)
@@ -293,7 +293,7 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
         pytest.param(
             {"last_step": 4300, "cause": SlowdownCause.LINK, "ranks": (0, 1, 2, 3)},
             "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer for "
-            "each other in collectives, and none needs longer by itself",
+            "each other in collectives, and no rank takes longer by itself",
             id="link-and-over",
         ),
         pytest.param(
@@ -332,5 +332,5 @@ def test_pauses_are_told_apart() -> None:
     recorded = Pause(PauseKind.RECORDING, 15, 3_100 * MS)
     assert (
         pause_sentence(recorded)
-        == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of others"
+        == "the 15 steps that ddpprof recorded took 3.1 s longer than the same number of other steps"
     )

@@ -70,7 +70,7 @@ def test_unused_parameters_are_named_with_their_bytes() -> None:
     names = tuple(f"p{i}" for i in range(7))
     finding = only(observed(ddp_module([1000] * 10, [range(10)], unused=names)))
     assert finding.title == "7 parameters got no gradient in the recorded backward pass: p0, p1, p2, p3, p4 and 2 more"
-    assert finding.evidence == "they are 7.0 kB of 10.0 kB, all-reduced for nothing"
+    assert finding.evidence == "they are 7.0 kB of 10.0 kB, all-reduced unnecessarily"
     skipped = only(observed(ddp_module([1000] * 10, [range(10)], unused=names, skip_all_reduce_unused_params=True)))
     assert skipped.evidence == "they are 7.0 kB of 10.0 kB"
 
@@ -78,7 +78,7 @@ def test_unused_parameters_are_named_with_their_bytes() -> None:
 def test_a_single_parameter_or_buffer_is_said_to_be_one() -> None:
     finding = only(observed(ddp_module([1000, 1000], [[0, 1]], unused=("p0",))))
     assert finding.title == "1 parameter got no gradient in the recorded backward pass: p0"
-    assert finding.evidence == "it is 1.0 kB of 2.0 kB, all-reduced for nothing"
+    assert finding.evidence == "it is 1.0 kB of 2.0 kB, all-reduced unnecessarily"
     assert "freeze it before wrapping (parameter.requires_grad_(False)) or remove it." in finding.advice
     module = ddp_module(**{**BUFFERS, "num_buffers": 1, "num_batch_norms": 0}, broadcast_buffers=True)
     title = only(observed(module, buffer_sync_ns=MS)).title

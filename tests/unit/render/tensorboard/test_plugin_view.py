@@ -42,7 +42,7 @@ def test_a_step_with_other_collectives_on_one_rank_counts_nowhere() -> None:
     made = views([collective(100, 300), collective(1100, 1300, step=1)], [collective(100, 300)], steps=steps)
     assert shown(made) == [("gloo:all_reduce", 100, 300)]
     assert made.missing == (
-        "1 collectives of a rank are not counted: the Distributed view pairs those that all read ranks have",
+        "1 collectives of a rank are not counted: the Distributed view pairs only those that all loaded ranks have",
     )
 
 
@@ -79,7 +79,7 @@ def test_a_collective_of_the_host_is_cut_where_its_step_ends() -> None:
     [
         pytest.param([], "no Distributed view: no step has a collective", id="no-collective"),
         pytest.param([collective(100, 200, step=-1)], "no Distributed view: no step has a collective", id="in-no-step"),
-        pytest.param([collective(100, 200)], "one rank was read", id="one-rank"),
+        pytest.param([collective(100, 200)], "only one rank was read", id="one-rank"),
         pytest.param(
             [collective(100, 200, kind=CollectiveKind.ALL_TO_ALL)],
             "all-to-all appear as all_reduce: the plugin knows only five collectives",

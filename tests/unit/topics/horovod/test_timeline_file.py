@@ -80,7 +80,7 @@ def test_an_op_that_never_ends_does_not_swallow_the_next(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        pytest.param(text(cycle(1)), "no collective ends", id="nothing-in-it"),
+        pytest.param(text(cycle(1)), "no collective finishes", id="nothing-in-it"),
         pytest.param(text(*tensor(1, "a"), {"ph": "B", "name": "ALLREDUCE", "ts": "soon", "pid": 1}), "ts", id="words"),
         pytest.param(text(*tensor(1, "a"), {"ph": "B", "name": "ALLREDUCE", "ts": 1 << 60, "pid": 1}), "no collective",
                      id="times-of-no-clock"),

@@ -65,7 +65,7 @@ def test_the_job_and_its_steps(tmp_path: Path) -> None:
     assert (report.job.name, report.job.backend, report.job.world_size) == ("timeline.json", "gloo", None)
     assert [step.duration_ns for step in report.ranks[0].light_steps] == [STEP * 1000] * (NUM_STEPS - 1)
     assert report.across is None
-    assert any("has no computation" in text for text in report.missing)
+    assert any("contains no computation" in text for text in report.missing)
 
 
 def test_waiting_for_the_next_cycle(tmp_path: Path) -> None:

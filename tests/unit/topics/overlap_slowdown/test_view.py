@@ -20,7 +20,7 @@ from ddpprof.topics.overlap_slowdown.view import slowdown_section
         ),
         pytest.param(
             {"known_share": 0.01},
-            "It is unknown how much communication slows computation: almost none of the computation under "
+            "It is unknown how much communication slows computation: almost none of the computation that ran during "
             "communication also ran alone.",
             id="next-to-nothing-is-known",
         ),

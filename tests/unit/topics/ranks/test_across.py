@@ -38,4 +38,4 @@ def test_of_one_rank_there_is_no_bandwidth_and_it_says_why() -> None:
     ]
     (table,) = collective_table(alone)
     assert isinstance(table, Table)
-    assert "not matched between ranks: transfer includes waiting for others, so there is no bandwidth" in table.note
+    assert "not matched between ranks: transfer includes waiting for others, so no bandwidth is shown" in table.note

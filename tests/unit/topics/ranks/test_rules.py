@@ -20,7 +20,7 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     assert finding.title == "All ranks wait for rank 1 in its backward"
     assert finding.evidence == (
         "it is late by 200.00 ms per step; it was last in 9 of 10 steps since step 7; the gradient of c.weight is "
-        "ready 190.00 ms late, after that of d.weight; less late: rank 3"
+        "ready 190.00 ms late, after that of d.weight; late by less: rank 3"
     )
 
 
