@@ -15,8 +15,10 @@ class Tried(NamedTuple):
 
 
 TRACK_RECORD: Mapping[str, Tried] = {
-    "buckets-too-large": Tried(2, 2),
-    "trailing-communication": Tried(2, 2),
+    "buckets-too-large": Tried(4, 4),
+    "idle-for-data": Tried(1, 1),
+    "reduces-every-pass": Tried(1, 1),
+    "trailing-communication": Tried(5, 5),
 }
 """rule → its trials with a verdict, as in `analyses/advice/results.json`; other rules have not been tried"""
 
