@@ -57,7 +57,8 @@ def _tried(run: Path, how: Sequence[str]) -> dict[str, Any]:
     out = run.with_name(f"trials-{len(list(run.parent.iterdir()))}")
     options = ["--rounds", str(ROUNDS), "--timed-steps", str(TIMED), "--out", str(out)]
     _ddpprof(["try", str(run), *how, *options])
-    (tried,) = json.loads(_ddpprof(["report", str(out), "--format", "json"]))["tried"]
+    shown = _ddpprof(["report", str(out), "--format", "json"])
+    (tried,) = json.loads(shown.replace(f"{run.parent}/", "").replace(f"{HERE}/", ""))["tried"]
     return dict(tried)
 
 
