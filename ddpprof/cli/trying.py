@@ -210,7 +210,7 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
             )
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
-        lossless = [(number, one) for number, one in known if options.allow_lossy or not _is_lossy(one)]
+        lossless = [(number, one) for number, one in known if options.allow_lossy or not one.is_lossy]
         first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[
             :1
         ]  # a finding that promises a gain, if there is one
@@ -220,10 +220,6 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
     for number, finding in chosen:
         _refuse_what_cannot_be_tried(options, number, finding)
     return chosen
-
-
-def _is_lossy(finding: Finding) -> bool:
-    return finding.change is not None and finding.change.is_lossy
 
 
 def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: bool) -> str:

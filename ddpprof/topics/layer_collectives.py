@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import merge, subtract, union_of
+from ddpprof.intervals import subtract, union_of
 from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.buckets.steps import gradient_hooks
-from ddpprof.topics.script_collectives import barriers, spans_of_ddp
+from ddpprof.topics.script_collectives import barriers, busy_around, spans_of_ddp
 from ddpprof.topics.steps.overlap import marked_spans
 
 _SYNC_BATCH_NORM = "SyncBatchNorm"
@@ -52,12 +52,9 @@ def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None =
     if not len(rows):
         return None
     spans = union_of(comm, rows)
-    begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
-    near = np.flatnonzero((trace.compute.end_ns > begin) & (trace.compute.start_ns < end))
-    others = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
-    busy = merge(union_of(trace.compute, near), union_of(comm, others))
+    exposed = subtract(spans, busy_around(trace, rows))
     layer = _layer(trace, forward, backward)
-    return LayerCalls(layer, len(forward), len(backward), spans.total_ns, subtract(spans, busy).total_ns)
+    return LayerCalls(layer, len(forward), len(backward), spans.total_ns, exposed.total_ns)
 
 
 def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep | None) -> NDArray[np.int64]:

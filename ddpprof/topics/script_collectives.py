@@ -106,7 +106,7 @@ def measure_outside(
     groups: dict[tuple[Purpose, Place, CollectiveKind], list[int]] = {}
     for index, key in enumerate(zip(purposes, calls.place, calls.kind, strict=True)):
         groups.setdefault(key, []).append(index)
-    busy = _busy(trace, calls.rows)
+    busy = busy_around(trace, calls.rows)
     made = []
     for (purpose, place, kind), members in groups.items():
         rows, sizes = calls.rows[members], [calls.num_bytes[index] for index in members]
@@ -224,15 +224,15 @@ def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_
     return ()
 
 
-def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
-    """Return the computation and DDP's communication around the given collectives."""
+def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
+    """Return the computation and the other communication around the given collectives."""
     comm, compute = trace.collectives, trace.compute
     if not len(rows):
         return NO_SPANS
     begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
     near = np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end))
-    ddps = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
-    return merge(union_of(compute, near), union_of(comm, ddps))
+    others = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
+    return merge(union_of(compute, near), union_of(comm, others))
 
 
 def summarise_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:

@@ -142,7 +142,8 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
     collectives = _collectives(file, talk.rows, origins[1], _asking(file, talk))
     if not len(talk.rows):
         # NCCL did not work here; DDP on gloo moves an accelerator's gradients by threads of the host.
-        collectives = _host_collectives(file, steps, phases)
+        spans = file.rows(Role.HOST_COLLECTIVE)
+        collectives = _host_collectives(file, steps, phases, spans, _asked_by(file, spans))
     of_compute, of_copies = compute.rows, copies.rows
     file.forget_launches()
     del compute, talk, copies  # the links from kernels to launches are a third of the memory
@@ -200,9 +201,11 @@ def _asking(file: TraceRows, talk: _Queued) -> Rows:
 
 
 def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
+    spans = file.rows(Role.HOST_COLLECTIVE)
+    asked = _asked_by(file, spans)
     ops = np.flatnonzero(file.is_op & np.isin(file.lane, _training_threads(file)))
     is_call = file.mark[ops] == Mark.COLLECTIVE_CALL
-    over, lane = _over(file)[ops], file.lane[ops].astype(np.int64)
+    over, lane = _over(file, spans, asked)[ops], file.lane[ops].astype(np.int64)
     awaited = awaited_until(file.end_ns[ops], file.start_ns[ops], lane, is_call, over)
     start, end, row = compute_pieces(file.start_ns[ops], file.end_ns[ops], lane, is_call, awaited)
     row = ops[row]
@@ -216,10 +219,17 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Foun
     compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start, device)
     no_rows = np.empty(0, np.int64)
     copies = _work(file, no_rows, _Origin(no_rows, no_rows.astype(np.int8), no_rows.astype(np.int32)))
-    return _FoundWork(compute, copies, _host_collectives(file, steps, phases), ())
+    return _FoundWork(compute, copies, _host_collectives(file, steps, phases, spans, asked), ())
 
 
-def _over(file: TraceRows) -> Int64Column:
+def _asked_by(file: TraceRows, spans: Rows) -> Rows:
+    """Return, for each of the host's collectives, the row of the call that started it, or `UNKNOWN`."""
+    calls = file.marked(Mark.COLLECTIVE_CALL)
+    call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
+    return np.append(calls, UNKNOWN)[call]
+
+
+def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
     """Return, for each row, the end of the collective that it starts, if a layer of the model starts it and waits.
 
     A gradient's hook does not wait: the reducer does, for all buckets, at the end of the backward pass. A trace without
@@ -230,10 +240,8 @@ def _over(file: TraceRows) -> Int64Column:
     hooks = np.flatnonzero((file.mark == Mark.BACKWARD) & is_hook[file.name])
     if not len(hooks):
         return over
-    spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
-    call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
-    known = call != UNKNOWN
-    asked, span = calls[call[known]], spans[known]
+    known = asked != UNKNOWN
+    asked, span = asked[known], spans[known]
     by_hook = union(file.start_ns[hooks], file.end_ns[hooks]).contains(file.start_ns[asked])
     over[asked[~by_hook]] = file.end_ns[span[~by_hook]]
     return over
@@ -244,13 +252,12 @@ def _training_threads(file: TraceRows) -> IntColumn:
     return np.unique(file.lane[in_training])
 
 
-def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> Collectives:
-    """Return communication by host threads, in the step and phase in which the training thread started it."""
-    spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
-    call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
-    known = call != UNKNOWN
-    calls = np.append(calls, UNKNOWN)  # so that the index UNKNOWN is valid; what it finds is not used
-    asked = calls[call]
+def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, spans: Rows, asked: Rows) -> Collectives:
+    """Return communication by host threads, in the step and phase in which the training thread started it.
+
+    `asked`: the row of each span's call, or `UNKNOWN`, which is a valid index whose row is not used.
+    """
+    known = asked != UNKNOWN
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
     phase = np.where(known, phases.at(launched, file.lane[asked]), Phase.OTHER).astype(np.int8)
     # A comm hook goes on in the backend's threads.
