@@ -129,6 +129,15 @@ class RankWholeRun:
     """
     sampled_ns: int = 0
     """time between these samples"""
+    cpu_ns: int | None = None
+    """CPU time of the training thread between these samples; ``None`` if unknown"""
+
+    @property
+    def busy_share(self) -> float | None:
+        """Return the share of time in which the training thread ran or threads of the rank waited for a core."""
+        if self.queued_ns is None or self.cpu_ns is None or not self.sampled_ns:
+            return None
+        return (self.queued_ns + self.cpu_ns) / self.sampled_ns
 
 
 @dataclass(frozen=True, slots=True)

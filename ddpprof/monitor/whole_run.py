@@ -12,7 +12,16 @@ from dataclasses import fields
 import numpy as np
 
 from ddpprof.model.hang import Verdict
-from ddpprof.model.pulse import Ended, Pulse, PulseState, PulseSteps, PulseSummaries, StepFlag, activity_word
+from ddpprof.model.pulse import (
+    Ended,
+    Pulse,
+    PulseSamples,
+    PulseState,
+    PulseSteps,
+    PulseSummaries,
+    StepFlag,
+    activity_word,
+)
 from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, Stretch, WholeRun
@@ -176,7 +185,14 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         nonfinite=nonfinite_steps(state),
         queued_ns=int(queued.queued_ns[-1]) - int(queued.queued_ns[0]) if len(queued) > 1 else None,
         sampled_ns=int(queued.at_ns[-1]) - int(queued.at_ns[0]) if len(queued) > 1 else 0,
+        cpu_ns=_cpu_ns(queued),
     )
+
+
+def _cpu_ns(samples: PulseSamples) -> int | None:
+    if len(samples) < 2 or UNKNOWN in (samples.cpu_ns[0], samples.cpu_ns[-1]):
+        return None
+    return int(samples.cpu_ns[-1]) - int(samples.cpu_ns[0])
 
 
 def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:

@@ -121,6 +121,7 @@ def _lateness(run: Run, job: Job, across: AcrossRanks) -> Lateness:
             for one in _watched(run)
             if one.own_ns_of_stretches and job.averages(one.rank)
         },
+        busy_shares={one.rank: share for one in _watched(run) if (share := one.busy_share) is not None},
         watched_ns=whole_run.duration_ns if whole_run is not None else 0,
         watched_steps=whole_run.num_steps - whole_run.first_step if whole_run is not None else 0,
     )

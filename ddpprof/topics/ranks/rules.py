@@ -25,6 +25,8 @@ class Lateness:
     """rank → the gradients at which it falls behind"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """rank → median of its own time per step, for each of ten equal parts of the whole run"""
+    busy_shares: Mapping[int, float] = field(default_factory=dict)
+    """rank → share of the whole run in which its training thread ran or its threads waited for a core"""
     watched_ns: int = 0
     """duration of the whole run, which `own_ns` covers"""
     watched_steps: int = 0
@@ -57,11 +59,14 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
     lasted_ns = slowest.num_steps * (view.step_ns or 0)
     late_all_along_ns = _late_all_along_ns(lateness)
     is_short = max(lasted_ns, lateness.watched_ns if late_all_along_ns else 0) < _LONGER_THAN_OTHER_WORK_NS
-    may_be_other_work = view.shares_cores and is_short and not _is_out_of_proportion(lateness, view)
+    slept_ns = _slept_ns(lateness, view)
+    may_be_other_work = view.shares_cores and is_short and not _is_out_of_proportion(lateness, view) and not slept_ns
     if late_all_along_ns:
         evidence.append(
             f"over the whole run ({lateness.watched_ns / 1e9:.0f} s) it was late by {in_ms(late_all_along_ns)} per step"
         )
+    if slept_ns:
+        evidence.append(f"for about {in_ms(slept_ns)} of it, its training thread neither ran nor waited for a core")
     if may_be_other_work:
         evidence.append(
             f"these steps lasted only {lasted_ns / 1e9:.1f} s, so other work on its cores may be the cause; to find "
@@ -74,7 +79,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         "straggler",
         f"All ranks wait for rank {slowest.rank}{where}",
         "; ".join(evidence),
-        _advice(view, slowest.part),
+        _advice(view, slowest.part, sleeps=slept_ns > 0),
         gain_ns,
         predicted=predicted,
         is_noise=may_be_other_work,
@@ -106,7 +111,7 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
             f"All ranks wait for rank {slowest}",
             f"over the whole run ({lateness.watched_ns / 1e9:.0f} s, {lateness.watched_steps} steps) its own time "
             f"was {in_ms(late_ns)} per step longer than that of {others}",
-            _advice(view, None),
+            _advice(view, None, sleeps=False),
             late_ns,
             subject={"rank": slowest},
             numbers=only_known(late_ns=late_ns, num_steps=lateness.watched_steps, watched_ns=lateness.watched_ns),
@@ -152,6 +157,23 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
     return slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (view.step_ns or 0)
 
 
+def _slept_ns(lateness: Lateness, view: View) -> int:
+    """Return for how long the rank did nothing while others waited for it, ns per step; 0 if it worked, or if unknown.
+
+    What it computes longer than other ranks, and what it waits longer for a core, is subtracted from its lateness. A
+    rank that waits for its DataLoader is left out: other work may hold up the workers.
+    """
+    slowest = lateness.stragglers[0]
+    if slowest.part is OwnTimePart.DATA:
+        return 0
+    others = [share for rank, share in lateness.busy_shares.items() if rank != slowest.rank]
+    if not view.shares_cores or slowest.rank not in lateness.busy_shares or not others or not view.step_ns:
+        return 0
+    longer_ns = (lateness.busy_shares[slowest.rank] - median(others)) * view.step_ns
+    slept_ns = round(slowest.late_ns - max(0.0, longer_ns))
+    return slept_ns if slept_ns >= max(slowest.late_ns / 2, _SLEEPS * view.step_ns) else 0
+
+
 def _late_all_along_ns(lateness: Lateness) -> int:
     """Return by how much longer than others the rank took in most steps of the whole run; 0 if it was not so late."""
     slowest = lateness.stragglers[0]
@@ -171,13 +193,17 @@ def _steps_to_tell(step_ns: int | None) -> int:
     return next(number for number in (tens, 2 * tens, 5 * tens) if number >= least)
 
 
-def _advice(view: View, part: OwnTimePart | None) -> str:
+def _advice(view: View, part: OwnTimePart | None, *, sleeps: bool) -> str:
     if part in (OwnTimePart.DATA, OwnTimePart.OTHER):
         return _ADVICE[part]
+    if sleeps:
+        return _SLEEPING
     return _ON_CPU if view.device == "cpu" else _ON_ACCELERATOR
 
 
 _NEARLY_ALL = 0.9
+_SLEEPS = 0.1
+"""minimum share of the step for which a straggler must have done nothing"""
 
 _WHERE = {
     OwnTimePart.DATA: "to get its data",
@@ -200,6 +226,9 @@ _ON_CPU = (
     "Check its CPU cores: their clock rate, and other processes that run on them. Check whether its batches are "
     "larger, and whether its code waits for a lock, a disk or the network."
 )
-
+_SLEEPING = (
+    "Check what only this rank waits for: a lock, a disk, the network or a sleep. While it trains, py-spy dump --pid "
+    "PID, or ddpprof diagnose RUN --dump-stacks, shows the line."
+)
 
 LATENESS: Topic[None, Lateness] = Topic("lateness", rules=(straggler, slow_rank))

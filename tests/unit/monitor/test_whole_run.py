@@ -191,3 +191,12 @@ def test_time_for_which_threads_waited_for_a_core(queued: list[int], queued_ns: 
     samples = PulseSamples(**{**columns, "at_ns": at_ns, "queued_ns": np.array(queued)})
     one = whole_run_of_rank(0, pulse_of(steps_of([{}] * 3), samples=samples))
     assert (one.queued_ns, one.sampled_ns) == (queued_ns, sampled_ns)
+    assert one.busy_share is None
+
+
+def test_the_share_of_time_in_which_a_rank_ran_or_waited_for_a_core() -> None:
+    columns = {field.name: np.full(3, UNKNOWN) for field in fields(PulseSamples)}
+    given = {"at_ns": [0, 500, 1000], "queued_ns": [10, 15, 110], "cpu_ns": [1000, 1300, 1400]}
+    samples = PulseSamples(**{**columns, **{name: np.array(values) for name, values in given.items()}})
+    one = whole_run_of_rank(0, pulse_of(steps_of([{}] * 3), samples=samples))
+    assert one.busy_share == (100 + 400) / 1000

@@ -147,6 +147,35 @@ def test_without_recorded_steps_the_whole_run_names_a_slow_rank(
     assert all(found is not None and found in one.evidence for one in findings)
 
 
+@pytest.mark.parametrize(
+    ("busy", "part", "slept_ms"),
+    [
+        pytest.param({0: 0.5, 1: 0.2}, OwnTimePart.FORWARD, 40, id="it-computes-less"),
+        pytest.param({0: 0.5, 1: 0.6, 2: 0.4}, None, 25, id="it-computes-somewhat-longer"),
+        pytest.param({0: 0.5, 1: 0.71}, OwnTimePart.FORWARD, None, id="it-computes-longer-by-half-of-it"),
+        pytest.param({0: 0.5, 1: 0.2}, OwnTimePart.DATA, None, id="workers-may-be-held-up"),
+        pytest.param({1: 0.2}, OwnTimePart.FORWARD, None, id="nobody-to-compare-with"),
+        pytest.param({0: 0.5}, OwnTimePart.FORWARD, None, id="unknown"),
+    ],
+)
+def test_a_rank_that_does_nothing_is_not_late_because_of_other_work(
+    busy: dict[int, float], part: OwnTimePart | None, slept_ms: int | None
+) -> None:
+    """It is late by 40 ms of a step of 100 ms."""
+    finding = only(observed(stragglers=(late(1, 40 * MS, part),), step_ns=100 * MS, backend="gloo", busy_shares=busy))
+    assert finding.is_noise is (slept_ms is None)
+    assert (f"for about {slept_ms}.00 ms of it, its training thread neither ran" in finding.evidence) is (
+        slept_ms is not None
+    )
+    assert ("py-spy dump" in finding.advice) is (slept_ms is not None)
+
+
+def test_a_rank_that_does_nothing_in_a_small_part_of_the_step_may_be_late_by_chance() -> None:
+    busy = {0: 0.5, 1: 0.5}
+    finding = only(observed(stragglers=(late(1, 9 * MS),), step_ns=100 * MS, backend="gloo", busy_shares=busy))
+    assert finding.is_noise
+
+
 def test_it_says_how_many_steps_would_tell() -> None:
     finding = only(observed(stragglers=(late(1, 20 * MS),), step_ns=100 * MS, backend="gloo"))
     assert finding.evidence.endswith(
