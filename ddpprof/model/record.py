@@ -115,6 +115,21 @@ class UnaveragedParameters(Struct, frozen=True):
     """shapes of all checked parameters of the module"""
 
 
+class OptimizerFacts(Struct, frozen=True):
+    """One optimizer that has taken steps."""
+
+    name: str
+    """its class"""
+    state_bytes: Int64
+    """bytes of the tensors in its state, such as Adam's two moments"""
+    is_sharded: bool = False
+    """True if it keeps the state of some parameters only, as ``ZeroRedundancyOptimizer`` does"""
+    is_fused: bool | None = None
+    """value of its argument ``fused``; ``None`` if it was not given or does not exist"""
+    could_be_fused: bool = False
+    """True if it has a fused implementation for all its parameters where they are"""
+
+
 class CollectiveOfSomeRanks(Struct, frozen=True):
     """A collective that the script calls on some of the ranks only, so that the job hangs there."""
 
@@ -214,6 +229,8 @@ class Record(Struct, frozen=True, kw_only=True):
     unusual_collective: UnusualCollective | None = None
     """collective that only the last step of a failed rank had, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] | None = None
+    """optimizers that have taken steps; ``None`` in records of an older ddpprof"""
     core_list: str | None = None
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None

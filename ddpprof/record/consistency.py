@@ -35,11 +35,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import TensorWeakRef
 
-from ddpprof.model import CollectiveOfSomeRanks, Replica, UnaveragedParameters
+from ddpprof.model import CollectiveOfSomeRanks, OptimizerFacts, Replica, UnaveragedParameters
 from ddpprof.model.stack import COLLECTIVES_OF_ALL
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
 from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.machine import PATIENCE_S, TrainingDevice
+from ddpprof.record.optimizer_hooks import optimizer_facts
 
 _MAX_PARAMETERS = 16
 _MAX_VALUES = 8
@@ -135,6 +136,7 @@ class Unaveraged(Listener):
         self._candidates: list[_Candidate] = []
         self._has_looked = False
         self._found: tuple[UnaveragedParameters, ...] = ()
+        self._described: tuple[OptimizerFacts, ...] | None = None
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         if torch.is_grad_enabled():
@@ -161,6 +163,7 @@ class Unaveraged(Listener):
     def first_look(self, step: int) -> None:
         """Store which parameters belong to DDP modules that have not been called. Call this between two steps."""
         self._has_looked = True
+        self._described = optimizer_facts(self._optimizers)
         with suppress(Exception):  # as above
             averaged = known_to_ddp(self._called)
             optimized = {id(one) for one in _trained_by(list(self._optimizers))}
@@ -190,7 +193,7 @@ class Unaveraged(Listener):
 
     def facts(self) -> dict[str, Any]:
         """Return fields of the `Record`."""
-        return {"unaveraged": self._found}
+        return {"unaveraged": self._found, "optimizers": self._described}
 
     def _may_be_trained(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int

@@ -1,12 +1,20 @@
-"""Hooks around every ``Optimizer.step``. Only these may be compiled, because a compiled step contains them."""
+"""Hooks around every ``Optimizer.step``, and facts about optimizers.
+
+Only the hooks may be compiled, because a compiled step contains them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
+import torch
 from torch.compiler import is_dynamo_compiling
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ddpprof.model import OptimizerFacts
 from ddpprof.record.events import EVENTS
 from ddpprof.record.patches import with_told_closure
 
@@ -29,3 +37,46 @@ def hook_optimizers() -> list[Any]:
             EVENTS.optimizer_ends(optimizer)
 
     return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+
+def optimizer_facts(optimizers: Iterable[Optimizer]) -> tuple[OptimizerFacts, ...]:
+    """Describe the optimizers. A tensor that several of them have in their state counts once."""
+    seen: set[int] = set()
+    made = []
+    for one in optimizers:
+        with suppress(Exception):  # it may be of any class
+            tensors = {id(value): value for value in _tensors_in(one.state) if id(value) not in seen}
+            seen |= tensors.keys()
+            made.append(
+                OptimizerFacts(
+                    name=type(one).__name__,
+                    state_bytes=sum(_local(value).nbytes for value in tensors.values()),
+                    is_sharded=any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(one).__mro__),
+                    is_fused=one.defaults.get("fused"),
+                    could_be_fused="fused" in one.defaults and all(map(_can_be_fused, _parameters(one))),
+                )
+            )
+    return tuple(made)
+
+
+def _tensors_in(state: Any) -> Iterable[torch.Tensor]:
+    """Yield the tensors in an optimizer's state, which is a dict of dicts of tensors, numbers and lists."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict | list | tuple):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors_in(value)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return this rank's shard of a sharded tensor, or the tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    return (one for group in optimizer.param_groups for one in group["params"])
+
+
+def _can_be_fused(parameter: torch.Tensor) -> bool:
+    return parameter.device.type in ("cuda", "cpu", "xpu", "mps") and parameter.is_floating_point()

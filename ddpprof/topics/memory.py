@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
+from ddpprof.engine.change import ddp_change
 from ddpprof.engine.finding import Finding, only_known
-from ddpprof.engine.numbers import Number
+from ddpprof.engine.frameworks import ddp_argument
+from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
-from ddpprof.model import DeviceMemory, Memory, Record, StepMode
+from ddpprof.model import DdpModule, DeviceMemory, Memory, Record, StepMode
 from ddpprof.statistics.medians import median_known
+from ddpprof.topics.model_memory import ModelMemory, measure_model_memory, model_memory_table
 from ddpprof.words import ranks_in_words
 
 
@@ -46,9 +49,10 @@ class RankMemory:
     steady_rss_bytes: Annotated[int | None, Number("host memory at the end of a step, median")]
     peak_rss_bytes: Annotated[int | None, Number("most host memory")]
     devices: tuple[DeviceUse, ...] = ()
+    model: Annotated[ModelMemory | None, Part()] = None
 
 
-def measure_memory(record: Record) -> RankMemory | None:
+def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMemory | None:
     """Return the rank's memory; ``None`` if the record lacks it, as those of earlier versions do."""
     light = [step.memory for step in record.steps if step.mode is StepMode.LIGHT and step.memory is not None]
     samples = light or [step.memory for step in record.steps if step.memory is not None]
@@ -60,6 +64,7 @@ def measure_memory(record: Record) -> RankMemory | None:
         steady_rss_bytes=median_known(sample.rss_bytes for sample in samples),
         peak_rss_bytes=samples[-1].peak_rss_bytes if samples else None,
         devices=_devices(samples, record.devices),
+        model=measure_model_memory(record, modules),
     )
 
 
@@ -124,6 +129,10 @@ def processes_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
 
 
 _MUCH_BYTES = 256 * 2**20
+_FULL = 0.9
+"""share of a device's memory in tensors, at the peak, from which on it counts as full"""
+_WORTH_FREEING = 0.01
+"""share of a device's memory"""
 _MUCH = 0.25
 """excess over the others, as a fraction"""
 
@@ -154,6 +163,45 @@ def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
             None,
             numbers=only_known(reserved_bytes=reserved),
         )
+
+
+def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Finding]:
+    """Report an accelerator with hardly any memory left if settings of DDP or its optimizer would free some."""
+    full = [
+        (rank, use, rank.model)
+        for rank in ranks
+        for use in rank.devices
+        if use.is_own and use.total_bytes and use.peak_bytes >= _FULL * use.total_bytes and rank.model is not None
+    ]
+    if not full:
+        return
+    rank, use, model = max(full, key=lambda one: one[1].peak_bytes / (one[1].total_bytes or 1))
+    worth_bytes = _WORTH_FREEING * (use.total_bytes or 0)
+    with_views = model.views_save_bytes >= worth_bytes
+    with_zero = (model.zero_saves_bytes or 0) >= worth_bytes
+    if not (with_views or with_zero):
+        return
+    saving = [
+        f"{ddp_argument(view.framework, 'gradient_as_bucket_view=True')} saves {_gb(model.views_save_bytes)}"
+        if with_views
+        else "",
+        f"torch.distributed.optim.ZeroRedundancyOptimizer saves {_gb(model.zero_saves_bytes or 0)}, and sends "
+        f"{_gb(model.zero_receives_bytes or 0)} to each rank after every step"
+        if with_zero
+        else "",
+    ]
+    yield Finding(
+        "device-memory-full",
+        f"Rank {rank.rank} uses {use.peak_bytes / (use.total_bytes or 1):.0%} of its GPU's memory",
+        f"at most {_gb(use.peak_bytes)} of {_gb(use.total_bytes or 0)} in tensors; parameters take "
+        f"{_gb(model.parameter_bytes)}, gradients and buckets {_gb(model.gradient_bytes + model.bucket_bytes)}, the "
+        f"optimizer {_gb(model.optimizer_bytes or 0)}",
+        f"For a larger batch or model: {'; '.join(one for one in saving if one)}.",
+        None,
+        subject={"rank": rank.rank},
+        change=ddp_change(view.framework, gradient_as_bucket_view=True) if with_views else None,
+        numbers=only_known(peak_bytes=use.peak_bytes, total_bytes=use.total_bytes),
+    )
 
 
 def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
@@ -210,6 +258,7 @@ def memory_table(ranks: Sequence[RankMemory], _report: ReportView) -> Iterable[S
             cut_off(len(rows), what="rows"),
         ),
     )
+    yield from model_memory_table([(one.rank, one.model) for one in ranks if one.model is not None])
 
 
 def _rows(rank: RankMemory) -> Iterable[tuple[str, ...]]:
@@ -226,8 +275,8 @@ def _mb(num_bytes: int | None) -> str:
 MEMORY: Topic[RankMemory, tuple[RankMemory, ...]] = Topic(
     name="memory",
     sections={"cost": memory_table},
-    rules=(memory_of_others, memory_imbalance),
-    of_rank=lambda rank, _steps, _modules: None if rank.record is None else measure_memory(rank.record),
+    rules=(memory_of_others, memory_imbalance, device_memory_full),
+    of_rank=lambda rank, _steps, modules: None if rank.record is None else measure_memory(rank.record, modules),
     rank_type=RankMemory,
     of_ranks=tuple,
 )

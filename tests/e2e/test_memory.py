@@ -42,3 +42,44 @@ def test_a_rank_that_keeps_more_is_named(tmp_path: Path, ddpprof: Run, report: C
     assert abs(second["steady_rss_bytes"] - first["steady_rss_bytes"] - MORE_BYTES) < 0.1 * MORE_BYTES
     (finding,) = [finding for finding in shown["findings"] if finding["rule"] == "memory-imbalance"]
     assert finding["title"].startswith("Rank 1 holds 0.")
+
+TRAINS = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(torch.nn.Linear(4000, 4000, bias=False), gradient_as_bucket_view=bool(os.environ.get("VIEWS")))
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(20):
+    model(torch.randn(1, 4000)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+dist.barrier()
+dist.destroy_process_group()
+"""
+PARAMETER_BYTES = 4 * 4000 * 4000
+
+
+def test_the_memory_of_ddp_is_what_torch_and_the_process_hold(
+    tmp_path: Path, ddpprof: Run, report: Callable[[str], dict[str, Any]]
+) -> None:
+    """Views of buckets save what the report of the run without them says, as the processes' memory shows."""
+    (tmp_path / "trains.py").write_text(TRAINS)
+    memory = {}
+    for run, environment in {"copies": {}, "views": {"VIEWS": "1"}}.items():
+        done = ddpprof("trace", "--quiet", "--out", run, *QUICK, *on_ranks(2, "trains.py"), **environment)
+        assert done.returncode == 0, done.stderr
+        memory[run] = report(run)["memory"][0]
+    copies, views = memory["copies"]["model"], memory["views"]["model"]
+    assert copies == {
+        "parameter_bytes": PARAMETER_BYTES,
+        "gradient_bytes": PARAMETER_BYTES,
+        "bucket_bytes": PARAMETER_BYTES,
+        "optimizer_bytes": 2 * PARAMETER_BYTES + 4,
+        "views_save_bytes": PARAMETER_BYTES,
+        "zero_saves_bytes": PARAMETER_BYTES + 2,
+        "zero_receives_bytes": PARAMETER_BYTES // 2,
+    }
+    assert views == {**copies, "gradient_bytes": 0, "views_save_bytes": 0}
+    saved = memory["copies"]["steady_rss_bytes"] - memory["views"]["steady_rss_bytes"]
+    assert abs(saved - PARAMETER_BYTES) < 0.1 * PARAMETER_BYTES

@@ -5,15 +5,18 @@ from typing import Any
 import pytest
 from tables import record, recorded
 
-from ddpprof.model import DeviceMemory, Memory, RecordedStep
+from ddpprof.engine.topic import View
+from ddpprof.model import DdpModule, DeviceMemory, Memory, OptimizerFacts, Parameter, RecordedStep
 from ddpprof.topics.memory import (
     DeviceUse,
     Holder,
     RankMemory,
+    device_memory_full,
     devices_of_job,
     measure_memory,
     processes_of_job,
 )
+from ddpprof.topics.model_memory import ModelMemory, measure_model_memory
 
 
 def step(number: int, rss: int, peak: int, mode: str = "light", allocated: int | None = None) -> RecordedStep:
@@ -96,3 +99,75 @@ def test_each_device_of_the_job_counts_once(ranks: list[RankMemory], devices: li
 
 def test_processes_whose_memory_is_known() -> None:
     assert processes_of_job([rank(0, steady_rss_bytes=7), rank(1)]) == (Holder("node", None, (0,), 7),)
+
+
+def module(*parameters: Parameter, **settings: object) -> DdpModule:
+    return DdpModule("Net", settings, None, parameters, (tuple(range(len(parameters))),), 0, 0, 0)
+
+
+def test_memory_of_the_model_from_its_parameters_and_optimizers() -> None:
+    """Two modules: 100 bytes as copies, of them 40 sparse, and 60 bytes as views; Adam's state, on four ranks."""
+    copied = module(Parameter("a", 60), Parameter("b", 40, is_sparse=True))
+    views = module(Parameter("c", 60), gradient_as_bucket_view=True)
+    adam = OptimizerFacts("Adam", 320)
+    made = measure_model_memory(record(0, [copied, views], optimizers=(adam,), world_size=4), ())
+    assert made == ModelMemory(
+        parameter_bytes=160,
+        gradient_bytes=60,
+        bucket_bytes=120,
+        optimizer_bytes=320,
+        views_save_bytes=60,
+        zero_saves_bytes=240,
+        zero_receives_bytes=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "world_size"),
+    [
+        pytest.param(None, 4, id="unknown"),
+        pytest.param((OptimizerFacts("SGD", 0),), 4, id="no-state"),
+        pytest.param((OptimizerFacts("ZeroRedundancyOptimizer", 0, True), OptimizerFacts("Adam", 80)), 4, id="sharded"),
+        pytest.param((OptimizerFacts("Adam", 320),), 1, id="one-rank"),
+    ],
+)
+def test_nothing_is_promised_of_sharding_that_cannot_save(
+    optimizers: tuple[OptimizerFacts, ...] | None, world_size: int
+) -> None:
+    facts = record(0, [], optimizers=optimizers, world_size=world_size)
+    made = measure_model_memory(facts, (module(Parameter("a", 60)),))
+    assert made is not None
+    assert (made.zero_saves_bytes, made.zero_receives_bytes) == (None, None)
+
+
+def test_without_ddp_there_is_no_memory_of_ddp() -> None:
+    assert measure_model_memory(record(0, []), ()) is None
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("peak", "model", "advice"),
+    [
+        pytest.param(
+            75, ModelMemory(2 * GB, 2 * GB, 2 * GB, 4 * GB, 2 * GB, 3 * GB, GB),
+            "DistributedDataParallel(model, gradient_as_bucket_view=True) saves 2.00 GB; "
+            "torch.distributed.optim.ZeroRedundancyOptimizer saves 3.00 GB, and sends 1.00 GB to each rank", id="both",
+        ),
+        pytest.param(
+            75, ModelMemory(2 * GB, 0, 2 * GB, 4 * GB, 0, 3 * GB, GB), "model: torch.distributed.optim", id="are-views"
+        ),
+        pytest.param(75, ModelMemory(GB // 2, GB // 2, GB // 2, 0, GB // 2, None, None), None, id="hardly-anything"),
+        pytest.param(71, ModelMemory(2 * GB, 2 * GB, 2 * GB, 4 * GB, 2 * GB, 3 * GB, GB), None, id="not-full"),
+        pytest.param(75, None, None, id="unknown"),
+    ],
+)  # fmt: skip
+def test_a_full_device_and_what_would_free_memory(peak: int, model: ModelMemory | None, advice: str | None) -> None:
+    device = DeviceUse(0, True, 40 * GB, peak * GB, 76 * GB, 80 * GB)
+    found = list(device_memory_full([rank(0, device, model=model), rank(1)], View(2, None)))
+    assert len(found) == (advice is not None)
+    for finding in found:
+        assert advice is not None and advice in finding.advice
+        assert finding.title == "Rank 0 uses 94% of its GPU's memory"
+        assert (finding.change is not None) == (model is not None and model.views_save_bytes > 0)
