@@ -1,6 +1,7 @@
 """How often is what a report advises right? Share of cases, and what the first fix promised and gave.
 
     found      the planted cause is among the first two findings; of the cases in which it costs time
+    uncertain  the report says that it is worth trying, not that it is the first fix
     confirmed  the first fix shortens the step beyond noise, by as much as was promised at least, or more
     inside     the measured gain's interval meets the promised one, or for a bound, ends below it
 
@@ -18,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from planted import CASES, is_found
+from planted import CASES, is_advised, is_found
 from study import COLOURS, ms, publish
 
 _WORTH = 0.02
@@ -39,17 +40,23 @@ def measure(recordings: Path) -> dict[str, Any]:
     made = {one["case"]: one for one in json.loads((recordings / "cases.json").read_text(encoding="utf-8"))}
     cases = [_of_case(case.plant, made[case.name]) for case in CASES if case.name in made]
     planted = [one for one in cases if one["planted"] is not None and one["costs"]]
-    tried = [one for one in cases if one["verdict"] is not None]
+    all_tried = [one for one in cases if one["verdict"] is not None]
+    tried = [one for one in all_tried if one["is_certain"]]
+    uncertain = [one for one in all_tried if not one["is_certain"]]
     return {
         "cases": sorted(cases, key=lambda one: (_ORDER.index(one["verdict"]) if one["verdict"] else 99, one["case"])),
         "found": [sum(one["is_found"] for one in planted), len(planted)],
         "verdicts": dict(sorted(Counter(one["verdict"] for one in tried).items())),
         "confirmed": [sum(one["verdict"] == "confirmed" for one in tried), len(tried)],
+        "uncertain_confirmed": [sum(one["verdict"] == "confirmed" for one in uncertain), len(uncertain)],
         "inside": [sum(bool(one["is_inside"]) for one in tried), len(tried)],
         "rules": _by_rule(tried),
         "slower": [sum(one["verdict"] == "slower" for one in tried), len(tried)],
         "clean_with_a_fix_in_vain": [
-            sum(one["planted"] is None and one["verdict"] not in (None, "confirmed") for one in cases),
+            sum(
+                one["planted"] is None and one["is_certain"] and one["verdict"] not in (None, "confirmed")
+                for one in cases
+            ),
             sum(one["planted"] is None for one in cases),
         ],
     }
@@ -69,14 +76,16 @@ def _by_rule(tried: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
-    beyond = [one["rule"] for one in made["findings"] if not one["is_noise"]]
+    advised = [one["rule"] for one in made["findings"] if is_advised(one)]
     tried = made["tried"]
+    number = None if tried is None else tried["promise"]["number"]
     return {
         "case": made["case"],
         "planted": plant,
         "is_found": is_found(plant, made["findings"]),
         "costs": _costs(made.get("mended")),
-        "findings": beyond[:3],
+        "findings": advised[:3],
+        "is_certain": number is None or not made["findings"][number - 1]["is_noise"],
         "first_fix": None if tried is None else (tried["promise"]["rule"] or "the mended script"),
         "planted_by_script": None if tried is None else tried["promise"]["number"] is None,
         "promised_ms": None if tried is None else _promised(tried["promise"]),
@@ -124,7 +133,7 @@ def table(results: dict[str, Any]) -> list[str]:
         cells = (
             one["case"],
             _found(one),
-            one["first_fix"] or "",
+            f"{one['first_fix'] or ''}{'' if one['is_certain'] else ', uncertain'}",
             _shown(one["promised_ms"]),
             _shown(one["measured_ms"]),
             one["verdict"] or "not tried",

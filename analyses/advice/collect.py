@@ -22,14 +22,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from hosts import linked_hosts
-from planted import CASES, PLANTS, Case, is_found
+from planted import CASES, PLANTS, Case, is_advised, is_found
 from study import RECORDINGS, end_recording
 
 HERE = Path(__file__).resolve().parent
 BURST = "128kb"
 ROUNDS, TIMED = 4, 6
 DDPPROF = [sys.executable, "-m", "ddpprof"]
-KEPT = ("rule", "title", "gain_ns", "predicted", "is_noise", "change")
+KEPT = ("rule", "title", "gain_ns", "predicted", "is_noise", "is_worth_trying", "change")
 """keys of a finding"""
 
 
@@ -65,12 +65,12 @@ def _tried(run: Path, how: Sequence[str]) -> dict[str, Any]:
 def _how_to_try(case: Case, found: Sequence[dict[str, Any]], script: list[str]) -> list[str] | None:
     """Return the options of `ddpprof try` for the first advice; ``None`` if nothing is advised.
 
-    Advice that promises time comes before advice that promises none, as in `ddpprof try` itself. `script`: the options
-    for the mended script, for what only its author can change.
+    Advice that promises time comes before advice that promises none, as in `ddpprof try` itself, and what is only worth
+    trying comes last. `script`: the options for the mended script, for what only its author can change.
     """
-    beyond = [(number, one) for number, one in enumerate(found, 1) if not one["is_noise"]]
+    advised = [(number, one) for number, one in enumerate(found, 1) if is_advised(one)]
     rules = PLANTS[case.plant].rules if case.plant is not None and not PLANTS[case.plant].is_mended_by_ddpprof else ()
-    for number, one in sorted(beyond, key=lambda numbered: numbered[1]["gain_ns"] is None):
+    for number, one in sorted(advised, key=lambda one: (one[1]["is_noise"], one[1]["gain_ns"] is None)):
         if one["change"] is not None and not one["change"]["is_lossy"]:
             return ["--finding", str(number)]
         if one["rule"] in rules:

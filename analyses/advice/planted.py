@@ -63,9 +63,14 @@ class Case:
 
 
 def is_found(plant: str | None, findings: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a right rule is among the first two findings beyond noise; true if nothing is planted."""
-    beyond = [one["rule"] for one in findings if not one["is_noise"]]
-    return plant is None or any(rule in PLANTS[plant].rules for rule in beyond[:2])
+    """Return whether a right rule is among the first two findings with advice; true if nothing is planted."""
+    advised = [one["rule"] for one in findings if is_advised(one)]
+    return plant is None or any(rule in PLANTS[plant].rules for rule in advised[:2])
+
+
+def is_advised(finding: Mapping[str, Any]) -> bool:
+    """Return whether the finding is beyond noise, or worth trying."""
+    return not finding["is_noise"] or finding.get("is_worth_trying", False)
 
 
 CASES = (

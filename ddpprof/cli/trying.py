@@ -210,6 +210,7 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
             )
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
+        known = known or [(number, one) for number, one in numbered if one.is_worth_trying]
         lossless = [(number, one) for number, one in known if options.allow_lossy or not one.is_lossy]
         first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[
             :1

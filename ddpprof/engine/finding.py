@@ -43,6 +43,11 @@ class Finding:
     """time per step that the finding is about; no change can save more, and `find` limits the gain to it"""
     is_noise: Annotated[bool, Number("whether it may be due to chance; it then has no advice")] = False
 
+    is_worth_trying: Annotated[bool, Number("whether it may save much although the run cannot predict how much")] = (
+        False
+    )
+    """True if `is_noise`, but its predicted gain is large: the interval includes 0 as the network is hardly known"""
+
     comes_first: bool = False
     """True if this must be fixed before any gain counts: training is broken, or measurements are distorted"""
     may_be_meant: bool = False

@@ -13,6 +13,8 @@ from ddpprof.model.tried import Outcome
 
 _NOISE_OF_MEASURED = 0.02
 """fraction of the step; a smaller measured gain may be chance"""
+_LARGE = 0.05
+"""fraction of the step from which an uncertain gain is worth a trial"""
 _ROUNDS_TO_NOTHING_NS = 5_000
 """gains smaller than this are shown as 0.00 ms"""
 
@@ -29,7 +31,7 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
 
     Among the gains, changes that keep the results of the training come before changes that round gradients, and rules
     whose advice often saves less than promised come later. Gains that only a replay could confirm come last if the run
-    could not be replayed.
+    could not be replayed. Among the noise, what is worth trying comes first.
 
     If one change addresses several findings, only the first of them is returned. Rules that recommend the same change
     use the same entry of `Predictions`. `advice`: rule → advice that replaces its own.
@@ -37,7 +39,12 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
     found: dict[object, Finding] = {}
     for finding in findings:
         bounded = _measured(_bounded(finding), view)
-        noted = replace(bounded, advice=advice.get(finding.rule, finding.advice), is_noise=is_noise(bounded, view))
+        noted = replace(
+            bounded,
+            advice=advice.get(finding.rule, finding.advice),
+            is_noise=is_noise(bounded, view),
+            is_worth_trying=is_worth_trying(bounded, view),
+        )
         found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
     first = sorted((one for one in beyond if one.comes_first), key=lambda one: not one.is_correctness)
@@ -50,7 +57,8 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
         *_by_gain([finding for finding in known if finding.is_guess]),
     ]
     others = [finding for finding in beyond if finding.expected_ns is None and not finding.comes_first]
-    return (*first, *gains, *others, *(finding for finding in found.values() if finding.is_noise))
+    noise = sorted((one for one in found.values() if one.is_noise), key=lambda one: not one.is_worth_trying)
+    return (*first, *gains, *others, *noise)
 
 
 def _bounded(finding: Finding) -> Finding:
@@ -104,6 +112,14 @@ def is_noise(finding: Finding, view: View) -> bool:
     if finding.predicted is not None:
         return may_be_chance(finding.predicted, view.step_noise_ns)
     return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _NOISE_OF_MEASURED * (view.step_ns or 0))
+
+
+def is_worth_trying(finding: Finding, view: View) -> bool:
+    """Return True if the finding is noise only because its large predicted gain is uncertain, and can be measured."""
+    if finding.predicted is None or finding.change is None or finding.is_lossy or finding.measured is not None:
+        return False
+    is_uncertain = not finding.is_noise and may_be_chance(finding.predicted, view.step_noise_ns)
+    return is_uncertain and finding.predicted.gain_ns >= max(_LARGE * (view.step_ns or 0), view.step_noise_ns or 0, 1)
 
 
 def may_be_chance(predicted: Predicted, step_noise_ns: int | None) -> bool:

@@ -28,7 +28,7 @@ _LONGEST = 400
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding beyond noise. Times are ns per step."""
+    """One finding beyond noise, or worth trying. Times are ns per step."""
 
     number: int
     """as in ``--finding N`` of other commands"""
@@ -42,6 +42,8 @@ class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     """ends of the 95 % interval of the predicted gain"""
     is_correctness: bool = False
     may_be_meant: bool = False
+    is_worth_trying: bool = False
+    """True if the run cannot predict the gain, which may be large"""
     change: Change | None = None
     """what to change, as data; left out if only the author of the script can"""
     confirm: str | None = None
@@ -105,7 +107,7 @@ class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def brief_report(report: Report, paths: Sequence[str]) -> Brief:
     """Return the report in short, with as many findings as fit. `paths`: the parts of the run."""
-    beyond = [(number, one) for number, one in enumerate(report.findings, 1) if not one.is_noise]
+    beyond = [(number, one) for number, one in enumerate(report.findings, 1) if one.is_worth_trying or not one.is_noise]
     run = shlex.join(paths)
     made = Brief(
         format=BRIEF_FORMAT,
@@ -113,7 +115,7 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         run=clean(run, most=_LONGEST),
         verdict=clean(f"{verdict(report).text} {change_sentence(report)}", most=_LONGEST),
         step_ns=report.step_ns,
-        num_noise=sum(one.is_noise for one in report.findings),
+        num_noise=sum(one.is_noise and not one.is_worth_trying for one in report.findings),
         everything=f"ddpprof report {clean(run, most=_LONGEST)} --format json",
     )
     can_run = bool(report.job.recorded_with) and len(paths) == 1 and report.failure is None and len(run) <= _LONGEST
@@ -142,6 +144,7 @@ def _finding(number: int, one: Finding, run: str | None) -> BriefFinding:
         high_ns=None if predicted is None else predicted.high_ns,
         is_correctness=one.is_correctness,
         may_be_meant=one.may_be_meant,
+        is_worth_trying=one.is_worth_trying,
         change=None if one.change is None else replace(one.change, code=clean(one.change.code, most=_LONGEST)),
         confirm=None if run is None else _command(number, one, run),
         measured=one.measured,

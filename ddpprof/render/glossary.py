@@ -294,6 +294,12 @@ TERMS = (
         aliases=("noise", "may save"),
     ),
     Term(
+        "worth trying",
+        "A finding whose predicted gain is at least 5 % of the step, but whose 95 % interval includes a loss because "
+        "the run does not show enough about the network. It is not a first fix: ddpprof try measures the gain.",
+        field="findings[].is_worth_trying",
+    ),
+    Term(
         "Horovod",
         "Data from a Horovod timeline, per step: collectives, fusion-buffer copies, waiting for ranks or for the next "
         "cycle, and which rank was late. A timeline does not contain computation, so it does not show "

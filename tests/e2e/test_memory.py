@@ -43,6 +43,7 @@ def test_a_rank_that_keeps_more_is_named(tmp_path: Path, ddpprof: Run, report: C
     (finding,) = [finding for finding in shown["findings"] if finding["rule"] == "memory-imbalance"]
     assert finding["title"].startswith("Rank 1 holds 0.")
 
+
 TRAINS = """
 import os, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -38,12 +38,15 @@ from ddpprof.topics.whole_run import hang_line, whole_run_line
 
 FINDINGS = "Findings"
 NOT_BEYOND_NOISE = "Not beyond noise"
+WORTH_TRYING = "Worth trying: this run cannot predict the gain, ddpprof try can measure it"
 
 
 def finding_list(report: Report) -> Iterator[Section]:
     texts = finding_texts(report)
     yield from beyond_noise(report, [text for text, finding in texts if not finding.is_noise])
-    noise = tuple(text for text, finding in texts if finding.is_noise)
+    if uncertain := tuple(text for text, finding in texts if finding.is_worth_trying):
+        yield FindingList(WORTH_TRYING, uncertain, "")
+    noise = tuple(text for text, finding in texts if finding.is_noise and not finding.is_worth_trying)
     if noise:
         yield FindingList(NOT_BEYOND_NOISE, noise, "")
 
@@ -67,7 +70,8 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
 
 def first_change(report: Report) -> tuple[FindingText, Finding] | None:
     """Return what to change first; ``None`` if no finding is certain enough, such as one without its prediction."""
-    return next(((text, one) for text, one in finding_texts(report) if text.advice and not one.is_guess), None)
+    certain = (one for one in finding_texts(report) if not (one[1].is_noise or one[1].is_guess))
+    return next(((text, one) for text, one in certain if text.advice), None)
 
 
 def change_sentence(report: Report) -> str:
@@ -95,6 +99,14 @@ def change_nothing(report: Report) -> str:
     """Return why there is nothing to change, for certain or as far as the run can tell; empty if the job failed."""
     if report.failure is not None:
         return ""
+    uncertain = next(((number, one) for number, one in enumerate(report.findings, 1) if one.is_worth_trying), None)
+    if uncertain is not None and uncertain[1].predicted is not None:
+        number, finding = uncertain
+        what = finding.change.code if finding.change is not None else finding.title
+        return (
+            f"Worth trying: {clean(what)}, which may save {_ms(uncertain[1].predicted.gain_ns)} per step, but this run "
+            f"cannot predict it. Measure it with ddpprof try --finding {number}."
+        )
     if any(not one.is_noise for one in report.findings):
         return "Change nothing yet: this run cannot predict the gain of a change. Use ddpprof tune to measure it."
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
@@ -114,7 +126,7 @@ _TRACES_CANNOT_TELL = (
 
 def _text(number: int, finding: Finding) -> FindingText:
     """Return the text of a finding, without advice if it may be noise."""
-    advice = "" if finding.is_noise else clean(finding.advice, most=800)
+    advice = "" if finding.is_noise and not finding.is_worth_trying else clean(finding.advice, most=800)
     title, evidence = clean(finding.title), clean(finding.evidence, most=800)
     return FindingText(number, title, _gain(finding), evidence, advice, finding.is_noise)
 
@@ -385,10 +397,13 @@ def _findings(report: Report) -> Iterator[Section]:
 def _remarks(report: Report) -> Iterator[Section]:
     """List further findings, in one line each."""
     beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
-    noise = [finding for finding in report.findings if finding.is_noise]
+    uncertain = [finding for finding in report.findings if finding.is_worth_trying]
+    noise = [finding for finding in report.findings if finding.is_noise and not finding.is_worth_trying]
     also = (*_in_short(beyond), *bound_remarks(report))
     if also:
         yield Remarks("Also found", also)
+    if uncertain:
+        yield Remarks(WORTH_TRYING, tuple(_in_short(uncertain)))
     if noise:
         yield Remarks(NOT_BEYOND_NOISE, tuple(_in_short(noise)))
 
@@ -410,7 +425,8 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     if is_replayed and can_replay and len(paths) == 1:
         commands.append(("other settings", f"ddpprof whatif {run}"))
     if _can_try(report, paths):
-        commands.append(("try the first fix", f"ddpprof try {run}"))
+        is_known = any(not one.is_noise and one.change is not None for one in report.findings)
+        commands.append(("try the first fix" if is_known else "measure what to try", f"ddpprof try {run}"))
     if report.failure is None and len(paths) == 1:
         if (words := _words_of_sweep(report)) is not None:
             sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
@@ -425,7 +441,10 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 
 def _can_try(report: Report, paths: Sequence[str]) -> bool:
     """Return whether `ddpprof try` can apply a finding that has not been tried yet."""
-    is_left = any(one.change is not None and not one.is_noise and one.measured is None for one in report.findings)
+    is_left = any(
+        one.change is not None and one.measured is None and (one.is_worth_trying or not one.is_noise)
+        for one in report.findings
+    )
     return is_left and len(paths) == 1 and bool(report.job.recorded_with) and report.failure is None
 
 

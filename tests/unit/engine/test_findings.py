@@ -221,3 +221,26 @@ def test_a_change_that_keeps_the_results_comes_before_one_that_rounds() -> None:
     lossless = Finding("b", "t", "e", "a", 20 * MS, predicted=Predicted(15 * MS, 10 * MS, 20 * MS),
                        change=ddp_change(None, bucket_cap_mb=1))  # fmt: skip
     assert [one.rule for one in in_order([lossy, lossless], observed(), {})] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("gain_ms", "low_ms", "change", "is_worth_trying"),
+    [
+        pytest.param(20, -30, ddp_change(None, bucket_cap_mb=1), True, id="large-but-uncertain"),
+        pytest.param(20, 15, ddp_change(None, bucket_cap_mb=1), False, id="certain"),
+        pytest.param(4, -30, ddp_change(None, bucket_cap_mb=1), False, id="less-than-5-percent"),
+        pytest.param(20, -30, None, False, id="nothing-to-try"),
+        pytest.param(20, -30, Change(ChangeKind.COMM_HOOK, {"h": True}, "h", is_lossy=True), False, id="lossy"),
+    ],
+)
+def test_a_large_gain_that_the_run_cannot_predict_is_worth_trying(
+    gain_ms: int, low_ms: int, change: Change | None, is_worth_trying: bool
+) -> None:
+    """The step takes 100 ms."""
+    predicted = Predicted(gain_ms * MS, low_ms * MS, 40 * MS)
+    uncertain = Finding("uncertain", "t", "e", "a", 40 * MS, predicted=predicted, change=change)
+    noise = Finding("noise", "t", "e", "a", MS)
+    found = {one.rule: one for one in in_order([noise, uncertain], observed(step_ns=100 * MS), {})}
+    assert found["uncertain"].is_worth_trying is is_worth_trying
+    assert found["uncertain"].is_noise is (low_ms < 0)
+    assert (next(iter(found)) == "uncertain") is (is_worth_trying or low_ms > 0)
