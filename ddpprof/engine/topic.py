@@ -55,7 +55,11 @@ class View:
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     launch_bound_ns: int | None = None
-    """time that the accelerator waits for the host's launches"""
+    """time that the accelerator waits for the host's launches, without `host_read_ns`"""
+    host_read_ns: int | None = None
+    """time that it waits for launches because the host waited for one of its results before"""
+    optimizer_ns: int | None = None
+    """time of the optimizers' steps that is not hidden behind other computation"""
     num_micro_steps: int = 1
     """number of batches that a step accumulates"""
     trains_beside_ddp: bool = False

@@ -86,6 +86,7 @@ _ASKS_ONLY = re.compile(
     r"(?:cuda|hip|cu)(?:Event(?!Synchronize)|Occupancy|Pointer|PeekAtLastError|Get|SetDevice|DeviceGet|Func[GS]et"
     r"|Stream(?:IsCapturing|Get|Query|WaitEvent))\w*"
 )
+_WAITS = re.compile(r"\w*Synchronize(?:_\w+)?|hipMemcpyWithStream")
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that contain ops but are none. Traces of 2021 give them the category of ops. A compiled region contains the ops
@@ -180,6 +181,11 @@ def may_queue_work(call: str) -> bool:
     return _ASKS_ONLY.fullmatch(call) is None
 
 
+def waits_for_device(call: str) -> bool:
+    """Return True if a host call returns only when the accelerator has done its work."""
+    return _WAITS.fullmatch(call) is not None
+
+
 def classify(category: str, name: str) -> Identity:
     """Return the identity of events with this category and name."""
     return classify_in(family(category), name)
@@ -190,6 +196,8 @@ def classify_in(which: Family, name: str) -> Identity:
         return _classify_host_span(name, in_op_category=which is Family.OP)
     if which is Family.KERNEL:
         return Identity(name, Role.KERNEL, kind=collective_kind(name) if is_communication_kernel(name) else None)
+    if which is Family.LAUNCH and waits_for_device(name):
+        return Identity(name, Role.MARK, mark=Mark.DEVICE_WAIT)
     return Identity(name, _ROLES.get(which, Role.UNUSED))
 
 

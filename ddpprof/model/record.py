@@ -130,6 +130,20 @@ class OptimizerFacts(Struct, frozen=True):
     """True if it has a fused implementation for all its parameters where they are"""
 
 
+class HostRead(Struct, frozen=True):
+    """One line of the script at which the host waits for the accelerator, in profiled steps."""
+
+    written: str
+    """what is called there, such as ``item()``"""
+    place: str
+    """line of the user's code, as ``file:line in function``"""
+    num_calls: Int64
+    waited_ns: Int64
+    """total time that the calls took"""
+    num_steps: Int64
+    """number of profiled steps in which calls were noted"""
+
+
 class CollectiveOfSomeRanks(Struct, frozen=True):
     """A collective that the script calls on some of the ranks only, so that the job hangs there."""
 
@@ -229,6 +243,8 @@ class Record(Struct, frozen=True, kw_only=True):
     unusual_collective: UnusualCollective | None = None
     """collective that only the last step of a failed rank had, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
+    """where the training thread waited for its accelerator in profiled steps, longest waits first"""
     optimizers: tuple[OptimizerFacts, ...] | None = None
     """optimizers that have taken steps; ``None`` in records of an older ddpprof"""
     core_list: str | None = None

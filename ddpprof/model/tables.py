@@ -83,6 +83,8 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     """FSDP, which reduces shards instead of buckets"""
     FLATTEN = 15
     """many tensors are flattened into one, or back, as Apex does with gradients before and after their all-reduce"""
+    DEVICE_WAIT = 16
+    """``cudaStreamSynchronize`` and the like: the host waits until the accelerator has done its work"""
 
 
 class CollectiveKind(IntEnum, metaclass=InterruptibleEnum):

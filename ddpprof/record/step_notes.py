@@ -26,6 +26,7 @@ from ddpprof.record.data_loading import Feeding, random_states
 from ddpprof.record.ddp_construction import has_compiled, unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
+from ddpprof.record.host_reads import HostReads
 from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
 
 _MOST_CALLS = 2000
@@ -250,6 +251,7 @@ class StepNotes(Listener):
         self.memory = MemoryNotes()
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
+        self.host_reads = HostReads()
         self.unaveraged = Unaveraged(self.device)
         self.recording = False
         self._random_states: dict[str, int] = {}
@@ -324,6 +326,7 @@ class StepNotes(Listener):
         if self.feeding.began_pass:
             self._random_states.pop("cpu", None)  # a loader has drawn from it, for its workers
             self.feeding.began_pass = False
+        self.host_reads.watch(mode is StepMode.PROFILED and self.device.is_accelerator)
         for module in self.modules:
             module.begin_step(mode)
 
@@ -455,7 +458,7 @@ class StepNotes(Listener):
         """Return fields of the `Record`."""
         of_modules = {**self._facts_of_modules(), "unfrozen": self.unfrozen()}
         facts = {**of_modules, "devices": self.memory.devices(), **self.environment.facts()}
-        facts |= self.feeding.facts() | self.unaveraged.facts()
+        facts |= self.feeding.facts() | self.unaveraged.facts() | self.host_reads.facts()
         if self._data_parallel:
             facts |= {"data_parallel": tuple(self._data_parallel.values()), "device": self._data_parallel_device}
         return facts

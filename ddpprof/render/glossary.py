@@ -102,10 +102,11 @@ TERMS = (
     Term(
         "idle",
         "Time during which nothing runs on the device. The host is late if the kernel that ends the gap had not "
-        "been launched when the gap began. The device waits for communication if the gap follows communication or "
-        "consists of it.",
+        "been launched when the gap began. If the host waited for a result of the device at that time, as in "
+        "loss.item(), the gap is due to a host read. The device waits for communication if the gap follows "
+        "communication or consists of it.",
         field="ranks[].steps[].parts.idle_ns",
-        aliases=("launch bound", "host is late", "waits for comm"),
+        aliases=("launch bound", "host is late", "host reads", "waits for comm"),
     ),
     Term(
         "bucket",

@@ -69,7 +69,9 @@ def view_of(
         buffer_sync_ns=_least(one.buffer_sync_ns for one in records),
         unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
-        launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
+        launch_bound_ns=least(lambda s: s.idle.late_launch_ns if s.idle else None),
+        host_read_ns=least(lambda s: s.idle.host_read_ns if s.idle else None),
+        optimizer_ns=least(lambda s: s.parts.optimizer_ns if s.parts else None),
         num_micro_steps=next((one.num_micro_steps for one in records), 1),
         trains_beside_ddp=any(one.unaveraged for one in facts.values()),
         joins=any(one.joins for one in facts.values()),

@@ -6,6 +6,7 @@ same share of other tables, unless their work is concentrated in one block.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from ddpprof.engine.finding import Finding, in_ms, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
-from ddpprof.intervals import Spans
-from ddpprof.model import UNKNOWN, Collectives, Int64Column, Trace, Work
+from ddpprof.intervals import Spans, union_of
+from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, Trace, Work
 from ddpprof.model.interruptible_enum import InterruptibleEnum
 
 BLOCK_ROWS = 100_000
@@ -69,6 +70,15 @@ class Idle:
     launch_bound_ns: Annotated[int, Number("idle time because the host launched the next work too late; null on CPU")]
     comm_wait_ns: Annotated[int, Number("idle time around communication; null on CPU")]
     other_ns: Annotated[int, Number("idle time with another or an unknown cause; null on CPU")]
+    host_read_ns: Annotated[
+        int, Number("part of the launch-bound time that began while the host waited for the device; null on CPU")
+    ] = 0
+    """launch-bound time that began while the training thread waited for the accelerator, so that nothing was queued"""
+
+    @property
+    def late_launch_ns(self) -> int:
+        """Launch-bound time that does not follow a read."""
+        return self.launch_bound_ns - self.host_read_ns
 
     @property
     def idle_ns(self) -> int:
@@ -80,6 +90,8 @@ class Cause(IntEnum, metaclass=InterruptibleEnum):
     OTHER = 0
     LAUNCH_BOUND = 1
     COMM_WAIT = 2
+    HOST_READ = 3
+    """launch-bound, because the host waited for the accelerator when the gap began"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ def find_gaps(trace: Trace) -> Gaps | None:
     """Find the gaps of the whole trace; ``None`` on CPU."""
     if trace.device == "cpu":
         return None
-    finder = _CauseFinder(_latency(trace), _comm_ends(trace))
+    finder = _CauseFinder(_latency(trace), _comm_ends(trace), _waits(trace), _read_ends(trace))
     starts, ends, causes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int8)]
     busy_until = np.iinfo(np.int64).min
     for block in blocks_of(trace.compute, trace.copies, trace.collectives):
@@ -119,8 +131,10 @@ def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
     length = idle.end_ns - idle.start_ns
     before = np.searchsorted(gaps.busy.start_ns, idle.start_ns, side="right") - 1  # a step begins with work
     cause = gaps.cause[before]
-    launch_bound, comm_wait = (int(length[cause == which].sum()) for which in (Cause.LAUNCH_BOUND, Cause.COMM_WAIT))
-    return Idle(launch_bound, comm_wait, int(length.sum()) - launch_bound - comm_wait)
+    late, comm_wait, read = (
+        int(length[cause == which].sum()) for which in (Cause.LAUNCH_BOUND, Cause.COMM_WAIT, Cause.HOST_READ)
+    )
+    return Idle(late + read, comm_wait, int(length.sum()) - late - read - comm_wait, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,10 @@ class _CauseFinder:
     latency_ns: int
     comm_ends_ns: Int64Column
     """times in ascending order"""
+    waits: Spans
+    """when the training thread waits for the accelerator"""
+    read_ends_ns: Int64Column
+    """ends of copies that the host waits for, ns, in ascending order"""
 
     def causes(
         self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
@@ -138,7 +156,10 @@ class _CauseFinder:
         place = np.searchsorted(self.comm_ends_ns, gap_start_ns)
         follows_comm = np.append(self.comm_ends_ns, _NEVER)[place] == gap_start_ns
         waits = is_known & ~is_late & (follows_comm | is_comm)
-        return np.where(is_late, Cause.LAUNCH_BOUND, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
+        place = np.searchsorted(self.read_ends_ns, gap_start_ns)
+        is_read = self.waits.contains(gap_start_ns) | (np.append(self.read_ends_ns, _NEVER)[place] == gap_start_ns)
+        late = np.where(is_read, Cause.HOST_READ, Cause.LAUNCH_BOUND)
+        return np.where(is_late, late, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +186,27 @@ def _comm_ends(trace: Trace) -> Int64Column:
     return np.sort(comm.end_ns[comm.end_ns > comm.start_ns])
 
 
+def _read_ends(trace: Trace) -> Int64Column:
+    """Return when copies to pageable memory of the host end; the call that queues such a copy returns no earlier."""
+    copies = trace.copies
+    names = [index for index, name in enumerate(trace.names) if _TO_PAGEABLE.search(name)]
+    return np.sort(copies.end_ns[np.isin(copies.name, names)])
+
+
+_TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
+
+
+def _waits(trace: Trace) -> Spans:
+    """Return when a thread that trains waits for the accelerator; if the trace does not show which ones do, any."""
+    host = trace.host_spans
+    is_wait = host.mark == Mark.DEVICE_WAIT
+    trains = np.unique(host.thread[np.isin(host.mark, _OF_TRAINING)])
+    return union_of(host, np.flatnonzero(is_wait & (np.isin(host.thread, trains) | (len(trains) == 0))))
+
+
+_OF_TRAINING = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.DATA, Mark.DATA_PARALLEL)
+
+
 def _latency(trace: Trace) -> int:
     """Return the launch latency, ns, without communication, which host threads may do."""
     delays = [
@@ -174,23 +216,52 @@ def _latency(trace: Trace) -> int:
     return max(0, min(delays)) if min(delays) != _NEVER else 0
 
 
-def launch_bound(launch_bound_ns: int, view: View) -> Iterator[Finding]:
+def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
     """Report an accelerator that idles because the host has not launched its next kernel yet."""
-    if not view.step_ns or launch_bound_ns < 0.05 * view.step_ns:
+    if not view.step_ns or late_ns < _MUCH * view.step_ns:
         return
     yield Finding(
         "launch-bound",
         "The accelerator waits for the host",
-        f"{in_ms(launch_bound_ns)} per step, {launch_bound_ns / view.step_ns:.0%} of the step: the kernel that ends "
+        f"{in_ms(late_ns)} per step, {late_ns / view.step_ns:.0%} of the step: the kernel that ends "
         "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter in "
         "steps without the profiler",
-        f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}. Avoid .item() and .cpu() in "
-        "the step.",
-        launch_bound_ns,
-        numbers=only_known(launch_bound_ns=launch_bound_ns),
+        f"Launch fewer and larger kernels: {_OF_CUDA if view.has_cuda else _OF_OTHERS}.",
+        late_ns,
+        numbers=only_known(launch_bound_ns=late_ns),
     )
 
 
+def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
+    """Report an accelerator that idles because the host read a result before it launched more work."""
+    read_ns = view.host_read_ns
+    if read_ns is None or not view.worth(read_ns):
+        return
+    reads = max((one.host_reads for one in view.records.values()), key=_num_calls, default=())
+    lines = [
+        f"{one.place.rpartition('/')[2]} calls {one.written} {one.num_calls / max(1, one.num_steps):.3g} times per step"
+        for one in reads[:_MOST_LINES]
+    ]
+    yield Finding(
+        "host-reads",
+        "The accelerator idles because the script reads its results"
+        + (f" {_num_calls(reads) / max(1, reads[0].num_steps):.3g} times per step" if reads else ""),
+        "; ".join((f"it idles for {in_ms(read_ns)} per step after such reads", *lines)),
+        "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
+        "logged. Replace Python conditions on tensors by torch.where, and copy with non_blocking=True into pinned "
+        "memory.",
+        read_ns,
+        numbers=only_known(host_read_ns=read_ns, num_lines=len(reads) or None),
+    )
+
+
+def _num_calls(reads: Sequence[HostRead]) -> int:
+    return sum(one.num_calls for one in reads)
+
+
+_MUCH = 0.05
+"""share of the step"""
+_MOST_LINES = 3
 _OF_CUDA = (
     "torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused optimizers (AdamW(…, fused=True)) or a "
     "larger batch"
@@ -198,5 +269,24 @@ _OF_CUDA = (
 _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a larger batch"
 
 
-IDLE: Topic[None, int] = Topic("idle", rules=(launch_bound,), of_run=lambda view: view.launch_bound_ns)
+def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
+    """Report an optimizer with many kernels on an accelerator, where torch has a fused implementation."""
+    optimizers = next((one.optimizers for one in view.records.values() if one.optimizers), ())
+    slow = [one for one in optimizers if one.could_be_fused and not one.is_fused]
+    if view.device in (None, "cpu") or not slow or not view.worth(view.optimizer_ns):
+        return
+    name = slow[0].name
+    yield Finding(
+        "optimizer-not-fused",
+        f"{name} launches kernels for each operation, although it has a fused implementation",
+        f"the optimizer takes {in_ms(view.optimizer_ns or 0)} per step",
+        f"Pass fused=True: {name}(…, fused=True). Results may differ by rounding.",
+        view.optimizer_ns,
+        numbers=only_known(optimizer_ns=view.optimizer_ns),
+    )
+
+
+IDLE: Topic[None, int] = Topic(
+    "idle", rules=(launch_bound, host_reads, optimizer_not_fused), of_run=lambda view: view.launch_bound_ns
+)
 """time that the accelerator waits for the host's launches, ns per step"""

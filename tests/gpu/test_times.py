@@ -91,3 +91,14 @@ def test_exposed_communication_is_what_a_step_is_longer_than_under_no_sync(train
     exposed_ns = median(step.exposed_ns for step in report(trained).ranks[0].measured_steps)
     low, high = bootstrap_interval(np.subtract, trained.told["with_ns"], trained.told["without_ns"])
     assert low <= exposed_ns <= high
+
+
+def test_a_line_that_reads_the_device_and_the_time_that_it_then_idles(train: Train, setup: Setup) -> None:
+    """The host sleeps for 20 ms after the read, while nothing is queued."""
+    if setup.device == "cpu":
+        pytest.skip("it needs a GPU")
+    trained = train("reading.py", "--delay-s=0.02", "--steps=26", trace=WITH_LIGHT_STEPS)
+    made = report(trained)
+    (finding,) = [one for one in made.findings if one.rule == "host-reads"]
+    assert finding.gain_ns == pytest.approx(20e6, rel=0.25)
+    assert "reading.py:17 in train calls item() 1 times per step" in finding.evidence

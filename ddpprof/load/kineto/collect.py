@@ -27,6 +27,7 @@ from ddpprof.load.classify import (
     classify_in,
     is_of_cuda,
     may_queue_work,
+    waits_for_device,
 )
 from ddpprof.load.kineto.arguments import Arguments, LaunchArguments, OpArguments, collective_details, decode_arguments
 from ddpprof.load.kineto.columns import (
@@ -94,6 +95,8 @@ class Collector:
         """numbers of shapes, by their text in the file"""
         self._launch_shapes = _Remembered(self._launch_shape)
         self._queues = _Remembered(self._may_queue_work)
+        self._waits = _Remembered(waits_for_device)
+        self._ids_of_waits = _Remembered(partial(self._identify, Family.LAUNCH), self._numbers_of_others)
         self._on_device = False
 
     def _may_queue_work(self, call: str) -> bool:
@@ -113,6 +116,7 @@ class Collector:
         needed = needed_events(entries, span, self._ids, self.kept.identities, self.has_shapes)
         host, device = needed.host, needed.device
         launches = [call for call in needed.launches if self._queues[call.name]]
+        waits = [row for row, call in enumerate(launches) if self._waits[call.name]]
         start_ns, end_ns = _times([*host, *device, *launches], is_exact(span))
         if needed.window_end is not None:
             self.kept.window_end = self._group, int(nanoseconds_of_texts([needed.window_end])[0])
@@ -127,6 +131,9 @@ class Collector:
             self._add_device(device, start_ns[of_device], end_ns[of_device], np.array(needed.device_ids, np.int32))
         if launches:
             self._add_launches(launches, start_ns[of_device.stop :])
+        if waits:
+            rows = of_device.stop + np.array(waits)
+            self._add_waits([launches[row] for row in waits], start_ns[rows], end_ns[rows])
         if needed.ops:
             self._add_shapes(needed)
         if self._num_rows > _MERGE_ROWS + 2 * self._num_merged and not self._on_device:
@@ -147,6 +154,16 @@ class Collector:
         lane = self._lanes.all([launches[row].tid for row in rows.tolist()])
         group = self._groups(len(rows))
         self.kept.launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
+
+    def _add_waits(self, calls: Sequence[AnySpan], start_ns: Int64Column, end_ns: Int64Column) -> None:
+        """Keep the host's waits for the accelerator as marks."""
+        ids = np.array([self._ids_of_waits[call.name] for call in calls], np.int32)
+        unknown, none = np.full(len(calls), UNKNOWN, np.int8), np.zeros(len(calls), np.int8)
+        self._add_rows(
+            start_ns, end_ns,
+            identity=ids, lane=self._lanes.all(map(_tid, calls)), device=unknown, correlation=none,
+            detail=np.full(len(calls), UNKNOWN, np.int64), launch_shape=unknown, op=none,
+        )  # fmt: skip
 
     def _add_host(
         self, spans: Sequence[AnySpan], start_ns: Int64Column, end_ns: Int64Column, ids: NDArray[np.int32]

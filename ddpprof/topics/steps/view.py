@@ -115,7 +115,8 @@ def idle_table(report: ReportView) -> Iterable[Section]:
         idle = [step.idle for step in steps if step.idle is not None]
         if any(causes.idle_ns for causes in idle):
             means = (
-                mean_of(idle, lambda i: i.launch_bound_ns),
+                mean_of(idle, lambda i: i.late_launch_ns),
+                mean_of(idle, lambda i: i.host_read_ns),
                 mean_of(idle, lambda i: i.comm_wait_ns),
                 mean_of(idle, lambda i: i.other_ns),
                 mean_of(steps, lambda s: s.parts.data_ns if s.parts else None),
@@ -125,9 +126,10 @@ def idle_table(report: ReportView) -> Iterable[Section]:
         yield rank_table(
             report,
             f"Why the accelerator is idle, ms{of_device(report)} per step ({mean_of_steps(report)})",
-            ("rank", "host is late", "waits for comm", "other", "waits for data"),
+            ("rank", "host is late", "host reads", "waits for comm", "other", "waits for data"),
             rows,
-            "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent kernels",
+            "host is late: the kernel that ends the gap had not been launched; host reads: likewise, because the host "
+            "waited for a result of the accelerator; other: gaps between dependent kernels",
         )
 
 

@@ -8,6 +8,7 @@ from ddpprof.load.classify import (
     is_communication_kernel,
     may_queue_work,
     step_number,
+    waits_for_device,
 )
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark
 
@@ -186,6 +187,25 @@ def test_calls_that_queue_work(call: str) -> None:
 )
 def test_calls_that_only_ask_or_mark(call: str) -> None:
     assert not may_queue_work(call)
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        ("cudaStreamSynchronize", True),
+        ("cudaDeviceSynchronize", True),
+        ("cudaEventSynchronize", True),
+        ("cudaStreamSynchronize_v3020", True),
+        ("hipMemcpyWithStream", True),
+        ("cuCtxSynchronize", True),
+        ("cudaStreamWaitEvent", False),
+        ("cudaMemcpyAsync", False),
+        ("cudaLaunchKernel", False),
+    ],
+)
+def test_calls_that_wait_for_the_accelerator(call: str, waits: bool) -> None:
+    assert waits_for_device(call) is waits
+    assert (classify("cuda_runtime", call).mark is Mark.DEVICE_WAIT) is waits
 
 
 def test_a_compiled_region_is_no_work_but_what_it_holds_is() -> None:

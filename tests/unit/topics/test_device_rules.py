@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 from observations import MS, observed, slowdown
+from tables import record
 
+from ddpprof.model import HostRead, OptimizerFacts
 from ddpprof.report.topics import find_all
 from ddpprof.topics.devices import DeviceLoad
 from ddpprof.topics.host_threads import HostCores
@@ -99,6 +101,61 @@ def test_launch_bound(ns: int | None, fires: bool) -> None:
     assert [(f.rule, f.gain_ns) for f in find_all(observed(launch_bound_ns=ns))] == (
         [("launch-bound", ns)] if fires else []
     )
+
+
+READS = (
+    HostRead("item()", "/home/u/train.py:12 in step", 15 * 4, 80 * MS, 4),
+    HostRead("bool()", "/home/u/train.py:30 in clip", 1 * 4, 2 * MS, 4),
+)
+
+
+@pytest.mark.parametrize(
+    ("read_ns", "reads", "title", "evidence"),
+    [
+        pytest.param(
+            3 * MS, READS, "the script reads its results 16 times per step",
+            "it idles for 3.00 ms per step after such reads; train.py:12 in step calls item() 15 times per step; "
+            "train.py:30 in clip calls bool() 1 times per step", id="lines-known",
+        ),
+        pytest.param(
+            3 * MS, (), "the script reads its results", "it idles for 3.00 ms per step after such reads", id="a-trace"
+        ),
+        pytest.param(MS - 1, READS, None, "", id="less-than-1-percent"),
+        pytest.param(None, READS, None, "", id="on-cpu"),
+    ],
+)  # fmt: skip
+def test_host_reads(read_ns: int | None, reads: tuple[HostRead, ...], title: str | None, evidence: str) -> None:
+    """The step takes 100 ms."""
+    found = find_all(
+        observed(launch_bound_ns=0, host_read_ns=read_ns, step_ns=100 * MS, records={0: record(host_reads=reads)})
+    )
+    assert [(one.rule, one.gain_ns) for one in found] == ([("host-reads", read_ns)] if title else [])
+    assert all(one.title.endswith(str(title)) and one.evidence == evidence for one in found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "device", "optimizer_ms", "fires"),
+    [
+        pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cuda", 3, True, id="could-be-fused"),
+        pytest.param(OptimizerFacts("AdamW", 8, is_fused=True, could_be_fused=True), "cuda", 3, False, id="is-fused"),
+        pytest.param(OptimizerFacts("Rprop", 8), "cuda", 3, False, id="cannot-be"),
+        pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cpu", 3, False, id="on-cpu"),
+        pytest.param(OptimizerFacts("AdamW", 8, could_be_fused=True), "cuda", 0.9, False, id="hardly-any-time"),
+    ],
+)
+def test_optimizer_not_fused(facts: OptimizerFacts, device: str, optimizer_ms: float, fires: bool) -> None:
+    """The step takes 100 ms."""
+    found = find_all(
+        observed(
+            launch_bound_ns=0,
+            optimizer_ns=round(optimizer_ms * MS),
+            step_ns=100 * MS,
+            device=device,
+            records={0: record(optimizers=(facts,))},
+        )
+    )
+    assert [(one.rule, one.gain_ns) for one in found] == ([("optimizer-not-fused", 3 * MS)] if fires else [])
+    assert all("AdamW(…, fused=True)" in one.advice for one in found)
 
 
 def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:

@@ -1,15 +1,22 @@
 """Why an accelerator had nothing to do: a gap has the cause of what ends it."""
 
-from dataclasses import asdict
+import gzip
+import json
+from bisect import bisect_right
+from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared import TRACES
 from tables import Op, breakdown_of, collective, idle_of, trace
 
+from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, Kernel, Mark, Phase, Trace
+from ddpprof.report.build import build_report
 from ddpprof.topics.idle import Idle, blocks_of, find_gaps
 from ddpprof.topics.kernels import batches_of_kernels, summarise_kernels
 from ddpprof.topics.overlap_slowdown.measure import measure_slowdown
@@ -199,3 +206,67 @@ def test_how_much_is_measured_at_once_does_not_matter(seed: int, monkeypatch: py
     assert len(list(blocks_of(made.compute, made.collectives))) > 50
     assert len(batches_of_kernels(made)) == len(KERNELS)
     assert measured(made) == at_once
+
+
+def reading(waits: tuple[tuple[int, int, int], ...] = (), **tables: Any) -> Trace:
+    """A kernel ends at 200, and the next one, launched at 290, begins at 300. `waits`: start, end and thread."""
+    marks = ((Mark.FORWARD, 100, 110, 0), *((Mark.DEVICE_WAIT, start, end, 0) for start, end, _ in waits))
+    given_trace = made([kernel(300, 310, 290)], host=marks, **tables)
+    thread = np.array([0, *(on for _, _, on in waits)])
+    return replace(given_trace, host_spans=replace(given_trace.host_spans, thread=thread))
+
+
+@pytest.mark.parametrize(
+    ("waits", "read_ns"),
+    [
+        pytest.param(((150, 205, 0),), 100, id="the-host-waits-when-the-gap-begins"),
+        pytest.param(((150, 200, 0),), 0, id="its-wait-is-over"),
+        pytest.param(((201, 220, 0),), 0, id="it-waits-later"),
+        pytest.param(((150, 205, 2),), 0, id="another-thread-waits"),
+        pytest.param((), 0, id="it-does-not-wait"),
+    ],
+)
+def test_late_work_after_a_wait_of_the_host(waits: tuple[tuple[int, int, int], ...], read_ns: int) -> None:
+    idle = idle_of(reading(waits), 0)
+    assert idle == Idle(100, 0, 0, read_ns)
+    assert idle.late_launch_ns == 100 - read_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "read_ns"),
+    [
+        pytest.param("Memcpy DtoH (Device -> Pageable)", 80, id="the-host-waits-for-the-copy"),
+        pytest.param("Memcpy DtoH (Device -> Pinned)", 0, id="it-need-not"),
+        pytest.param("Memcpy HtoD (Pageable -> Device)", 0, id="to-the-device"),
+    ],
+)
+def test_late_work_after_a_copy_to_the_host(name: str, read_ns: int) -> None:
+    copies = [(200, 220, B, 0, 0, 150)]
+    assert idle_of(reading(copies=copies, names=(name,)), 0) == Idle(80, 0, 0, read_ns)
+
+
+DLRM = TRACES / "dlrm_rank3of8.json.gz"
+
+
+@pytest.mark.skipif(not DLRM.exists(), reason=f"{DLRM} is missing")
+def test_reads_of_a_real_job_are_those_that_its_file_shows() -> None:
+    """Gaps of the device, in ns, after which work is launched late and which begin as the host waits, by step."""
+    with gzip.open(DLRM) as file:
+        events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
+    called = {one["args"]["correlation"]: one["ts"] for one in events if one.get("cat") == "cuda_runtime"}
+    waits = [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"].endswith("Synchronize")]
+    read = {one["ts"] + one["dur"] for one in events if one["name"] == "Memcpy DtoH (Device -> Pageable)"}
+    steps = {one["name"]: one["ts"] for one in events if one["name"].startswith("ProfilerStep")}
+    begins = sorted(steps.values())
+    expected, busy_until = [0] * len(begins), -1
+    device = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for one in sorted(device, key=lambda one: one["ts"]):
+        launched = called.get(one["args"].get("correlation"), -1)
+        if 0 <= busy_until < min(one["ts"], launched) and (
+            busy_until in read or any(begin <= busy_until < end for begin, end in waits)
+        ):
+            expected[bisect_right(begins, launched) - 1] += 1000 * (one["ts"] - busy_until)
+        busy_until = max(busy_until, one["ts"] + one["dur"])
+    (rank,) = build_report(load_run(DLRM)).ranks
+    assert [one.idle.host_read_ns for one in rank.steps if one.idle is not None] == expected
+    assert sum(expected) > 6_000_000

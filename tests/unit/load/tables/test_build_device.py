@@ -99,6 +99,14 @@ def test_phase_is_that_of_the_launch_on_its_thread(trace: Any, launch_ns: int, t
     assert (loaded.compute.phase.tolist(), loaded.collectives.phase.tolist()) == ([phase], [phase])
 
 
+def test_the_hosts_waits_for_the_accelerator_are_kept(trace: Any) -> None:
+    trace.step(1, 0, 1000).launch(1, 10).kernel("gemm", 100, 200, 1)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", 50, 210, TRAINING, correlation=2)
+    host = trace.load().host_spans
+    rows = list(zip(host.mark, host.start_ns, host.end_ns, host.step, host.thread, strict=True))
+    assert rows == [(Mark.DEVICE_WAIT, 50, 210, 0, TRAINING)]
+
+
 def test_one_launch_may_queue_many_kernels(trace: Any) -> None:
     trace.step(1, 0, 100).launch(5, 50).kernel("a", 200, 210, 5).kernel("b", 210, 220, 5)
     assert trace.load().compute.step.tolist() == [0, 0]
