@@ -1,5 +1,7 @@
 """mkdocs' hook: adds the pages that are made from the code and from other files of the repository.
 
+It also writes each page as Markdown beside its HTML, and their list ``llms.txt`` (https://llmstxt.org), for agents.
+
 command_line.py  The command line, from its parsers
 figures.py       The drawings of the concepts, which are files of the repository: python docs/generate/figures.py
 json_pages.py    The JSON documents, from their schemas
@@ -9,7 +11,7 @@ terms.py         All terms, from the glossary
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from json_pages import json_page
 from links import PICTURES, STUDIES, page_of, relinked
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 from terms import terms_page
 
@@ -67,7 +70,43 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.src_uri == "reference/files.md":
         layout, _, rest = (rundir.__doc__ or "").partition("\n\n")[2].partition("\n\n")
         markdown = markdown.replace("LAYOUT", f"```text\n{_flush(layout)}\n```\n\n{_as_markdown(rest)}")
-    return markdown if page.file.generated_by else relinked(markdown, f"docs/{page.file.src_uri}")
+    if not page.file.generated_by:
+        markdown = relinked(markdown, f"docs/{page.file.src_uri}")
+    _MARKDOWN[page.file.src_uri] = markdown
+    return markdown
+
+
+_MARKDOWN: dict[str, str] = {}
+"""name of each page → its Markdown"""
+
+
+def on_nav(nav: Navigation, **_: Any) -> None:
+    """Keep the chapters and titles, for the list of pages."""
+    _CHAPTERS.clear()
+    _list_pages("ddpprof", nav.items)
+
+
+_CHAPTERS: dict[str, list[Page]] = {}
+"""title of each chapter → its pages"""
+
+
+def _list_pages(chapter: str, items: Sequence[object]) -> None:
+    for one in items:
+        if isinstance(one, Page):
+            _CHAPTERS.setdefault(chapter, []).append(one)
+        elif isinstance(one, Section):
+            _list_pages(one.title, one.children)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    site = Path(config.site_dir)
+    for name, markdown in _MARKDOWN.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(markdown, encoding="utf-8")
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for chapter, pages in _CHAPTERS.items():
+        lines += ["", f"## {chapter}", "", *(f"- [{page.title}]({page.file.src_uri})" for page in pages)]
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _flush(text: str) -> str:
