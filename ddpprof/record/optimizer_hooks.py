@@ -1,4 +1,4 @@
-"""Hooks around every ``Optimizer.step``. Only these may be compiled, because a compiled step contains them."""
+"""Hooks around every ``Optimizer.step``. A compiled step contains them, so torch.compile may compile this module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ddpprof.record.patches import with_told_closure
 
 
 def hook_optimizers() -> list[Any]:
-    """Report every ``Optimizer.step`` before and after it. Returns handles with ``remove()``.
+    """Report every ``Optimizer.step`` before and after it. Return handles with ``remove()``.
 
-    The compiler sees the hooks as empty.
+    In compiled code, the hooks are empty.
     """
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
