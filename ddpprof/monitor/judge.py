@@ -191,7 +191,7 @@ def _timed_out(one: Position) -> bool:
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
-    """A rank has trained as often as the finished ones, and its process does not continue after the training."""
+    """A rank has begun as many backward passes as the finished ranks, and is stuck after its training loop."""
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
@@ -206,7 +206,7 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_devices(table: Table) -> Verdict | None:
-    """All ranks are at the same line until their accelerators have finished, as in ``loss.item()``."""
+    """All ranks wait for their accelerators at the same line, as in ``loss.item()``."""
     if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
         return None
     where = {(one.fault, one.place, one.progress) for one in table}
@@ -248,7 +248,7 @@ def _of_free_rank(table: Table) -> Verdict | None:
 
 
 def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
-    """Return True if a launcher saw all other ranks of the host fail. It records all that exit with a non-zero code."""
+    """Return True if a launcher recorded the exit of all other ranks of the host. It records only failures."""
     beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
     return bool(beside) and all(one.evidence.exit is not None for one in beside)
 

@@ -26,7 +26,7 @@ _RETRY_S = 1.0
 
 
 class Look(Protocol):
-    """One question about a running job, asked repeatedly."""
+    """One kind of check on a running job, which is repeated."""
 
     every_s: float
     """seconds between two checks; longer if a check takes long"""
@@ -114,7 +114,7 @@ class RunWatch:
 
 
 class _Failures:
-    """Consecutive failures of a disk, for example a short network outage, after which watching continues."""
+    """Counts consecutive failures, for example of a network disk. Watching continues after a short outage."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
