@@ -1,4 +1,4 @@
-"""What is known of the steps of one rank, from its trace and its record.
+"""Measures of the steps of one rank, from its trace and its record.
 
 Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`? DDP's definitions differ
 from ours, so `TorchTimes` has the same quantities by DDP's definitions, from our events:
@@ -54,10 +54,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class LightStepReport:
-    """One step that only the light recorder saw."""
+    """One step that ran without the profiler."""
 
     step: Annotated[int, Number("number of the step since training began")]
-    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a file of Horovod")]
+    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a Horovod timeline")]
     duration_ns: Annotated[int, Number("length of the step", HOST, metric="step")]
     parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
 
