@@ -140,7 +140,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
-    """Keep the network until the profile exists, possibly after an interruption. Raises `CannotRecord`."""
+    """Store the network for when the profile exists, possibly after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     with writing(directory, CannotRecord):

@@ -211,7 +211,7 @@ def _short_place(position: Position) -> str:
 
 
 def of_calls_that_failed(table: Table) -> Verdict | None:
-    """A collective was matched with one of a different size, which ended the job. Sequence numbers show which one."""
+    """Return the verdict if sequence numbers show whose collective was matched with one of a different size."""
     odd = odd_by_calls(table) if _died_of_another_size(table) else None
     if odd is None or odd.position is None:
         return None
@@ -219,7 +219,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """The same, if some ranks were killed before they could record their calls."""
+    """Return the verdict of `of_calls_that_failed` if some ranks were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -257,13 +257,13 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """The same, based only on lines of code and errors."""
+    """Return the verdict of `of_calls_that_failed`, based only on lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
 
 def of_collectives_that_met(table: Table) -> Verdict | None:
-    """A backend thread aborted a rank in a collective, and nothing shows which rank's call was odd."""
+    """Return the verdict if a backend thread aborted a rank in a collective, and no rank is known to be at fault."""
     records = [one.evidence.record for one in table]
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):

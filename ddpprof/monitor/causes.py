@@ -61,13 +61,13 @@ class RankChange:
         return sum(map(self.part_grew, StepPart))
 
     def part_grew(self, part: StepPart) -> float:
-        """Return the growth of a part; 0 if it is known only before or only after."""
+        """Return the growth of a part of the step, ns; 0 if it is not known both before and after."""
         before, after = self.before.parts.get(part), self.after.parts.get(part)
         return 0.0 if before is None or after is None else after - before
 
     @property
     def largest_part(self) -> StepPart:
-        """The part that grew most."""
+        """The part of the step that grew most."""
         return max(StepPart, key=self.part_grew)
 
     @property

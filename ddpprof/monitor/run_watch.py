@@ -93,7 +93,7 @@ class RunWatch:
                 look.at(directory, 0.0, is_over=True)
 
     def _looks(self) -> tuple[Look, ...]:
-        """Import modules that take a while to load, so that the start of the job need not wait for them."""
+        """Return all checks. Their modules are imported here, in the thread, because the import would delay the job."""
         from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
 
         return (

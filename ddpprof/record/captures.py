@@ -3,7 +3,7 @@
     a rank that listens   receives a request on its socket, and posts it on the job's board
     the leading rank      creates the capture's folder, and posts a note that the folder exists
     every rank            reads that note, and signs that it is ready
-    the leading rank      at the beginning of step n, when all are ready: posts that the capture begins with step n + 1
+    the leading rank      posts at the beginning of step n, once all are ready, that the capture begins with step n + 1
     every rank            reads that note at the beginning of step n + 1. It is there by then: the all-reduces of step n
                           have completed, and the leading rank took part in them after posting the note
 
@@ -116,7 +116,7 @@ class Neighbours:
         self._num_here = store.add(self._key, 1)
 
     def board(self) -> Board | None:
-        """Return the board of the job; ``None`` until all ranks have posted, or 10 s. Raises as `Board.post` does."""
+        """Return the job's board; ``None`` until all ranks have posted or 10 s pass. Raises as `Board.post` does."""
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
         if self._num_here >= self._world_size:

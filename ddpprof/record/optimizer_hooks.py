@@ -12,7 +12,7 @@ from ddpprof.record.patches import with_told_closure
 
 
 def hook_optimizers() -> list[Any]:
-    """Report every ``Optimizer.step`` before and after it. Return handles with ``remove()``.
+    """Report the beginning and the end of every ``Optimizer.step``. Return handles with ``remove()``.
 
     In compiled code, the hooks are empty.
     """

@@ -120,7 +120,7 @@ def wrap(owner: Any, name: str, make: Wrapper) -> None:
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
-    """Return a wrapper that reports an event before each call of a method, with the method's object.
+    """Return a wrapper that reports an event before each call of a method, with the object on which it is called.
 
     `event` returns the currently bound event.
     """

@@ -423,7 +423,7 @@ class StepProfiler:
 
 
 def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
-    """Toggle the collection of these activities. Return False if this torch version cannot."""
+    """Toggle the collection of these activities. Return False if this torch version does not support that."""
     toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
     if toggle is not None:
         toggle(on, activities)

@@ -150,13 +150,13 @@ class Session(Listener):
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Begin with a DDP module."""
+        """Begin the recording with a DDP module."""
         self.notes.environment.describe(ddp)
         self.notes.module(ddp)
         self._begin_training(functools.partial(self.job.attach, ddp.process_group))
 
     def attach_alone(self) -> None:
-        """Begin with `nn.DataParallel`. This process is the whole job."""
+        """Begin the recording with `nn.DataParallel`. This process is the whole job."""
         if self._settings.baseline_steps or self._settings.alone_steps:
             raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
@@ -501,9 +501,9 @@ class RecordedSteps(Listener):
                 self.step_is_over = True
 
     def _trains_without_forward(self, optimizer: Any) -> None:
-        """Begin if a DDP module's optimizer has taken several steps after backward passes but without a DDP forward.
+        """Begin the recording if a DDP module's optimizer has taken several steps without any DDP forward.
 
-        Fewer steps may only serve to allocate memory before training.
+        Only steps after a backward pass count. Fewer steps may only serve to allocate memory before training.
         """
         modules, session = ddp_modules(), self._session
         if not self.had_backward or self._not_of_ddp.get(optimizer) == len(modules):

@@ -134,7 +134,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare with DDP's own times. DDP publishes them in the next iteration, so they are in the next step's record."""
+    """Compare a step's times with DDP's own; ``None`` if DDP's are unknown. The next step's record contains them."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
