@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CLEAN_UP_S = 0.01
 _BEFORE_SIGNALS = 128
-"""exit code of a process that a signal ended, minus the number of the signal"""
+"""the exit code of a process that is ended by a signal is this plus the signal's number"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_command(words: list[str]) -> list[str]:
-    """Return the words, with ``report`` before a run or a trace that stands alone."""
+    """Return the words, with ``report`` in front if the first word is a path instead of a command."""
     from ddpprof.cli.commands import COMMANDS
 
     first = words[0] if words else "-"

@@ -60,9 +60,9 @@ def _say_how_it_failed(out: Path) -> None:
 
 
 def report_stream() -> TextIO:
-    """Return the stream for the report after the job.
+    """Return the stream for the report after the job: stderr if stdout goes to a file or program.
 
-    If stdout goes to a file or program, it is left to the job's output.
+    That stdout then contains only the job's output.
     """
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 

@@ -27,15 +27,15 @@ _LONGEST_S = 1e6
 
 def add_profiler_options(parser: ArgumentParser) -> None:
     """Add the options that control how steps are recorded."""
-    parser.add_argument("--no-profiler", action="store_true", help="record lightly only")
+    parser.add_argument("--no-profiler", action="store_true", help="use light recording only, without torch.profiler")
     for name in ("--record-shapes", "--with-stack", "--profile-memory"):
         parser.add_argument(name, action="store_true", help="as in torch.profiler")
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
-    """Return a suggestion, if argparse's error is about an unknown option or value.
+    """Return a suggestion if argparse's error is about an unknown option or value; otherwise an empty string.
 
-    `others`: the options of all commands. If no option of this command is similar, the commands that have it are named.
+    `others`: the options of all commands. If this command has no similar option, the commands that have it are named.
     """
     if unknown := _UNKNOWN.search(message):
         words, known = [word.partition("=")[0] for word in unknown[1].split()], list(options)

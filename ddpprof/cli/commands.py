@@ -1,4 +1,4 @@
-"""Every command with its purpose and options, from which help, shell completion and parsers are made."""
+"""All commands with their purposes and options. Help, shell completion and parsers are made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddpprof diagnose`: report which rank holds up a job, or has ended it, and where."""
+"""`ddpprof diagnose`: report which rank holds up a job or made it fail, and where."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         "run_directory",
         type=local,
         metavar="RUN",
-        help="run directory of a running or finished job, or a folder with one torch flight-recorder dump per rank, "
-        "whose file names end in the rank",
+        help="run directory of a running or finished job, or a folder with one torch flight-recorder dump per rank "
+        "(file names must end in the rank)",
     )
     parser.add_argument(
         "--format",
@@ -77,7 +77,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def _starts_again(run: Path, directory: Path) -> bool:
-    """Return True if an earlier attempt of the job was watched and its last one, in `directory`, may still start."""
+    """Return True if an earlier attempt of the job was watched, and the last one, in `directory`, may be starting."""
     from ddpprof import rundir
     from ddpprof.load.attempts import load_exits
     from ddpprof.model.process_exit import last_exit_of_job

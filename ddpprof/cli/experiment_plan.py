@@ -1,4 +1,4 @@
-"""From the command line of `ddpprof overhead`, `scale` and `sweep` to the plan of an experiment."""
+"""Plan an experiment from the command line of `ddpprof overhead`, `scale` or `sweep`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROFILED_STEPS = 5
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Split into ddpprof's own options, the command, and whether it follows ``--`` and so may be any program."""
+    """Return ddpprof's own options, the command, and whether the command follows ``--`` and may be any program."""
     arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     own: list[str] = []
     command: list[str] = []

@@ -149,7 +149,7 @@ def resumed(
 
 
 def _what_it_runs(experiment: Experiment) -> str:
-    """Return the command, with what the variants add to it."""
+    """Return the command, with the words and environment variables that the variants add to it."""
     import shlex
 
     words = {shlex.join(variant.words) for variant in experiment.variants}

@@ -104,7 +104,7 @@ def add_out_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``torchrun``: the list of words to pass on, or ``None`` if there are none."""
+    """Add torchrun's options. Their value, ``torchrun``, is the list of words to pass on, or ``None``."""
     from ddpprof.record.torchrun import OPTIONS
 
     torchrun = parser.add_argument_group("torchrun's options", "passed to torchrun, which then starts the ranks")
@@ -140,7 +140,7 @@ class _Passed(argparse.Action):
 
 
 def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """Split into ddpprof's own options and the command, which begins at the first non-option or at ``--``."""
+    """Return ddpprof's own options and the command, which begins at the first non-option or at ``--``."""
     options = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     index = 0
     while index < len(arguments):
@@ -263,7 +263,7 @@ def _run_recorded(
 
 
 def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -> Settings:
-    """Add the command and the output path to the settings, and make room for the run if this process acts for the job.
+    """Add the command and the output path to the settings. If this process acts for the job, clear the output path.
 
     Raises ``RunExists`` if an earlier run must be kept.
     """

@@ -67,11 +67,11 @@ def check(target: MetricsTarget) -> None:
             socket.create_server((target.host, target.port), family=family).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host's name is empty or too long
             where, why = f"{target.host}:{target.port}", getattr(error, "strerror", "it is not a valid host name")
-            raise DdpprofError(f"cannot serve metrics at {where}: {why}. Choose another one.") from error
+            raise DdpprofError(f"cannot serve metrics at {where}: {why}. Choose another address.") from error
 
 
 def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
-    """Begin to publish the metrics of the job that writes into `out`. Return a function that stops this.
+    """Start publishing the metrics of the job that writes into `out`. Return a function that stops this.
 
     Raises ``OSError``.
     """

@@ -128,7 +128,7 @@ def _report_as_tables(options: argparse.Namespace) -> int:
 
 
 def _refuse_parts(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option asks for tables, or for one part of a report, for anything but a single run."""
+    """Raise `DdpprofError` if an option selects tables, or a part of a report, although the path is no single run."""
     if options.brief:
         raise DdpprofError(f"--brief summarizes the report on one run, but {options.path} is {what}.")
     if options.section is not None:

@@ -18,6 +18,6 @@ def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool
 
 
 def _shortened(line: str) -> str:
-    """Return the beginning of the line and its end, which says what went wrong."""
+    """Shorten a long line in the middle, because its end often says what went wrong."""
     half = _LONGEST_LINE // 2 - 1
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"

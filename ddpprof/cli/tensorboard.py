@@ -166,7 +166,7 @@ def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse
 def write_log_directory(
     directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Sequence[TracedRank] = ()
 ) -> tuple[str, ...]:
-    """Write the log directory. Return what the profiler plugin cannot show, in words.
+    """Write the log directory. Return descriptions of what the profiler plugin cannot show.
 
     `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
     installed.

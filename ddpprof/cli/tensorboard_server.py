@@ -123,7 +123,7 @@ class Server:
 
 
 def _serve() -> None:
-    """Be TensorBoard, as this module is when it runs as a program."""
+    """Run TensorBoard in this process. This is called when the module runs as a program."""
     from absl import app
     from tensorboard import default, main_lib, program
 

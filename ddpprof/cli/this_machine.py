@@ -1,4 +1,4 @@
-"""Servers that listen on loopback answer only requests that were made for this machine.
+"""Make servers that listen on loopback answer only requests that are addressed to this machine.
 
 A web page can make its own host name resolve to 127.0.0.1, and its scripts could then read what such a server answers.
 The browser's requests still carry that host name in their ``Host`` header.

@@ -143,7 +143,7 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits up to some seconds for a key, and returns it, or an empty text if there was none."""
+    """Yield a function that waits up to the given seconds for a key and returns it, or an empty string if none came."""
     if not sys.stdin.isatty():
         yield _no_key
         return

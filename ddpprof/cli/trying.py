@@ -242,7 +242,10 @@ def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, findi
             f"change in a copy of your script, and compare: ddpprof try {options.path} --script changed.py"
         )
     if finding.change.is_lossy and not options.allow_lossy:
-        raise DdpprofError(f"finding {number} rounds gradients in transit, which changes results. Add --allow-lossy.")
+        raise DdpprofError(
+            f"the change that finding {number} suggests rounds gradients in transit, which changes results. Add "
+            "--allow-lossy to try it."
+        )
 
 
 def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[list[Promise], list[Variant]]:

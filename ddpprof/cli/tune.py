@@ -140,7 +140,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
-    """Keep the network until the profile exists, possibly after an interruption. Raises `CannotRecord`."""
+    """Store the network for when the profile exists, possibly after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     with writing(directory, CannotRecord):
@@ -184,7 +184,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 
 def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
-    """Return, in words, how often the job is started and for how many steps, to print before anything is run."""
+    """Return a text that says how often the job is started and for how many steps, to print before anything is run."""
     from ddpprof.experiments.conduct import steps_of
 
     now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants

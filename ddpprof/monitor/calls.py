@@ -33,7 +33,7 @@ _REGULAR = 3
 
 @dataclass(frozen=True, slots=True)
 class OddRank:
-    """The rank at fault, and why. Without a rank: the calls of the ranks do not match each other."""
+    """The rank at fault, and why. `position` is ``None`` if the calls do not match but no single rank is at fault."""
 
     position: Position | None
     fault: Fault
@@ -78,7 +78,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the one rank that has begun fewer collectives of a group than all other ranks, which wait for it."""
+    """Return the rank that has begun fewer collectives of a group than all others; ``None`` unless there is one."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -94,9 +94,9 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _call_left_out(position: Position) -> str | None:
-    """Return the script's collective that was due when a rank called one of DDP's out of turn.
+    """Return the name of the script's collective that was due when a rank called one of DDP's instead, or ``None``.
 
-    It is found without the numbers of other ranks. ``None`` if there was none.
+    This does not need the sequence numbers of other ranks.
     """
     if not position.calls or not position.waits_in_ddp:
         return None
@@ -118,7 +118,10 @@ def _is_in_due_call(position: Position) -> bool:
 
 
 def _where_they_part(positions: Sequence[Position], group: str) -> list[_Side] | None:
-    """Return which ranks called what at the first number at which they differ, largest group of ranks first."""
+    """Group ranks by the collective that they called at the first sequence number at which the calls differ.
+
+    Return the largest set of ranks first; ``None`` if the calls do not differ.
+    """
     numbered = [(one, {call.sequence: call for call in one.calls if call.group == group}) for one in positions]
     members = [(one, calls) for one, calls in numbered if calls]
     common = set.intersection(*(set(calls) for _, calls in members)) if len(members) > 1 else set()
@@ -169,7 +172,7 @@ def _fault_of(blamed: Position) -> Fault:
 
 
 def _left_out(side: _Side) -> str:
-    """Return the sentence that says which collective a rank skipped, and where the others called it."""
+    """Return a clause that names the collective that a rank skipped, and the line where other ranks called it."""
     waiting = next((one for one in side.callers if one.calls[-1] == side.call and one.place is not None), None)
     if waiting is None:
         return f"it skipped {side.call.name}"
@@ -208,7 +211,7 @@ def _short_place(position: Position) -> str:
 
 
 def of_calls_that_failed(table: Table) -> Verdict | None:
-    """A collective met one of another size, the job died of that, and the sequence numbers show which call was odd."""
+    """Return the verdict if sequence numbers show whose collective was matched with one of a different size."""
     odd = odd_by_calls(table) if _died_of_another_size(table) else None
     if odd is None or odd.position is None:
         return None
@@ -216,7 +219,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """The same, for ranks of which some were killed before they could record their calls."""
+    """Return the verdict of `of_calls_that_failed` if some ranks were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -240,9 +243,9 @@ def _of_unequal_sizes(position: Position) -> bool:
 
 
 def _of_amounts(table: Table, ahead: Position) -> Verdict:
-    """Return the verdict if most ranks died in such a collective.
+    """Return the verdict if another rank died in a collective to which ranks may contribute different amounts of data.
 
-    The rank that was elsewhere may have skipped the collective, or may have completed it.
+    `ahead`: the rank that was elsewhere. It may have skipped the collective, or may have completed it.
     """
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
@@ -254,13 +257,13 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """The same, based only on lines of code and errors."""
+    """Return the verdict of `of_calls_that_failed`, based only on lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
 
 def of_collectives_that_met(table: Table) -> Verdict | None:
-    """A backend thread aborted a rank in a collective, and no information shows whose call was odd."""
+    """Return the verdict if a backend thread aborted a rank in a collective, and no rank is known to be at fault."""
     records = [one.evidence.record for one in table]
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
@@ -272,11 +275,11 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""errors raised when a collective meets one of another size"""
+"""errors raised when a collective is matched with one of a different size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
-    """Return True if all ranks died, and at least one because its collective met one of another size."""
+    """Return True if all ranks died, at least one because its collective was matched with one of a different size."""
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
@@ -290,9 +293,9 @@ def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Pos
 
 
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:
-    """Return the rank whose collective met a DDP collective of another size, if the job died of that.
+    """Return the rank whose collective was matched with a DDP collective of a different size, if that ended the job.
 
-    Either rank may detect the mismatch: it raises an error, or gloo aborts its process.
+    Either rank may notice the mismatch: it raises an error, or gloo aborts its process.
     """
     dead = [one for one in positions if one.fault is Fault.DIED]
     is_said = any(map(_says_another_size, dead))
@@ -318,7 +321,7 @@ def _is_surely_in_ddp(position: Position) -> bool:
 
 
 def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
-    """Return the verdict on ranks that called different script collectives at once, if the job died of that."""
+    """Return the verdict on ranks that called different script collectives at once, if that ended the job."""
     dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
     noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
     if len(dead) < 2 or len(dead) < len(positions) or not noticed:
@@ -328,7 +331,8 @@ def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
     detail = clauses([f"rank {rank} called {call}" for rank, call in calls.items()], _MOST_CALLS)
     if len(set(calls.values())) == 1:
         detail = (
-            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data or numbers of calls"
+            f"all ranks called {next(iter(calls.values()))}, but with different amounts of data, or a different number "
+            "of times"
         )
     first = min(dead, key=lambda one: one.evidence.state.step)
     return Verdict(
@@ -344,7 +348,7 @@ _MOST_CALLS = 8
 
 
 def _says_another_size(position: Position) -> bool:
-    """Return True if the rank's error says that its collective met one of another size."""
+    """Return True if the rank's error says that its collective was matched with one of a different size."""
     record = position.evidence.record
     return record is not None and record.ended is not None and _MISMATCHED.search(record.ended) is not None
 

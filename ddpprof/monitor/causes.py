@@ -24,9 +24,7 @@ _HALF = 0.5
 _AS_BAD = 0.6
 """minimum share of the worst rank's growth for another rank to be guilty as well"""
 _NOTABLE = 0.4
-"""minimum share of a slow-down spent waiting for a CPU core for this to be its cause; the system counts one thread's
-time
-"""
+"""minimum share of a slow-down spent throttled, or waiting for a CPU core, for this to be its cause"""
 _MOST = 0.8
 """minimum share of the growth of a rank's own time spent waiting for a CPU core for this to be the cause"""
 _LEAST_KNOWN = 4
@@ -37,7 +35,7 @@ _CLOCK_FELL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """How a rank spends a step, in ns per step; ``None`` if unknown."""
+    """How a rank spends its steps: typical values per step, in ns unless named otherwise; ``None`` if unknown."""
 
     length_ns: float
     parts: Mapping[StepPart, float]
@@ -63,13 +61,13 @@ class RankChange:
         return sum(map(self.part_grew, StepPart))
 
     def part_grew(self, part: StepPart) -> float:
-        """Return the growth of a part; 0 if it is known only before or only after."""
+        """Return the growth of a part of the step, ns; 0 if it is not known both before and after."""
         before, after = self.before.parts.get(part), self.after.parts.get(part)
         return 0.0 if before is None or after is None else after - before
 
     @property
     def largest_part(self) -> StepPart:
-        """The part that grew most."""
+        """The part of the step that grew most."""
         return max(StepPart, key=self.part_grew)
 
     @property
@@ -115,13 +113,13 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portr
 
 
 def _median(column: Int64Column) -> float | None:
-    """Return the median of the known values: a rank with many gradients does not know every step's."""
+    """Return the median of the known values; ``None`` if too few are known, as with very many gradients."""
     known = column[column != UNKNOWN]
     return float(np.median(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
 
 
 def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> dict[str, float | None]:
-    """Return the system's counts per step in these steps, where samples around them exist.
+    """Return the operating system's counts per step, over the steps that lie between two samples.
 
     Samples are a second apart. Between two samples, all totals are assumed to grow evenly.
     """
@@ -165,7 +163,7 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
 
 
 def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:
-    """Return the reason that the system's data gives for some ranks."""
+    """Return the reason that the operating system's data shows for some ranks; ``None`` if it shows none."""
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
         (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),
@@ -179,7 +177,7 @@ def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | No
 
 
 def _lacks_processor(change: RankChange, longer_ns: float) -> bool:
-    """Return True if a rank waits for a CPU core, rather than having more to compute, or sleeping."""
+    """Return True if a rank is slower because it waits for a CPU core, not because it computes more or sleeps."""
     enough_ns = max(_NOTABLE * longer_ns, _MOST * change.own_ns)
     return change.grew("queued_ns") >= enough_ns and change.grew("cpu_ns") < _HALF * longer_ns
 

@@ -1,4 +1,4 @@
-"""Everything known about each rank of a run, collected from outside.
+"""Evidence about each rank of a run, collected from outside its process.
 
 py-spy can read the stacks of all threads of the ranks without stopping a process.
 """
@@ -33,9 +33,9 @@ _STEPS = 64
 _LOOK_AGAIN_S = 0.2
 """seconds between two samples of a process, which show whether it computes"""
 _COMPUTES = 0.3
-"""share of a core; a process that is ready to run computes as soon as it gets one"""
+"""minimum share of a core for a process to count as computing"""
 _MOVES_BYTES_PER_S = 2**20
-"""minimum rate of a thread that writes a file, even to slow storage; one that polls moves less"""
+"""minimum rate of a thread that reads or writes data, even on slow storage; a thread that polls moves less"""
 _SWAPPING_PER_S = 50
 """minimum number of pages per second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
@@ -55,7 +55,7 @@ class RankEvidence:
     workers: tuple[Process, ...]
     computes: bool
     helpers_compute: bool
-    """whether processes started by the rank compute or, on CPU, its other threads"""
+    """whether processes started by the rank, or, on CPU, its other threads, compute"""
     moves_data: bool
     """whether its main thread reads or writes a lot"""
     is_swapping: bool
@@ -103,7 +103,7 @@ class RankEvidence:
 
     @property
     def wait(self) -> Wait | None:
-        """What its training thread waits for, according to its machine or else to the process itself."""
+        """What its training thread waits for, according to the operating system or else to the process itself."""
         seen = None if self.process is None else self.process.wait
         return seen if self.is_silent else seen or self.facts.wait
 
@@ -114,7 +114,7 @@ class RankEvidence:
 
 
 def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
-    """Return the evidence of all ranks that left a pulse. Without `records`, only what shows whether a rank waits.
+    """Return the evidence about all ranks that left a pulse. `records`: also read the ranks' records.
 
     Raises ``OSError`` if there is no such directory.
     """
@@ -129,7 +129,7 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 
 
 def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
-    """Distinguish a lock that is held outside the job from other locks."""
+    """Return the evidence with `Wait.FOREIGN_LOCK` if the rank waits for a file lock that is held outside the job."""
     if one.process is None or one.process.wait is not Wait.LOCK:
         return one
     holder = holder_of_lock(one.process.pid)
@@ -193,7 +193,7 @@ def _of_rank(
 
 
 def _facts_of(head: PulseHead) -> OverdueFacts:
-    """Return what the process reports about where it is now, or where it failed."""
+    """Return the facts that the process reported about its current stack, or about its failure."""
     if head.facts is None:
         return _NO_FACTS
     is_of_now = head.state.ended == Ended.FAILED or head.facts.stack_crc == crc_of(head.stack or "")
@@ -308,5 +308,5 @@ def _output_of(command: list[str]) -> tuple[str, str]:
             printed, complaints = process.communicate(timeout=_PATIENCE_S)
         finally:
             process.kill()
-    last = (complaints.strip().splitlines() or ["it gives no reason"])[-1].removeprefix("Reason: ")
+    last = (complaints.strip().splitlines() or ["it printed no error"])[-1].removeprefix("Reason: ")
     return ("" if process.returncode else printed.strip()), last

@@ -19,16 +19,16 @@ from ddpprof.monitor.pulse_files import read_heads, read_verdict
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found out about a job."""
+    """The result of an examination of a job."""
 
     verdict: Verdict | None = None
     """what is wrong; ``None`` if nothing is wrong"""
     overdue: Overdue | None = None
-    """step that no rank completes, if the job runs"""
+    """overdue step that no rank has completed, if the job is running"""
     standstill: Standstill | None = None
-    """why the standstill is not a hang"""
+    """why the overdue step is not a hang"""
     evidence: tuple[RankEvidence, ...] = ()
-    """evidence that was gathered to find out whether the job still runs"""
+    """evidence that was gathered to find out whether the job is still running"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False
@@ -36,10 +36,10 @@ class Examination:
 
 
 def examine(directory: Path, detector: HangDetector | None = None, missed_s: float = 0.0) -> Examination:
-    """Examine a job that runs, whose processes do not exit, or that has ended. Raises ``OSError``.
+    """Examine a job that is running, whose processes do not exit, or that has ended. Raises ``OSError``.
 
-    `detector`: the launcher's, which has watched the job from the beginning and knows that it runs. `missed_s`: see
-    `HangDetector.look`.
+    `detector`: the launcher's detector, which has watched the job from the beginning. The job is then taken to be
+    running. `missed_s`: see `HangDetector.look`.
     """
     evidence: tuple[RankEvidence, ...] = ()
     if detector is None:

@@ -1,7 +1,7 @@
 """Dumps of torch's flight recorder: which rank skipped a collective, or called a different one than the others?
 
-NCCL's watchdog writes them when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``), one pickle per rank. Torch can
-also write gloo's, and JSON. Files from others are not trusted: the unpickler creates plain values only.
+NCCL's watchdog writes one pickle per rank when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``). Torch can also
+write dumps of gloo's collectives, and write JSON. Dumps are not trusted: the unpickler creates only plain values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
 _OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
-"""collectives to which ranks may contribute different amounts: in a scatter, only one rank contributes"""
+"""collectives to which ranks may contribute different amounts of data: in a scatter, only one rank contributes"""
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ENTRIES = 1_000_000
 _MOST_TENSORS = 1_000_000
@@ -77,7 +77,7 @@ def dumps_in(folder: Path) -> dict[int, Path]:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A collective as stored in a dump, with limits: lists in a pickle may share items, and so be endless."""
+    """A collective as stored in a dump. Sizes are limited, because lists in a pickle may share items and be endless."""
 
     process_group: tuple[str | int, ...] | None = None
     collective_seq_id: _Number | None = None
@@ -103,7 +103,7 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
 
 
 def _unpickled(content: bytes) -> Any:
-    """Return the values in a pickle. The unpickler allocates as many memo slots as the highest index it finds."""
+    """Return the values in a pickle, after a check of memo indices: the unpickler allocates slots up to the highest."""
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
             raise pickle.UnpicklingError(
@@ -132,9 +132,9 @@ def _collectives(entries: Sequence[Any]) -> Iterator[DumpedCollective]:
 
 
 def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | None:
-    """Return the rank at fault; ``None`` if all ranks have called the same collectives.
+    """Return the verdict on the rank at fault; ``None`` if all ranks have called the same collectives.
 
-    A rank that called a different collective than most at the same number takes precedence over one that called fewer.
+    A rank whose collective differs from that of most ranks takes precedence over a rank that called fewer collectives.
     """
     by_group = _by_group(ranks)
     differing = map(_first_difference, by_group.values())
@@ -143,9 +143,9 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the groups in which only one rank called collectives.
+    """Return the process groups in which only one rank called collectives, and that rank.
 
-    Dumps do not show whether other ranks belong to them.
+    Dumps do not show whether other ranks belong to these groups.
     """
     return {group: next(iter(called)) for group, called in _by_group(ranks).items() if len(called) == 1}
 
@@ -181,7 +181,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return which member of the group is behind; it may have called nothing in it."""
+    """Return the verdict on the member of the group that is behind; it may have called no collective in the group."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

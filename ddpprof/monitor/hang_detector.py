@@ -2,7 +2,7 @@
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of a pass over the data,
 a script that computes, reads or writes by itself, or that waits for a program or for something outside the job, and a
-debugger. A machine that slept does not count either.
+debugger. Time for which the machine slept does not count either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _POLLS_S = 60.0
 """seconds that a rank may poll for something, sleeping in between"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""seconds of computing that show that a rank is not idle; a rank that only polls for a batch needs less"""
+"""seconds of computing that show that a rank is not idle; a rank that only polls for a batch computes less"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes is no longer in an intended pause"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
@@ -53,7 +53,7 @@ _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOR
 _LIKE_BEFORE = 2.0
 """if a pause reported as a hang ended by itself, the next one may last this many times as long"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""minimum time for a step to end after a pause in it, in seconds; the second is for the first steps"""
+"""minimum time in seconds that a step is given to end after a pause in it; the second value is for the first steps"""
 _MOST_MOVES = 3
 """number of times per step that a job is not reported because a rank has just begun to do something else"""
 _FORWARD_S = 3.0
@@ -75,7 +75,7 @@ class Overdue:
 
 
 class HangDetector:
-    """Checks the run in a directory repeatedly, while it hangs or afterwards."""
+    """Checks repeatedly whether the job in a run directory hangs."""
 
     def __init__(self, directory: Path, clock: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
@@ -109,12 +109,12 @@ class HangDetector:
         return None if self._pause.was_just_now(overdue, now) else overdue
 
     def _wakes(self, now_ns: int) -> None:
-        """Handle that timestamps before now have no meaning: the machine slept, or the clock was set."""
+        """Ignore timestamps before now from here on, because the machine slept or the clock was set."""
         self._waking.wakes(now_ns)
         self._idle = _IdleTimes()
 
     def diagnose(self, overdue: Overdue) -> Verdict | Standstill | None:
-        """Return what holds up a job whose step is overdue, or why it is not a hang; ``None`` if the job has continued.
+        """Return what holds up a job with an overdue step, or why it is not a hang; ``None`` if the job has continued.
 
         Ranks that can still write their stacks get a few seconds to do so.
         """
@@ -147,7 +147,7 @@ class HangDetector:
     ) -> Standstill | None:
         """Return and store why an overdue job does not hang, if a rank is in an intended pause or has just ended one.
 
-        `told`: the last reported hang of the job, which has ended.
+        `told`: the last hang of the job that was reported.
         """
         now = self._clock()
         pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
@@ -193,7 +193,7 @@ class HangDetector:
 
 
 class _Waking:
-    """The time since which clocks can be trusted: the machine may have slept, and the clock may have been set."""
+    """The time from which timestamps can be trusted: the machine may have slept, and the clock may have been set."""
 
     def __init__(self) -> None:
         self._since_ns = 0
@@ -216,7 +216,10 @@ class _Waking:
         return self._took_long and not took_long_before
 
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
-        """Return when the current step began: by its pulse, unless that is in the future because the clock was set."""
+        """Return when the current step began, ns since 1970.
+
+        This is the time in its pulse, unless that is in the future because the clock was set.
+        """
         if self._seen[0] != state.step:
             self._seen = state.step, now_ns
         is_past = state.step_since_ns <= now_ns + _SLEPT_S * 1e9
@@ -245,7 +248,7 @@ class _IdleTimes:
 
 
 def _of_helpers_s(one: RankEvidence, process: Process) -> float:
-    """Return CPU time spent for the rank by others, in increments larger than ddpprof's own thread needs."""
+    """Return the CPU seconds of the rank's children and, on CPU, its threads, without ddpprof's own small share."""
     computed_s = process.children_cpu_s + (process.threads_cpu_s if one.identity.device == "cpu" else 0.0)
     return computed_s // _HELPERS_STEP_S * _HELPERS_STEP_S
 

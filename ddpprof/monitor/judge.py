@@ -110,7 +110,7 @@ def _is_behind_loop(position: Position) -> bool:
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """A rank skipped a backward pass and has finished; the others wait for it, or failed because it left."""
+    """Judge a rank that finished with too few backward passes; the others wait for it, or failed because it left."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -132,7 +132,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """A rank has begun more backward passes than another one, in fewer steps, or after most have left the loop."""
+    """Judge a rank with more backward passes than another one, in fewer steps or after most have left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -154,7 +154,7 @@ def _has_more_passes(one: Position, other: Position) -> bool:
 
 
 def _of_barrier_in_vain(table: Table) -> Verdict | None:
-    """A ``monitored_barrier()`` failed, and its error names the ranks that did not arrive."""
+    """Judge a ``monitored_barrier()`` that failed with an error that names the ranks that did not arrive."""
     errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
     named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
     if named is None:
@@ -171,7 +171,7 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Collectives of all other ranks timed out, and a launcher then ended the rank that had not taken part."""
+    """Judge collectives that timed out on all ranks but one, which had not taken part and was ended by a launcher."""
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -191,7 +191,7 @@ def _timed_out(one: Position) -> bool:
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
-    """A rank has trained as often as the finished ones, and its process does not continue after the training."""
+    """Judge a rank that has as many backward passes as the finished ranks, and is stuck after its training loop."""
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
@@ -206,7 +206,7 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_devices(table: Table) -> Verdict | None:
-    """All ranks are at the same line until their accelerators have finished, as in ``loss.item()``."""
+    """Judge ranks that all wait for their accelerators at the same line, as in ``loss.item()``."""
     if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
         return None
     where = {(one.fault, one.place, one.progress) for one in table}
@@ -225,7 +225,7 @@ def _may_await_a_device(position: Position) -> bool:
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Something holds up all ranks at once, so no single rank is at fault."""
+    """Judge ranks that are all held up by the same thing, so that no single rank is at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None
@@ -233,7 +233,7 @@ def _of_all_held(table: Table) -> Verdict | None:
 
 
 def _of_free_rank(table: Table) -> Verdict | None:
-    """A rank does not wait for the others, so they wait for it."""
+    """Judge a rank that does not wait for the others, so that they wait for it."""
     free = [one for one in table if one.waits_in is None]
     if not free:
         return None
@@ -248,7 +248,7 @@ def _of_free_rank(table: Table) -> Verdict | None:
 
 
 def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
-    """Return True if a launcher saw all other ranks of the host fail. It records all that exit with a non-zero code."""
+    """Return True if a launcher recorded the exit of all other ranks of the host. It records only failures."""
     beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
     return bool(beside) and all(one.evidence.exit is not None for one in beside)
 
@@ -274,7 +274,7 @@ def _are_by_themselves(table: Table) -> bool:
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """All ranks wait, and at most half of them in an evaluation with the DDP module."""
+    """Judge ranks that all wait, at most half of them in an evaluation with the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
@@ -282,7 +282,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """All ranks wait, and torch's sequence numbers show which rank called a different collective or skipped one."""
+    """Judge ranks that all wait, if sequence numbers show which one called a different collective or skipped one."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -294,7 +294,7 @@ def _on_odd_rank(odd: OddRank | None, table: Table) -> Verdict | None:
 
 
 def _of_odd_place(table: Table) -> Verdict | None:
-    """All ranks wait, and one waits where most do not or, with two ranks, in a collective of the script."""
+    """Judge ranks that all wait, one of them where most do not or, of two ranks, in a collective of the script."""
     places_of = Counter(map(_waits_at, table)).most_common()
     if len(places_of) == 1:
         return None
@@ -312,7 +312,7 @@ def _of_odd_place(table: Table) -> Verdict | None:
 
 
 def _of_different_roots(table: Table) -> Verdict | None:
-    """Some ranks wait in a collective with a root, and torch's numbers show that another rank has completed it."""
+    """Judge ranks that wait in a collective with a root, if sequence numbers show that another one has completed it."""
     waiting = [one for one in table if one.calls and one.waits_in in _ROOTED]
     if not waiting:
         return None
@@ -338,7 +338,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """All ranks wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
+    """Judge ranks that all wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -347,7 +347,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """All ranks wait in the same backward pass, and one has not begun a reduction that all others have begun."""
+    """Judge ranks that all wait in the same backward pass, if one has not begun a reduction that all others have."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 

@@ -1,4 +1,4 @@
-"""Since which step do steps take longer, and by how much? Slow-downs are detected online.
+"""From which step on do steps take longer, and by how much? Slow-downs are detected online.
 
     value       log of a step's length, mean of two consecutive steps, since in some jobs every second step is longer
     level       median of the last 512 values of normal steps, or of the last 192 if that is less
@@ -9,8 +9,8 @@ The noise of windows is learned from the last 1024 values, with each slow-down's
 includes the correlation between neighbouring values. Values are measured relative to the median of the 512 around them,
 because a job that became permanently faster is not noisier than before. Windows with two levels more than 10 % apart
 are ignored, because they probably contain a slow-down too short to be detected. A slow-down is withdrawn if its own
-steps turn out to vary by as much as it. One among the first 512 values is also withdrawn if later steps do. Steps that
-are longer for a known reason (`StepFlag`) are left out.
+steps turn out to vary by as much. A slow-down among the first 512 values is also withdrawn if later steps vary by as
+much. Steps that are longer for a known reason (`StepFlag`) are left out.
 
 The medians of each of the last three groups of 9 values must also be above half the threshold and above 4 %, so that a
 burst is not a slow-down. The first step is where the cumulative sum of deviations from the middle between both levels
@@ -254,7 +254,7 @@ class LevelShifts:
         return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
-        """Return, for each row, whether it has left the level for more than a moment."""
+        """Return, for each window, whether it has risen above the level for more than a moment."""
         part = self._counts.part
         ends = [windows.shape[1] - number * part for number in range(_PARTS)]
         parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
@@ -292,7 +292,7 @@ class LevelShifts:
         return self._slow.level(self._pending.values[: at - self._counts.window // 2])
 
     def _refresh(self) -> None:
-        """Accept the values older than the last window as known, and learn from them."""
+        """Accept the values before the last window as final, and compute level and noise again."""
         counts = self._counts
         known = self._pending.take_first(max(0, len(self._pending) - counts.window))
         if self._slow is not None:

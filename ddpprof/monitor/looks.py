@@ -1,4 +1,4 @@
-"""What a thread of the launcher reports about a job: does it hang, do its steps take longer, is a loss NaN, and why?"""
+"""Reports of the launcher's thread about a job: does it hang, do its steps take longer, is a loss NaN, and why?"""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _LAUNCHER_S = 30.0
 _RESTART_S = 600.0
 """seconds that it takes to restart all ranks, if none of them is left"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""jobs that ``--kill-after`` never ends; nor does it end one whose training is over"""
+"""hints with which ``--kill-after`` never ends a job; it also never ends a job whose training is over"""
 
 
 class HangLook:
-    """Reports that a job hangs, and why. It leaves the job alone unless it was told to end one that hangs."""
+    """Reports that a job hangs, and why. With `kill_after_s`, it also ends the job."""
 
     every_s = 1.0
 
@@ -92,7 +92,7 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return True if the user wants the job to be ended, and the job does not wait for something outside."""
+        """Return True if ``--kill-after`` is due. It is never due if the job waits for something outside."""
         if self._kill_after_s is None or self._verdict is None:
             return False
         if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
@@ -157,10 +157,10 @@ class LossLook:
         self._told_of: Path | None = None
         """the attempt for which this has been reported"""
         self._waits_in: Path | None = None
-        """the attempt in which it gave the ranks time to report their learning rates"""
+        """the attempt in which the report was delayed so that the ranks can write their learning rates"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
-        """Report this once the other ranks have had a step in which to follow, or the job has ended."""
+        """Report the loss once every rank has finished one more step, or the job has ended."""
         if self._told_of == directory:
             return
         heads = list(read_heads(directory, 0))

@@ -1,4 +1,4 @@
-"""What does a running job do? An overview of its ranks, from their pulses.
+"""What is a running job doing? An overview of its ranks, from their pulses.
 
 DDP keeps the ranks in step, so the steps of the lowest rank represent the job's. A rank's own time is the length of its
 step without its waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has begun fewer

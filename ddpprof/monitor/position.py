@@ -28,7 +28,7 @@ OUTSIDE = {
     Wait.FILE: "a file",
     Wait.FOREIGN_LOCK: "a file lock that another program holds",
 }
-"""what a rank waits for outside the job"""
+"""descriptions of what a rank may wait for outside the job"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Position:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Collectives that it has called, most recent last, as far as torch knows them."""
+        """Collectives that the rank has called, most recent last, as recorded by torch."""
         return self.evidence.facts.calls
 
     @property
@@ -89,7 +89,7 @@ def others_of(table: Table, blamed: Position) -> list[Position]:
 
 
 def position_of(evidence: RankEvidence) -> Position:
-    """Return what a rank does. The first rule that fits decides."""
+    """Return the position of a rank, from the first rule that fits it."""
     return next(found for rule in _RULES if (found := rule(evidence)) is not None)
 
 
@@ -209,12 +209,12 @@ def ran_out(evidence: RankEvidence) -> bool:
 
 
 def why_ended(one: RankEvidence) -> Hint | None:
-    """Return the hint for a rank that left its training loop although no `DataLoader` was exhausted."""
+    """Return the hint that a rank left its training loop, if no `DataLoader` was exhausted; otherwise ``None``."""
     return None if one.state.flags & StepFlag.RAN_OUT else Hint.LEFT_LOOP
 
 
 def _workers(evidence: RankEvidence) -> str | None:
-    """Return which of the rank's workers cannot run, or else how many there are, in words."""
+    """Return a clause about the rank's DataLoader workers: which of them cannot run, or else which ones exist."""
     held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
     if held:
         return f"of its workers, {', '.join(held[:4])}"
@@ -253,7 +253,7 @@ def awaits_a_program(stack: Sequence[Frame]) -> bool:
 
 
 def is_in_checkpoint(stack: Sequence[Frame]) -> bool:
-    """Return True if the thread writes or reads its part of a checkpoint of all ranks."""
+    """Return True if the thread reads or writes its part of a distributed checkpoint."""
     return any(_CHECKPOINT.search(frame.file) for frame in stack)
 
 
@@ -322,9 +322,9 @@ class _Loop(NamedTuple):
 
 
 def loop_left(stack: Sequence[Frame]) -> str | None:
-    """Return, in words, how the last loop before the thread's line can be left early; ``None`` if it cannot.
+    """Return a clause with the lines at which the last loop before the thread's line can exit early, or ``None``.
 
-    Of the user's functions on the stack, the innermost one with such a loop counts.
+    The innermost of the user's functions on the stack that has such a loop counts.
     """
     for frame in reversed(stack):
         if not frame.is_of_user:

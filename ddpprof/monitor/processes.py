@@ -144,7 +144,7 @@ class Process:
 def look_at(pid: int, thread: int | None = None) -> Process | None:
     """Return the process; ``None`` if it does not exist or is dead.
 
-    `thread`: the system's ID of the thread to use instead of the main one.
+    `thread`: native ID of the thread to use instead of the main thread.
     """
     main_thread, whole = stat_of(Path(f"/proc/{pid}/task/{pid}")), stat_of(Path(f"/proc/{pid}"))
     if main_thread is None or whole is None or main_thread.is_dead:

@@ -66,7 +66,7 @@ class PulseHead:
     memory_bytes: int | None = None
     """resident memory at the last sample"""
     facts: OverdueFacts | None = None
-    """what else the process knows, while its step is overdue, or once its loss was NaN or it has failed"""
+    """further facts from the process, if its step is overdue, its loss was NaN or it has failed"""
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
@@ -110,7 +110,7 @@ def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
 def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
     """Return True if nothing runs, not even ddpprof's own thread, in a process that has recorded no end.
 
-    The process is stopped, or something holds Python's GIL, or the process is dead.
+    The process is then stopped or dead, or something holds Python's GIL.
     """
     most_ns = SILENT_NS if is_here(identity) else SILENT_FAR_NS
     return state.ended == Ended.NOT_YET and now_ns - last_sign_ns(identity, state) > most_ns

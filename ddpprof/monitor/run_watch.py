@@ -26,7 +26,7 @@ _RETRY_S = 1.0
 
 
 class Look(Protocol):
-    """One question about a running job, asked repeatedly."""
+    """One kind of check on a running job, which is repeated."""
 
     every_s: float
     """seconds between two checks; longer if a check takes long"""
@@ -93,7 +93,7 @@ class RunWatch:
                 look.at(directory, 0.0, is_over=True)
 
     def _looks(self) -> tuple[Look, ...]:
-        """Import modules that take a while to load, so that the start of the job need not wait for them."""
+        """Return all checks. Their modules are imported here, in the thread, because the import would delay the job."""
         from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
 
         return (
@@ -114,7 +114,7 @@ class RunWatch:
 
 
 class _Failures:
-    """Consecutive failures of a disk, for example a short network outage, after which watching continues."""
+    """Counts consecutive failures, for example of a network disk. Watching continues after a short outage."""
 
     def __init__(self) -> None:
         self.in_a_row = 0

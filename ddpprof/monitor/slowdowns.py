@@ -6,9 +6,9 @@ median. A flag that a step has on one rank applies to all ranks: when one rank s
 The size and cause of a slow-down are updated while it lasts, and are final once it has ended. It is withdrawn if its
 steps taken together turn out to have been hardly longer, or if steps of this job turn out to vary by that much.
 
-Afterwards, each of the last steps has a row, and earlier ones have summaries of 100 steps or more. In summaries, a
-slow-down is detected if it lasts for at least three of them. Where both show a slow-down, the steps are used. They
-cannot show one that begins with the first of them, because the normal length before it is then unknown.
+After the run, each of the last steps has a row, and earlier steps have summaries of 100 steps or more. In summaries, a
+slow-down is detected if it lasts for at least three of them. If rows and summaries both show a slow-down, the rows are
+used. Rows cannot show a slow-down that begins with the first row, because the normal length before it is unknown.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ _Rows = TypeVar("_Rows", PulseSteps, PulseSummaries)
 
 
 class SlowdownWatch:
-    """A watch over one job. It must receive the pulses often enough that no step is overwritten unseen."""
+    """Detects the slow-downs of one job. Call `update` often enough that no step is overwritten before it is read."""
 
     def __init__(self) -> None:
         self._found: list[StepSlowdown] = []
-        """one slow-down for each one of the detector"""
+        """one slow-down for each shift of the detector"""
         self._detector = LevelShifts()
         self._last_step = -1
         self._normal: list[Mapping[int, Portrait]] = []
@@ -241,7 +241,7 @@ def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
 def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
     """Return the summaries of the same steps on all ranks, in order. A damaged file may have another order.
 
-    Summaries differ between ranks that merged theirs at other times.
+    Summaries differ between ranks that merged theirs at different times.
     """
     if not ranks:
         return {}

@@ -1,4 +1,4 @@
-"""Verdicts, made from one rank at fault and the ranks that wait for it."""
+"""Build verdicts from one rank at fault and the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
 
 
 def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
-    """Return the collective of the rank, and that of a rank that waits for it, now or at the end, in words."""
+    """Return a clause that names the last collective of the rank, and that of a rank that waits for it."""
     own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
     if own is None:
         return None

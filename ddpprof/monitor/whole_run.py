@@ -78,7 +78,7 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
 
 
 def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
-    """Return the median time per step, ns, that the rank needed by itself in each of `most` stretches.
+    """Return the rank's median own time per step, in ns, in each of `most` stretches.
 
     Empty if there are fewer stretches, or if the rank's waiting is unknown in one of them.
     """
@@ -155,7 +155,7 @@ _FLAGS = {
 
 
 def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
-    """Return a summary of the rank's training. Without its course over time, only what is needed to compare ranks."""
+    """Return a summary of the rank's training. `with_course`: include its course over time."""
     state, rows = pulse.state, history(pulse)
     sampled = pulse.samples.memory_bytes
     first_sample = sampled[:1] if state.num_samples == len(sampled) else sampled[:0]  # unless it has been overwritten
@@ -196,7 +196,7 @@ def _cpu_ns(samples: PulseSamples) -> int | None:
 
 
 def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
-    """Return the sum of the increases between samples, except what ddpprof used while it recorded a step, bytes.
+    """Return the growth of memory between samples in bytes, without the memory that ddpprof used to record steps.
 
     Summaries represent samples that have been overwritten. They do not show which of their steps were recorded; the
     first summary may include the recorded steps that most runs begin with.

@@ -1,4 +1,4 @@
-"""Start a recording: with a block `with ddpprof.profile("runs/a") as prof:`, or by injection into the script."""
+"""Start a recording, with a `with ddpprof.profile("runs/a") as prof:` block or by injection into the script."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
     Args:
         out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
         skip_first: initial steps that are not recorded.
-        cost_steps: steps that measure ddpprof's own cost: half of them with recording off.
-        timed_steps: steps with recording off. Only their duration is kept.
+        cost_steps: steps that measure ddpprof's own cost. Recording is off in half of them.
+        timed_steps: steps with recording off. Only their durations are kept.
         warmup: steps with the profiler on. Their trace is discarded.
         steps: profiled steps.
         alone_steps: final steps without gradient communication and without the profiler, to measure how long
@@ -96,7 +96,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         return self
 
     def step(self) -> None:
-        """Mark the end of a training step. Once this has been called, only further calls end a step."""
+        """Mark the end of a training step. After the first call, steps end only where this is called."""
         EVENTS.step_marked()
 
     def __exit__(
@@ -124,7 +124,7 @@ def watch(
 ) -> profile:
     """Watch the DDP training inside a ``with`` block, without recording any step in detail.
 
-    In each step, every rank writes what it does to its pulse file in the run directory, at a cost of microseconds.
+    In each step, every rank records its activity in its pulse file in the run directory, which takes microseconds.
     ``ddpprof top OUT`` shows this while the training runs, and ``ddpprof report OUT`` summarises the whole run
     afterwards.
 
@@ -154,11 +154,11 @@ def install(distributed: ModuleType) -> None:
 
 
 _OF_RANK = "DDPPROF_RANK_PROCESS"
-"""environment variable that tells processes started by a rank that they are not ranks"""
+"""environment variable with the PID of the rank; processes started by the rank inherit it and are not ranks"""
 
 
 class _EarlyEnd:
-    """Stores the error that ends this process, if it is a rank and ends before it has a DDP module."""
+    """Records the error that ends this process, if the process is a rank and has not constructed a DDP module."""
 
     def __init__(self) -> None:
         process = str(os.getpid())
@@ -182,7 +182,7 @@ def _error_at_exit() -> BaseException | None:
 
 
 def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
-    """Return a session that has begun. If that is impossible, print why, return ``None``, and let training continue."""
+    """Begin a session and return it. If that fails, print the reason and return ``None``; training continues."""
     try:
         from ddpprof.record.session import Session
 
@@ -213,9 +213,9 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
 
 
 def _before_threads_end(function: Callable[[], None]) -> None:
-    """Call `function` at exit, before Python waits for threads and executors. `atexit` functions are called after that.
+    """Call `function` at exit, before Python waits for threads and executors. `atexit` functions run only after that.
 
-    These may take very long, or never end, although training is over.
+    Threads may run for a long time after training, or never end.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:

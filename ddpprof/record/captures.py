@@ -1,15 +1,15 @@
-"""Captures: the ranks of a running job agree to profile the same steps when ``ddpprof capture`` requests it.
+"""Captures: when ``ddpprof capture`` requests it, the ranks of a running job agree to profile the same steps.
 
     a rank that listens   receives a request on its socket, and posts it on the job's board
-    the leading rank      creates the capture's folder, and posts that it is open
+    the leading rank      creates the capture's folder, and posts a note that the folder exists
     every rank            reads that note, and signs that it is ready
-    the leading rank      at the beginning of step n, when all are ready: posts that the capture begins with step n + 1
+    the leading rank      posts at the beginning of step n, once all are ready, that the capture begins with step n + 1
     every rank            reads that note at the beginning of step n + 1. It is there by then: the all-reduces of step n
                           have completed, and the leading rank took part in them after posting the note
 
-All but the last two happen in the thread of the pulse keeper, so training only reads the board while all ranks are
-about to begin. The board is a folder in the run directory if all ranks run on one machine. Otherwise it is the job's
-own store, which needs no shared disk. Notes never change, so all ranks read the same.
+All but the last two happen in the pulse keeper's thread, so the training thread reads the board only while a capture is
+about to begin. If all ranks run on one machine, the board is a folder in the run directory. Otherwise it is the job's
+rendezvous store, which needs no shared disk. A note never changes, so all ranks read the same text.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class StoreBoard:
 
 
 class Neighbours:
-    """Do all ranks run on this machine and see this folder? Every rank posts where it is, and checks a little later."""
+    """Finds out whether all ranks run on this machine and can access this folder."""
 
     def __init__(self, directory: Path, store: Store, rank: int, world_size: int) -> None:
-        """Post where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
+        """Post this rank's machine and folder. Every rank calls this at the same step. Raises ``OSError``."""
         self._directory, self._store, self._rank, self._world_size = directory, store, rank, world_size
         folder = directory.stat()  # containers of one machine may have folders of the same name
         self._key = f"on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
@@ -116,7 +116,7 @@ class Neighbours:
         self._num_here = store.add(self._key, 1)
 
     def board(self) -> Board | None:
-        """Return the ranks' board; ``None`` while it is not known where all ranks are. Raises as `Board.post` does."""
+        """Return the job's board; ``None`` until all ranks have posted or 10 s pass. Raises as `Board.post` does."""
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
         if self._num_here >= self._world_size:
@@ -135,11 +135,11 @@ _CREDENTIALS = struct.Struct("3i")
 class Control:
     """A thread that accepts requests until it is closed.
 
-    It handles one request at a time and refuses others meanwhile.
+    It handles one request at a time and refuses others in the meantime.
     """
 
     def __init__(self, directory: Path, handle: Callable[[CaptureRequest], Iterator[CaptureAnswer]]) -> None:
-        """Begin to listen. `handle` yields the answers to a request. Raises ``OSError``."""
+        """Start listening. `handle` yields the answers to a request. Raises ``OSError``."""
         self._handle = handle
         self._answering = threading.Lock()
         self._path = directory / CONTROL_SOCKET
@@ -185,7 +185,7 @@ class Control:
         try:
             asked = msgspec.json.decode(request, type=CaptureRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            yield CaptureAnswer(refused=f"the job does not understand the request: {error}.")
+            yield CaptureAnswer(refused=f"the request is not valid: {error}.")
             return
         if not self._answering.acquire(blocking=False):
             yield CaptureAnswer(refused="the job is handling another request, which may be waiting for a slow-down.")
@@ -214,10 +214,10 @@ _USUAL_PER_RECENT = 5
 
 
 class Captures:
-    """The captures of one rank's run. `round` and the handling of requests run outside the training thread."""
+    """The captures of one rank. `round` and the handling of requests run outside the training thread."""
 
     def __init__(self, job: JobRank, settings: Settings) -> None:
-        """Post where this rank runs, and start accepting requests if this rank listens.
+        """Post where this rank runs. The leading rank, and the first rank of each part of the run, accept requests.
 
         The rank's files must be open.
         """
@@ -321,10 +321,10 @@ class Captures:
         self.request = None
 
     def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
-        """Handle a request, in the listening thread."""
+        """Handle a request and yield the answers. Each request has a thread of its own."""
         board = self._board
         if board is None:
-            yield CaptureAnswer(refused="the job has just started. Try again soon.")
+            yield CaptureAnswer(refused="the job has just started. Try again in a few seconds.")
             return
         try:
             if request.slower_than is not None and not self._is_busy:
@@ -344,15 +344,16 @@ class Captures:
         return self.request is not None or self._over is not None
 
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
-        """Wait until steps take `factor` times as long as usual. An answer every second detects that the client has
-        left.
+        """Wait until steps take `factor` times as long as usual.
+
+        Yields an answer every second, which fails once the client has disconnected.
         """
         while not is_slower(read_head(self._directory, self._job.rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
             yield CaptureAnswer(armed=True)
 
     def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
-        """Tell the client when the capture begins, and when all ranks have written their files."""
+        """Yield an answer when the capture begins, and another when all ranks have written their files."""
         world_size = self._job.world_size
         deadline = time.monotonic() + 2 * _ANSWER_S
         while (posted := board.read(f"start-{number}")) is None and time.monotonic() < deadline:
@@ -373,10 +374,10 @@ class Captures:
 
 
 def is_slower(length_ns: Int64Column, factor: float) -> bool:
-    """Return True if the last 5 steps, or those of the last second, take `factor` times as long as the ones before.
+    """Return True if the median of recent steps is more than `factor` times the median of the steps before them.
 
-    The steps before them are 200 steps, or five times the number of the last ones if that is more, or as many as there
-    are.
+    Recent steps are the last 5, or those of the last second if there are more. They are compared with the 200 steps
+    before them, or with five times as many steps if that is more.
     """
     backward = length_ns[::-1]
     num_recent = max(_RECENT_STEPS, int(np.searchsorted(np.cumsum(backward), _RECENT_NS)))

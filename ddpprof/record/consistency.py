@@ -6,12 +6,12 @@ ddpprof reads some parameter values between steps, twice per job and only on CPU
 DDP averages gradients only in a backward pass that follows its own forward. A script may compute its losses from
 ``model.module``, so that the DDP module's forward never runs, or may give an optimizer parameters that were never
 wrapped. Such parameters are checked twice for changes, and some of their values are kept to compare ranks. Parameters
-outside any DDP module are checked first before their optimizer's first step, because ranks that have trained already
-differ.
+outside any DDP module are first checked before their optimizer's first step, because ranks differ once they have
+trained.
 
-A collective that a script calls on some ranks only, as within ``if rank == 0:``, hangs the job. Only the script itself
-is read, once, and only unambiguous cases count: the script has one call of that collective, the call uses the default
-group, and no other branch of the function is for other ranks.
+A collective that a script calls on only some ranks, as within ``if rank == 0:``, hangs the job. ddpprof reads only the
+script itself, once, and reports only unambiguous cases: the script calls that collective in one place, the call uses
+the default group, and no other branch of the function is for other ranks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ReplicaNotes:
         self._after = step, values_of(self._parameters)
 
     def compared(self, module: int, num_unreduced_passes: int) -> Replica | None:
-        """Return the values of the module with that index; ``None`` if there is nothing to compare."""
+        """Return the values of the module with index `module`; ``None`` if there is nothing to compare."""
         if self._before is None or self._after is None or not self._parameters:
             return None
         return replica(module, self._before, self._after, self._parameters, num_unreduced_passes)
@@ -96,7 +96,7 @@ def values_of(parameters: Sequence[torch.Tensor]) -> tuple[float, ...]:
 
 
 def _can_be_read(parameter: torch.Tensor) -> bool:
-    """Return True if the parameter is an ordinary tensor, not a sharded one that only looks like a tensor."""
+    """Return True if the parameter is an ordinary dense tensor, and not, for example, a sharded one."""
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
     is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
     return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
@@ -110,13 +110,13 @@ class _Candidate:
     names: list[str]
     parameters: list[TensorWeakRef]
     versions: list[int]
-    """torch's version counters of their values"""
+    """torch's version counter of each parameter"""
     ddp: weakref.ref[DistributedDataParallel] | None
     step: int
     values: tuple[float, ...]
 
     def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
-        """Return the names of changed parameters, and all parameters; ``None`` if the script has dropped any."""
+        """Return the names of changed parameters, and all parameters; ``None`` if any of them no longer exists."""
         now = [reference() for reference in self.parameters]
         if any(one is None for one in now):
             return None
@@ -222,7 +222,7 @@ def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tenso
 
 
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """Return parameters by the class of the outermost module that has them, and by their names in that module."""
+    """Group parameters by the class of the outermost module that contains them, and by their names in that module."""
     wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
     # `isinstance` would ask for ``__class__``, to which some objects warn.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
@@ -237,7 +237,7 @@ def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, 
 
 
 def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the wanted parameters that a module has, by name; empty if the module is not fully constructed."""
+    """Return the wanted parameters of a module, by name; empty if the module is not fully constructed."""
     with suppress(Exception):
         return {name: one for name, one in module.named_parameters() if id(one) in wanted}
     return {}
@@ -246,7 +246,7 @@ def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> di
 _MOST_BYTES = 100_000
 """maximum size of a script; up to this size, reading takes less than 0.1 s"""
 _RANK_NAMES = frozenset({"rank", "global_rank"})
-"""names of a number that is unique to each rank; a local rank may be 0 on several ranks"""
+"""variable names that stand for the global rank; a local rank may be 0 on several ranks"""
 _RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _ESCAPED = b"\\'\"abfnrtvxuUN01234567\r\n"
@@ -274,7 +274,7 @@ def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
 
 
 def without_warnings(source: bytes) -> bytes:
-    """Return the source without invalid escape sequences, for which Python would print its warnings a second time.
+    """Return the source without invalid escape sequences, about which Python would warn a second time.
 
     Those warnings cannot be switched off for a single thread.
     """
@@ -313,7 +313,7 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _names_of_distributed(script: ast.Module) -> dict[str, str]:
-    """Return the names under which the script has ``torch.distributed`` and functions imported from it."""
+    """Return the names that the script imports, each with its function's name, or ``""`` for ``torch.distributed``."""
     names = {"torch.distributed": ""}
     for node in ast.walk(script):
         if isinstance(node, ast.Import):

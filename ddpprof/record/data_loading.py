@@ -34,7 +34,7 @@ from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""maximum number of elements of a row, over all tensors; this is at most 64 KiB per batch"""
+"""maximum number of elements read of a sample, over all tensors: at most 64 KiB per batch"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
@@ -76,9 +76,9 @@ def digests(batch: Any) -> list[int] | None:
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
-    """Return the same memory as an array; ``None`` if it is not plain host memory.
+    """Return an array that shares the tensor's memory; ``None`` if that is not plain host memory.
 
-    ``Tensor.numpy`` would work, but it runs operators that the profiler would record.
+    ``Tensor.numpy`` would run operators that the profiler records.
     """
     if type(tensor) is not torch.Tensor:
         return tensor if isinstance(tensor, np.ndarray) else None
@@ -117,7 +117,7 @@ def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
 
     Keys are torch's names of device types, ``"numpy"`` and ``"random"``.
 
-    An accelerator whose generator cannot be read is left out. No random number is drawn and no operator of torch runs.
+    An accelerator whose generator cannot be read is left out. No random number is drawn, and no torch operator runs.
     The generator state of an accelerator is kept on the host, so nothing waits for the device.
     """
     states = {
@@ -144,9 +144,9 @@ _OF_TORCH = (
 )  # fmt: skip
 _NOT_DRAWING = {"seed", "getstate", "setstate", "get_state", "set_state"}
 _IN_PLACE = re.compile(r"(?:uniform|normal|log_normal|bernoulli|random|exponential|cauchy|geometric)_")
-"""names of methods with which a tensor fills itself with random numbers"""
+"""names of in-place methods that fill a tensor with random numbers"""
 _OWN_GENERATOR = re.compile(r"generator|manual_seed|seed|default_rng|RandomState|Random|Generator|fork_rng")
-"""names and keywords that show use of a generator seeded by the dataset itself, for example from a sample's index"""
+"""names and keywords of a generator that the dataset seeds itself, for example from a sample's index"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWING_CLASS = re.compile(r"^Random|Jitter|Augment|Erasing|MixUp|CutMix")
 """class names of library transforms that use random numbers, even if their code is hard to follow"""
@@ -155,7 +155,7 @@ _KEEPS_SEEDS = {
     "torch", "initial_seed", "utils", "data", "get_worker_info", "seed", "np", "numpy", "random", "manual_seed", "int",
     "set_num_threads",
 }  # fmt: skip
-"""names in a ``worker_init_fn`` that show it derives all seeds from the loader's seeds"""
+"""the only names in a ``worker_init_fn`` that derives all seeds from the loader's seeds"""
 _SEEDS_OF_LOADER = {"initial_seed", "get_worker_info"}
 _SEEDING = {"seed", "manual_seed"}
 _SAMPLING_METHODS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
@@ -178,7 +178,7 @@ def draws_in_workers(loader: DataLoader[Any]) -> bool:
 
 
 def _keeps_seeds(init: Any) -> bool:
-    """Return True if a ``worker_init_fn`` certainly uses no other seeds than those given by the loader."""
+    """Return True if a ``worker_init_fn`` is certain to use only the seeds given by the loader."""
     if not isinstance(init, FunctionType) or init.__closure__ or init.__defaults__ or init.__kwdefaults__:
         return False
     names = set(init.__code__.co_names)
@@ -186,7 +186,7 @@ def _keeps_seeds(init: Any) -> bool:
 
 
 def _parts_of(root: Any) -> Iterator[Any]:
-    """Yield an object, and the objects in its attributes that may transform samples."""
+    """Yield `root` and, recursively, the objects in its attributes that may transform samples."""
     waiting, seen = [(root, _MOST_DEPTH)], set[int]()
     while waiting and len(seen) < _MOST_OBJECTS:
         part, depth = waiting.pop()
@@ -315,7 +315,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(eq=False)
 class _Feed:
-    """One DataLoader, as long as its sampler exists."""
+    """State of one DataLoader, valid as long as its sampler exists."""
 
     loader: Loader
     """description of the loader when its first pass began"""
@@ -352,7 +352,7 @@ class _Feed:
 
 
 class Feeding(Listener):
-    """The loaders of one process."""
+    """Observes the DataLoaders of one process."""
 
     def __init__(self) -> None:
         self.recording = False
@@ -364,8 +364,7 @@ class Feeding(Listener):
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """loaders whose last batch has not yet been followed by a forward with gradients → whether one without followed
-        """
+        """loaders whose last batch no forward with gradients has followed yet → whether one without gradients has"""
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
@@ -447,7 +446,7 @@ class Feeding(Listener):
                 self._pass_on([*inputs, *kwargs.values()])
 
     def _pass_on(self, inputs: Any) -> None:
-        """Record which batches the inputs may come from, by their sizes: the inputs may be on another device by now."""
+        """Record which loaders the inputs may come from, by size, since the inputs may already be on another device."""
         largest = max(sizes_of(inputs), default=0)
         for feed in self._feeds:
             if any(largest in sizes for sizes in feed.sizes):
@@ -502,7 +501,10 @@ def describe_loader(loader: DataLoader[Any]) -> Loader:
 
 
 def _batches_per_pass(loader: DataLoader[Any]) -> int | None:
-    """Return the loader's length. Skip an `IterableDataset`: torch would warn later if it yields more than that."""
+    """Return the loader's length in batches; ``None`` if it is unknown.
+
+    The length of an `IterableDataset` is not read, because torch would later warn if it yields more samples.
+    """
     if isinstance(loader.dataset, IterableDataset):
         return None
     try:

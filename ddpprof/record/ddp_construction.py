@@ -1,6 +1,6 @@
-"""What happens while the script constructs DDP, apart from the recording.
+"""Work done while the script constructs DDP, apart from the recording.
 
-    the reducer's parameters   are stored: DDP averages those that need gradients now, whatever the script freezes later
+    the reducer's parameters   are stored: DDP averages those that need gradients now, even if they are frozen later
     the model of each rank     is compared with that of rank 0, and differences are printed by name
     DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep`, `tune` and `try`
 
@@ -42,7 +42,7 @@ class ReducerParameters(NamedTuple):
 
 
 class _Frozen(Struct):
-    """A parameter that needs no gradient when the reducer is built, although DDP was not told to ignore it."""
+    """A parameter that needs no gradient when the reducer is built, and is not in DDP's ``parameters_to_ignore``."""
 
     name: str
     parameter: TensorWeakRef
@@ -72,7 +72,7 @@ _noted: weakref.WeakKeyDictionary[DistributedDataParallel, _Noted] = weakref.Wea
 
 
 def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``_ddp_init_helper``, with which DDP builds its reducer."""
+    """Wrap ``_ddp_init_helper``, which builds DDP's reducer, to store the reducer's parameters."""
 
     def builds(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         build(ddp, *args, **kwargs)
@@ -113,9 +113,9 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
 
 
 def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
-    """Return the names of parameters that have been trained by now although no DDP module averages their gradients.
+    """Return the names of parameters that are being trained although no DDP module averages their gradients.
 
-    A parameter is known to be trained only when its values have changed between two calls.
+    A parameter counts as trained only if its values have changed between two calls.
     """
     noted = _noted.get(ddp)
     trained = [one for one in noted.frozen if one.is_trained()] if noted is not None else []
@@ -133,7 +133,7 @@ def ddp_modules() -> list[DistributedDataParallel]:
 def known_to_ddp(modules: Iterable[DistributedDataParallel], *, with_frozen: bool = False) -> set[int]:
     """Return the ids of the parameters that the reducers of these modules average.
 
-    `with_frozen`: include parameters that were frozen when DDP was constructed, and those that DDP was told to ignore.
+    `with_frozen`: include parameters that were frozen when DDP was constructed, and those that DDP ignores.
     """
     known = set[int]()
     for ddp in modules:
@@ -152,13 +152,13 @@ def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> lis
 
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
-"""maximum number of parameters of a model that is described; more could take megabytes of the store"""
+"""models with more parameters than this are not described, because that could take megabytes of the store"""
 _BY_PLACE = (
     "DDP matches parameters by position, not by name, so parameters receive the values and gradients of other "
     "parameters. Build the model in the same order, and with the same types, on every rank."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
-"""DDP's attributes that determine which collectives a step has, as far as this torch version has them"""
+"""DDP's attributes that determine the collectives of a step; some torch versions lack some of them"""
 
 
 class DdpModel(Struct, frozen=True):
@@ -170,7 +170,7 @@ class DdpModel(Struct, frozen=True):
 
 
 class ModelComparison:
-    """The comparison of this rank's DDP modules with those of rank 0 of their process groups."""
+    """Compares this rank's DDP modules with those of rank 0 of their process groups."""
 
     def __init__(self) -> None:
         self._ddp: weakref.ref[Any] | None = None
@@ -197,7 +197,7 @@ class ModelComparison:
             _say_difference(ddp, "its model differs from that of", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_what_passed(self) -> None:
-        """Warn if this rank will reduce different buckets than rank 0 although DDP has found the same shapes."""
+        """Warn if this rank will reduce different buckets than rank 0, although DDP found the same shapes."""
         ddp, first = self._module(), self._of_rank_0()
         if first is None:
             return
@@ -265,7 +265,7 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
 
 
 def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
-    """Yield, in words, the differences between this rank's parameters and those of rank 0."""
+    """Yield a description of each difference between this rank's parameters and those of rank 0."""
     if not mine.parameters or not first.parameters:
         return
     for name, (shape, dtype) in mine.parameters.items():
@@ -284,7 +284,7 @@ def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
-    """Yield, in words, the arguments of DDP that differ from those of rank 0."""
+    """Yield a description of each DDP argument that differs from that of rank 0."""
     for name, value in mine.arguments.items():
         other = first.arguments.get(name, value)
         if value != other:
@@ -323,7 +323,7 @@ _AWAY = "_ddpprof_takes_ddp_away"
 
 
 def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
-    """Modify DDP if the settings ask for it, before anything else wraps methods of `torch.nn.parallel.distributed`.
+    """Modify DDP if the settings require it, before anything else wraps methods of `torch.nn.parallel.distributed`.
 
     Raises `CannotRecord`.
     """
@@ -334,7 +334,7 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     known = inspect.signature(ddp.__init__).parameters
     unknown = [name for name in settings.ddp if name not in known]
     if unknown:
-        raise CannotRecord(f"this torch's DistributedDataParallel has no argument {unknown[0]}")
+        raise CannotRecord(f"DistributedDataParallel in this torch version has no argument {unknown[0]}")
     ddp.__init__ = functools.wraps(ddp.__init__)(_constructor(ddp.__init__, settings))
     if settings.comm_hook is not None:
         ddp.__init__ = functools.wraps(ddp.__init__)(_constructor_with_hook(ddp.__init__, settings.comm_hook))
@@ -363,7 +363,7 @@ def switch_ddp(ddp: Any, on: bool) -> None:
         return
     if has_compiled():
         raise CannotRecord(
-            "code compiled by torch.compile with DDP would run without DDP. Use: ddpprof overhead --apart"
+            "DDP cannot be disabled in code that torch.compile has compiled. Use: ddpprof overhead --apart"
         )
     setattr(ddp, _AWAY, not on)
     if not on:
@@ -401,7 +401,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             _change_loaders(settings.loader)
         if settings.ddp_blocks and self._use_python_reducer:
             raise RuntimeError(
-                "ddpprof cannot alternate blocks of steps with a compiled DDP. Use: ddpprof overhead --apart"
+                "ddpprof cannot disable a compiled DDP for blocks of steps. Use: ddpprof overhead --apart"
             )
         if settings.without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
@@ -421,7 +421,7 @@ def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable
 
 
 def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
-    """Return a forward with which only every `num_passes`-th backward pass of a module reduces gradients."""
+    """Return a forward that lets only every `num_passes`-th backward pass of a module reduce gradients."""
     begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -434,7 +434,7 @@ def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[
 
 
 def _change_loaders(arguments: Mapping[str, Any]) -> None:
-    """Apply these arguments to each loader before its first pass. Loaders may be older than the first DDP module."""
+    """Apply `arguments` to each loader before its first pass. The script may construct loaders before DDP modules."""
     from torch.utils.data import DataLoader
 
     begin = DataLoader.__iter__

@@ -30,7 +30,7 @@ from ddpprof.record.ddp_construction import ReducerParameters, reducer_parameter
 
 _FINISHES_PER_PASS = 4
 _LAUNCHES_PER_STEP = 10
-"""average number of launches per step; with more buckets, only some of the light steps time them"""
+"""maximum number of timed launches per step on average; with more buckets, only some of the light steps time them"""
 
 
 class ReducerTimer:
@@ -69,9 +69,9 @@ class ReducerTimer:
         return tuple(BucketTimes(index, launched_ns, finished.get(index)) for index, launched_ns in launched)
 
     def index_of(self, numel: int) -> int | None:
-        """Return the index of the bucket that the reducer launches now.
+        """Return the index of the bucket that the reducer launches now; ``None`` if no bucket has that size.
 
-        It launches in index order, and may skip some.
+        The reducer launches buckets in index order, and may skip some.
         """
         for index in range(self._next, len(self._numels)):
             if self._numels[index] == numel:
@@ -82,7 +82,7 @@ class ReducerTimer:
     def launched(self, index: int | None, now_ns: int, future: Callable[[], torch.futures.Future[Any]]) -> None:
         """Record a bucket's collective, launched at `now_ns`. `future` completes with the collective.
 
-        An error in this method ends the timing, but not the surrounding backward pass.
+        An error in this method ends the timing, but not the backward pass.
         """
         if index is None:
             return
@@ -130,7 +130,7 @@ _SETTINGS = {
     "skip_all_reduce_unused_params": False,
     "require_backward_grad_sync": True,
 }
-"""attributes of DDP with these names, and the value that older torch versions without them behave like"""
+"""attributes of DDP, each with the value to assume for torch versions that lack it"""
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -
 
 
 def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int] | None:
-    """Return the parameters without gradient in the last synchronised backward pass; on CPU only.
+    """Return the indices of parameters without a gradient in the last synchronised backward pass; on CPU only.
 
     Returns ``None`` if torch does not provide this.
     """
@@ -187,7 +187,7 @@ def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int
 
 
 def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
-    """Return DDP's own times of the last synchronised iteration, ns, except those that it did not measure."""
+    """Return the times that DDP itself measured in the last synchronised iteration, by name, in ns."""
     logged = ddp._get_ddp_logging_data()
     return {name: logged[name] for name in TORCH_TIMES if logged.get(name, 0) > 0}
 
@@ -282,7 +282,7 @@ class RecordedModule:
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
-        """number of backward passes since the last forward; ``None`` if its backward pass is not meant to be reduced"""
+        """number of backward passes since the last forward; ``None`` if that forward ran under ``no_sync()``"""
         self.num_unreduced = 0
         self._call = 0
         self._group: TimingProcessGroup | None = None
@@ -350,8 +350,9 @@ class RecordedModule:
         return tuple(sum(parameters[i].numel() for i in bucket) for bucket in layout)
 
     def _layout_is_final(self) -> bool:
-        """Return True if DDP will keep its buckets. It rebuilds them at its second forward unless it searches for
-        unused ones.
+        """Return True if DDP will not rebuild its buckets any more.
+
+        It rebuilds them at its second forward, unless it searches for unused parameters.
         """
         searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
         return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))
@@ -370,8 +371,8 @@ class RecordedModule:
         self._group_installed = on
 
     def _let_torch_sample(self, every: int) -> None:
-        """Set how often DDP measures its own times: in every profiled step, but never on an accelerator, which it would
-        wait for.
+        """Set DDP to measure its own times in every `every`-th iteration. On an accelerator, measuring waits for the
+        device.
         """
         wanted = (every, id(self.ddp.reducer))  # `ddp_variants` replaces the reducer
         if wanted != self._samples_every:
@@ -398,14 +399,14 @@ class RecordedModule:
         self._look_for_unused()
 
     def torch_times(self) -> dict[str, int]:
-        """Return DDP's own times of the iteration before the current one."""
+        """Return the times that DDP itself measured in the previous iteration, by name, in ns."""
         return torch_times(self.ddp) if self._samples_every[0] == 1 else {}
 
     def _look_for_unused(self) -> None:
         """Record which parameters got no gradient in the pass that has ended.
 
-        Without the search for unused parameters, torch raises for a pass that lacks a gradient. Torch knows the order
-        of gradients in each iteration on CPU, but only in a few iterations on an accelerator.
+        Unless DDP searches for unused parameters, torch raises an error if a gradient is missing. Torch logs the order
+        of gradients of each iteration on CPU, but of only a few iterations on an accelerator.
         """
         num_parameters = len(self._of_reducer.names)
         unused: set[int] | None = None
@@ -422,7 +423,7 @@ class RecordedModule:
         self._num_lacking += bool(unused)
 
     def _searches(self) -> bool:
-        """Return True if torch permits parameters without gradient."""
+        """Return True if torch permits parameters to have no gradient."""
         return bool(self.ddp.find_unused_parameters or self.ddp.static_graph)
 
     def note_unreduced(self, complaint: str) -> None:
@@ -444,13 +445,13 @@ def _state_of_gradient(parameters: Sequence[nn.Parameter]) -> tuple[int, int] | 
 
 
 class _Accumulated:
-    """Parameters that got a gradient in a backward pass, in the steps recorded in detail and the initial skipped ones.
+    """Parameters that got a gradient in a backward pass, in initial skipped steps and in steps recorded in detail.
 
     This is used on accelerators, where DDP's logger keeps the order of gradients only for its first ten iterations and
     every hundredth one, and never for modules on several devices.
 
-    The initial skipped steps are included, because light recording covers only every second step and could always miss
-    the same branch of a model that alternates between two.
+    The initial skipped steps are included because light recording covers only every second step. In a model that
+    alternates between two branches, it could always miss the same branch.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -489,5 +490,5 @@ class _Accumulated:
         self._seen.clear()
 
     def lacking(self) -> set[int]:
-        """Return the indices of parameters without gradient since `begin_backward`."""
+        """Return the indices of parameters that have got no gradient since `begin_backward`."""
         return set(range(len(self._parameters))) - self._seen

@@ -1,9 +1,9 @@
 """The events of a training process, and the listeners that receive them.
 
-Only `patches` and hooks of torch report events of training to `EVENTS`. Receivers of events are `Listener` objects.
-`Session` binds the listeners for the current mode of steps each time the mode changes. An event then calls only the
-methods that implement it: directly if there is a single method that never raises, and an empty function if there is no
-listener. So a step that is not recorded only costs what the pulse needs.
+Only `patches` and torch hooks report training events to `EVENTS`, which passes them to `Listener` objects. `Session`
+binds the listeners each time the mode of steps changes. An event then calls only the methods that implement it. A
+single method that never raises is called directly, and an event without listeners calls an empty function. A step that
+is not recorded therefore costs only what the pulse costs.
 
 This module is imported while torch is being imported.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """What happens in a training process. A listener overrides the events that it needs.
+    """Receives the events of a training process. A subclass overrides the events that it needs.
 
     Events come from the training thread, unless their docstring says otherwise. An error in a listener ends the
     recording, not the training.
@@ -57,13 +57,13 @@ class Listener:
         """The training thread has waited for other ranks: for a collective, or a DDP module's broadcast of buffers."""
 
     def backward_begins(self, loss: Any) -> None:
-        """A backward pass begins that is not nested in another one, as it is in reentrant checkpointing."""
+        """A backward pass begins. One nested in another, as in reentrant checkpointing, is not reported."""
 
     def backward_ends(self) -> None:
-        """That backward pass has ended."""
+        """The backward pass has ended."""
 
     def bucket_sent(self, ddp: DistributedDataParallel, index: int, began_ns: int, future: Future[Tensor]) -> None:
-        """The comm hook of a DDP module has sent a bucket. From a thread of torch."""
+        """The comm hook of a DDP module has sent a bucket. From one of torch's threads."""
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """An optimizer begins its step."""
@@ -117,7 +117,7 @@ class Listener:
         """``torch.save`` is called, with a path or a file. From any thread."""
 
     def save_ends(self) -> None:
-        """That save has ended."""
+        """The save has ended."""
 
     def discards_file(self, target: Any) -> bool:
         """Return True if ``torch.save`` must write nothing, because the result of the steps is discarded."""
@@ -160,11 +160,11 @@ class Events(Listener):
         self.training_thread: int | None = None
         """the thread that trains; ``None`` before the first forward"""
         self.is_waiting = False
-        """whether the training thread waits for other ranks; nested waits are then part of that"""
+        """whether the training thread is waiting for other ranks; a wait nested in this one is not reported"""
         self.num_optimizer_steps = 0
 
     def bind(self, listeners: dict[str, Any]) -> None:
-        """Replace all listeners by those of a `binding`."""
+        """Replace all listeners. `listeners`: the result of `binding`."""
         vars(self).update(listeners)
 
     def unbind(self) -> None:
@@ -176,8 +176,8 @@ def binding(
 ) -> dict[str, Any]:
     """Return the function to call for each event, and the names of events that have listeners.
 
-    Keep the result, because this takes about 100 µs. `give_up` receives the error of a listener. Events in `without`
-    reach no listener.
+    Keep the result, because this takes about 100 µs. `give_up` is called with an error raised by a listener. Events in
+    `without` reach no listener.
     """
     bound: dict[str, Any] = {}
     for name in _EVENTS:

@@ -20,9 +20,9 @@ __all__ = ["BucketTimer", "TimedBucket", "timed_allreduce_hook"]
 
 @dataclass(frozen=True, slots=True)
 class TimedBucket:
-    """One all-reduce of one bucket, by the host's clock since 1970.
+    """One all-reduce of one bucket. Times are ns since 1970 by the host's clock.
 
-    On an accelerator, it ends when it has been launched.
+    On an accelerator, the all-reduce counts as finished when it has been launched.
     """
 
     index: int
@@ -36,7 +36,7 @@ class TimedBucket:
 
 
 class BucketTimer:
-    """State of `timed_allreduce_hook`. `process_group`: the one passed to DDP, or ``None`` for the default."""
+    """State of `timed_allreduce_hook`. `process_group`: the group passed to DDP, or ``None`` for the default group."""
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group

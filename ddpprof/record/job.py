@@ -5,8 +5,8 @@ it in the job's own store. Every rank registers before its first synchronising b
 that pass have completed on the device, all ranks of its process group have registered; with a comm hook that does not
 wait, they get a short time to do so. The first rank of the group to check writes the verdict, and the others read it.
 
-Some ranks of a job may never train with DDP, and only generate. If rank 0 is one of them, the lowest rank of a process
-group leads.
+Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is one of them, the
+lowest rank of a process group leads.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ _CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 class LastStep(Listener):
-    """The number of steps this rank has finished, in a file rewritten after every step, or by `PulseKeeper`.
+    """A file with the number of steps that this rank has finished, rewritten after every step, or by `PulseKeeper`.
 
-    The operating system has the number at once, so it survives if the process is killed. The file is not mapped into
-    memory, because truncating it would then end the training with SIGBUS. Every method raises ``OSError``.
+    The number is passed to the operating system at once, so it survives if the process is killed. The file is not
+    mapped into memory, because truncating it would then end the training with SIGBUS. Every method raises ``OSError``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class CrashFile:
     """A file into which Python writes the stacks of all threads if a signal such as SIGABRT ends the process.
 
     Gloo aborts a process whose collective does not match that of another rank, so the process cannot report anything
-    itself. If a script has configured `faulthandler` to write elsewhere, that is left alone.
+    itself. If a script has enabled `faulthandler` itself, that is left alone.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class RankOutput:
         rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
 
     def append_step(self, step: RecordedStep) -> None:
-        """Append one flushed line, which survives the death of this process.
+        """Append a line and flush it, so that it survives if this process is killed.
 
         The step's end is its last field and is set after all other fields are encoded, so that this cost is part of the
         step.
@@ -220,7 +220,7 @@ class Agreement:
         self._verdict = f"verdict/{crc32(repr(tuple(group)).encode()):x}"
 
     def is_possible(self) -> bool:
-        """Return True if the store keeps what is written to it; that of the MPI backend does not."""
+        """Return True if the store keeps values. The store of the MPI backend does not."""
         try:
             self.store.add("possible", 0)
         except (RuntimeError, NotImplementedError) as error:
@@ -262,7 +262,7 @@ class Agreement:
         return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
 
     def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
-        """Return whether a condition becomes true in time, before another rank of the group has decided."""
+        """Wait until a condition holds, `deadline`, or another rank of the group decides. Return whether it holds."""
         while not is_so():
             if self.store.check([self._verdict]) or time.monotonic() > deadline:
                 return is_so()  # it may have become true just before
@@ -288,7 +288,7 @@ class Agreement:
         self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
-        """Return True if any rank vetoed before the all-reduces whose end this rank has seen."""
+        """Return True if any rank vetoed before the last all-reduces that have completed on this rank."""
         return bool(self.store.check(["veto"]))
 
 
@@ -307,12 +307,12 @@ class JobRank:
         self.rank = 0
         self.world_size = 1
         self.leads = True
-        """whether this rank reports for all ranks, as each rank does before they agree"""
+        """whether this rank reports for all ranks; True on every rank before they agree"""
         self._leader = 0
         self.files: RankOutput | None = None
         self.everyone_records = True
         self.began_part = False
-        """True if this rank is the first on a host that does not see the leading rank's folder"""
+        """True if this rank was the first to write on a host that cannot access the leading rank's folder"""
         self.alone = False
         """True if this process is the whole job, without a process group"""
 
@@ -347,7 +347,7 @@ class JobRank:
                 self.warn(message)
 
     def _is_first_of_unled(self) -> bool:
-        """Return True if no rank leads, as before the first steps have ended, and this one may lead its group."""
+        """Return True if no rank leads yet, and this rank is the one that may lead its group."""
         if self._agreement is None or self.files is not None or self.rank != self._agreement.group[0]:
             return False
         return not self._agreement.is_led()
@@ -355,7 +355,7 @@ class JobRank:
     def attach(self, group: dist.ProcessGroup) -> None:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run.
 
-        `group`: that of the DDP module.
+        `group`: process group of the DDP module.
         """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
@@ -367,7 +367,7 @@ class JobRank:
         self._join(agreement)
 
     def attach_alone(self) -> None:
-        """Attach without a process group: this process agrees with itself.
+        """Attach without a process group: this process is the whole job.
 
         Raises `DdpprofError` in all but the first of several processes started by a launcher: each is a job of its own,
         and all of them would record into one directory.
@@ -443,7 +443,7 @@ class JobRank:
         return f"{self._run_id}-{directory.name}"
 
     def for_capture(self, directory: Path) -> JobRank:
-        """Return this rank's counterpart that records a capture into another directory. Raises ``OSError``."""
+        """Return a copy of this object that records a capture into `directory`. Raises ``OSError``."""
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
         captured.files = RankOutput(directory, self.rank)

@@ -2,8 +2,8 @@
 
 This needs no torch. The job's stdin, stdout and stderr are those of the terminal, except in trials.
 
-`run_netbench` starts the ranks of `ddpprof netbench`. If all of them are on this machine, they meet through a file, and
-gloo listens on the loopback interface, so that nobody else can connect to them.
+`run_netbench` starts the ranks of `ddpprof netbench`. If all of them are on this machine, they rendezvous through a
+file, and gloo listens on the loopback interface, so that other machines cannot connect to them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class JobEnd:
     signal: int | None
     """signal that ended the job's first process"""
     needs_rank: str | None
-    """launcher's variable whose absence ended the script"""
+    """launcher variable, such as RANK, whose absence ended the script"""
     interrupted: bool
-    """True if ddpprof was asked to end and passed that signal on"""
+    """True if ddpprof received a signal to end and passed it on"""
     was_reached: bool
     """whether ddpprof was loaded in any Python process of the job; a job with a separate file system cannot report this
     """
@@ -93,9 +93,9 @@ def rank_given() -> str | None:
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:
-    """Return the command for ``train.py [its arguments]``, under torchrun if its options were given.
+    """Return the command for ``train.py [its arguments]``, under torchrun if `torchrun` has its options.
 
-    Raises `CannotRecord` if the script does not exist, or torch is not installed to launch it with.
+    Raises `CannotRecord` if the script does not exist, or if torchrun is needed but torch is not installed.
     """
     if not as_module and not Path(script[0]).is_file():
         raise CannotRecord(
@@ -120,10 +120,10 @@ def refuse_without_torch() -> None:
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
-    """Make room for the run once, before anything starts, so that a second job of the command cannot remove it.
+    """Remove an earlier run, if `force` is set, before the job starts. Return the settings without `force`.
 
-    `inside`: torchrun has started this process, possibly as a restart. Raises ``RunExists`` if an earlier run must be
-    kept.
+    A second job started by the command therefore cannot remove the run. `inside`: torchrun has started this process,
+    possibly as a restart. Raises ``RunExists`` if an earlier run must be kept.
     """
     directory = Path(settings.out)
     if inside and run_directory.is_restart(directory, settings):
@@ -179,11 +179,11 @@ def run_to_its_end(
     when_started: Callable[[], None] | None = None,
     **streams: Any,
 ) -> tuple[int, bool]:
-    """Run a command. Return its return code, and whether a signal asked it to end.
+    """Run a command. Return its return code, and whether this process received a signal to end.
 
-    Signals are passed on, and the command also ends if this process is killed. After a signal, none of its processes
-    remains. The command itself decides how long it takes to end. `streams`: as for ``subprocess.Popen``. Raises
-    `CannotRecord` if the command cannot be started.
+    Signals are passed on to the command, which also ends if this process is killed. After a signal to end, this waits
+    until the command has ended, and then ends all processes that are left of it. `streams`: as for
+    ``subprocess.Popen``. Raises `CannotRecord` if the command cannot be started.
     """
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
@@ -268,7 +268,7 @@ def _recording_into(out: Path) -> list[int]:
 
 
 def _wait(job: Process) -> tuple[int, bool]:
-    """Return the job's return code, and whether a signal asked it to end."""
+    """Return the job's return code, and whether this process received a signal to end."""
     interrupted = False
     while True:
         has_ended = job.poll() is not None
@@ -287,7 +287,7 @@ def _wait(job: Process) -> tuple[int, bool]:
 def _pass_on(job: int, number: int) -> None:
     """Pass a signal on to the job. SIGINT goes to all processes of the job's group, as Ctrl-C does.
 
-    torchrun's ranks are in groups of their own and get the signal from torchrun. A second one would interrupt the
+    torchrun's ranks are in groups of their own and get the signal from torchrun. A second signal would interrupt the
     script's response to the first, such as saving a checkpoint.
     """
     processes = [job]
@@ -300,7 +300,7 @@ def _pass_on(job: int, number: int) -> None:
 
 
 STORE_VARIABLE = "DDPPROF_NETBENCH_STORE"
-"""variable that names the file through which the ranks meet"""
+"""environment variable with the path of the file through which the ranks rendezvous"""
 
 _ON_THIS_MACHINE = ("--nproc-per-node", "--nproc_per_node", "--standalone")
 _OWN_WORDS = re.compile(r"^ddpprof: (.*)$", re.MULTILINE)
@@ -348,4 +348,4 @@ def _why_netbench_failed(said: str, code: int) -> str:
     if own is not None:
         return own.group(1)
     last = [line.strip() for line in said.splitlines() if "rror" in line]
-    return f"torchrun ended with exit code {code}: {last[-1] if last else 'it gives no reason'}"
+    return f"torchrun ended with exit code {code}: {last[-1] if last else 'it printed no error'}"

@@ -1,11 +1,11 @@
-"""The machine of this process: its resources and limits, its devices, and waiting for what may never end.
+"""Resources, limits and devices of this process, and waiting for devices that may never become idle.
 
 Totals count from the start of the process. Nothing here creates a CUDA context or resets a peak.
 
-If a peer has died, a NCCL kernel never ends, and a thread that waits for its device hangs. So another thread waits for
-the device, and the training thread waits for that thread with a time limit, during which signals can reach it. From
-Python 3.12 on, no thread can be started while the interpreter exits, which is when most recordings are completed, so
-the threads are started while the script trains.
+If a peer has died, an NCCL kernel never ends, and a thread that waits for its device hangs. Another thread therefore
+waits for the device, and the training thread waits for that thread with a time limit, so that it can still handle
+signals. Most recordings are completed while the interpreter exits. From Python 3.12 on, no thread can be started at
+that point, so the threads are started while the script trains.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MemoryNotes:
             return ()
 
     def devices(self) -> tuple[DeviceMemory, ...]:
-        """Describe every device on which the process holds memory or a context."""
+        """Return a description of every device on which the process has memory or a context."""
         if not self._torch.is_initialized():
             return ()
         try:
@@ -89,7 +89,7 @@ def peak_resident_bytes() -> int:
 
 
 def _allocated_bytes(module: Any, device: int) -> tuple[int, int, int]:
-    """Return bytes in tensors, their peak, and bytes reserved by the allocator."""
+    """Return the bytes allocated to tensors, their peak, and the bytes reserved by the allocator."""
     stats = module.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return allocated["current"], allocated["peak"], reserved["current"]
@@ -111,13 +111,13 @@ def _describe_device(module: Any, device: int, is_own: bool) -> DeviceMemory:
 
 _PROC = Path("/proc/self")
 _THROTTLED_UNITS_NS = {"throttled_usec": 1000, "throttled_time": 1}
-"""units, in ns, of the counters in control groups of version 2 and 1, by name"""
+"""name of the throttling counter in cgroup v2 and v1 → its unit in ns"""
 _MOST_THREADS = 256
 _MOST_CORES = 64
 
 
 def queued_ns() -> int:
-    """Return the total time that threads of this process were runnable but not running, ns."""
+    """Return the total time in ns that threads of this process were runnable but not running."""
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:
@@ -128,7 +128,7 @@ def queued_ns() -> int:
 
 
 class Throttling:
-    """Time for which CPU limits of control groups have kept this process from running, across changes of its groups."""
+    """Total time for which cgroup CPU limits have throttled this process, even if it is moved to another cgroup."""
 
     def __init__(self) -> None:
         self._groups: str | None = None
@@ -151,7 +151,7 @@ throttled_ns = Throttling().total_ns
 
 
 def _own_groups() -> str:
-    """Return the control groups of this process, which can be changed from outside."""
+    """Return this process's cgroups as listed by the kernel. Other processes may change them."""
     with suppress(OSError):
         return (_PROC / "cgroup").read_text(encoding="utf-8")
     return ""
@@ -159,7 +159,7 @@ def _own_groups() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _throttling(_groups: str) -> tuple[Path, str] | None:
-    """Return the file with the counter and the counter's name; ``None`` if there is none."""
+    """Return the file with the throttling counter, and the counter's name; ``None`` if there is none."""
     for group in own_groups("cpu"):
         for name in _THROTTLED_UNITS_NS:
             if number_in(group / "cpu.stat", name) is not None:
@@ -168,13 +168,13 @@ def _throttling(_groups: str) -> tuple[Path, str] | None:
 
 
 def major_faults() -> int:
-    """Return the number of page faults that had to read a disk."""
+    """Return the number of page faults that required reading from a disk."""
     found = stat_of(_PROC)
     return UNKNOWN if found is None else found.num_paged_in
 
 
 def core_khz() -> int:
-    """Return the mean clock rate of the cores that this process may use."""
+    """Return the mean clock rate, in kHz, of the cores that this process may use."""
     try:
         cores = sorted(os.sched_getaffinity(0))[:_MOST_CORES]
         rates = [
@@ -187,13 +187,13 @@ def core_khz() -> int:
 
 
 _NUM_IDLE = 3
-"""number of waiting threads: at the exit of a job whose device is stuck, one waits for the device, one writes the
+"""number of threads to keep ready: when a job with a stuck device exits, one waits for the device, one writes the
 trace, and one watches for signals
 """
 
 
 class Standby:
-    """Threads that run functions for others. Each is a daemon, so that the process may end before they do."""
+    """Threads that run functions for other threads. They are daemon threads, so the process may end before them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -247,15 +247,18 @@ STANDBY = Standby()
 
 
 GRACE_S = 3.0
-"""seconds that the call may continue after the signal"""
+"""seconds that a guarded call may continue after a signal"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""the same for a script that has its own handler, which may want to save its work when the call returns"""
+"""the same for a script with a signal handler of its own, which may save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def signals_end_a_hang() -> Iterator[None]:
-    """Guard a call that may never return. Does nothing outside the main thread, or if no thread can watch."""
+    """Guard a call that may never return: if SIGINT or SIGTERM arrives and the call does not return, end the process.
+
+    Does nothing outside the main thread, or if no thread can watch.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -292,7 +295,7 @@ def _grace_s(number: int) -> float:
 
 
 def _end_with(number: int) -> None:
-    """End the process without `signal.signal`, which only works in the main thread, because that thread hangs."""
+    """End the process. `signal.signal` works only in the main thread, which hangs, so it is not used."""
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL
     os.kill(os.getpid(), number)
 
@@ -309,7 +312,7 @@ class TrainingDevice:
         self._waiting: Future[None] | None = None
         """the last wait for the devices"""
         self.is_captured = False
-        """True while the script captures a CUDA graph, which waiting for the device would break"""
+        """True while the script captures a CUDA graph; waiting for the device would break the capture"""
 
     def found(self, devices: Iterable[torch.device]) -> None:
         """Add devices on which training takes place."""

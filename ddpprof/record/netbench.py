@@ -2,8 +2,8 @@
 
 All ranks call this. For each size, up to three warm-up iterations run, and then as many as fit into the time limit,
 each after a barrier. All ranks compute that number from the same data. Measuring stops after the first size at which
-one iteration exceeds the limit. Measurements of two concurrent collectives alternate with those of one, so that a slow
-moment of the machine affects both. The fields of the result are described in `ddpprof.model.netbench`.
+one iteration exceeds the limit. Measurements of two concurrent collectives alternate with those of one, so that a
+temporary slowdown of the machine affects both. `ddpprof.model.netbench` describes the fields of the result.
 
 On an accelerator, several iterations follow one barrier, and the device times them, because launching and awaiting a
 short collective takes longer on the host than the collective takes on the device.
@@ -53,7 +53,7 @@ Start = Callable[[], Any]
 def measure_beside(
     start: Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
-    """Return, per round, a collective's cost on the rank that loses most, and its duration, both in ns.
+    """Return, per round, the computing time that a collective costs the most affected rank, and its duration, in ns.
 
     `start` starts a collective that takes `alone_ns`; `from_all` gathers each rank's value, in rank order.
     """
@@ -97,7 +97,7 @@ def _under_way(works: Sequence[Any]) -> list[Any]:
 _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200
 _EVERY = 4
-"""every n-th size, from the largest, is also measured with two at once"""
+"""every n-th size, counted from the largest, is also measured with two concurrent collectives"""
 _BESIDE = 1 << 18, 1 << 26
 """smallest and largest size measured during a computation, in bytes: the sizes of buckets"""
 _PATIENCE = timedelta(minutes=5)
@@ -289,7 +289,7 @@ class _Bench:
     def _in_turns(self, variants: Sequence[Sequence[Start]]) -> list[list[_Ranks]]:
         """Return the times of all ranks, per variant and iteration.
 
-        A variant starts its collectives at the same time.
+        All collectives of a variant start together.
         """
         warm_ns: list[int] = []
         while len(warm_ns) < _WARM_UPS and sum(warm_ns) <= self._may_take_ns:
@@ -314,7 +314,7 @@ class _Bench:
         return done
 
     def _time(self, starts: Sequence[Start], in_a_row: int = 1) -> _Time:
-        """Return the mean time of some iterations."""
+        """Return the mean time per iteration of `in_a_row` iterations."""
         dist.barrier()
         self._synchronize()
         marks: list[Any] = []

@@ -1,6 +1,6 @@
 """Hooks around every ``Optimizer.step``, and facts about optimizers.
 
-Only the hooks may be compiled, because a compiled step contains them.
+A compiled step contains the hooks, so torch.compile may compile this module.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ddpprof.record.patches import with_told_closure
 
 
 def hook_optimizers() -> list[Any]:
-    """Report every ``Optimizer.step`` before and after it. Returns handles with ``remove()``.
+    """Report the beginning and the end of every ``Optimizer.step``. Return handles with ``remove()``.
 
-    The compiler sees the hooks as empty.
+    In compiled code, the hooks are empty.
     """
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:

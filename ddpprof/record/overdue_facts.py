@@ -1,8 +1,8 @@
-"""Facts that only this process knows about a step that takes far too long, or about how the rank failed.
+"""Facts about an overdue step, or about how the rank failed, that only this process can find out; see `OverdueFacts`.
 
-See `OverdueFacts`. Torch's flight recorder keeps all collectives without being configured: which bucket was launched
-last, and which collectives the last step called that earlier steps did not. It is read when a step is overdue, or when
-the rank has failed; a dump of its 2,000 entries takes about 50 ms.
+Torch's flight recorder is on by default and keeps all collectives. It shows which bucket was launched last, and which
+collectives the last step called that earlier steps did not. It is read when a step is overdue, or when the rank has
+failed. A dump of its 2,000 entries takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
     """Return the first collective that the last step called more often than any step before it.
 
     Only collectives count after which a rank continues even if no other rank takes part. `step_starts_ns`: when the
-    last steps began, in order; at least five of them had collectives.
+    last steps began, in order. Returns ``None`` if fewer than five earlier steps had collectives.
     """
     steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
     most: Counter[tuple[str, int]] = Counter()
@@ -101,7 +101,7 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
 def place_of(collective: Collective) -> str | None:
     """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
 
-    Torch resolves all stacks for it, which takes a second. With NCCL this might never end, so it is used for gloo only.
+    Torch symbolizes all stacks, which takes a second. With NCCL this might never end, so it is used for gloo only.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
     if dump is None:
@@ -148,9 +148,9 @@ _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:
-    """Return the known facts about a training thread whose current stack is `stack`.
+    """Return facts about a training thread whose current stack is `stack`.
 
-    `since_ns`: beginning of the steps whose collectives are counted.
+    `since_ns`: collectives are counted from this time on, ns since 1970.
     """
     launched = [one for one in collectives() if not one.is_p2p]
     error, place = _error_of(training_thread)
@@ -179,7 +179,7 @@ def _kinds(launched: Sequence[Collective]) -> tuple[KindOfCall, ...]:
 
 
 def _error_of(thread: int) -> tuple[str | None, str | None]:
-    """Return the exception that a thread is handling, and the line of the user's code that raised it."""
+    """Return the exception that a thread is handling, and the line of the user's code that raised it, or ``None``."""
     found = sys._current_exceptions().get(thread)
     error = found[1] if isinstance(found, tuple) else found  # Python 3.11 gives a tuple
     if not isinstance(error, BaseException) or isinstance(error, _OF_LOOPS):

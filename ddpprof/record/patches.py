@@ -1,8 +1,8 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
-The only exception is saving (and deleting) checkpoints in steps whose result is discarded: ``--baseline-steps``,
-trials. Wrappers report events to `EVENTS`. Without listeners, a wrapper of an event that occurs in every step costs one
-comparison. `remove` restores the originals.
+The only exception is saving and deleting checkpoints in steps whose result is discarded (``--baseline-steps``, trials).
+Wrappers report events to `EVENTS`. The wrapper of an event that occurs in every step costs one comparison if the event
+has no listener. `remove` restores the originals.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def install(distributed: ModuleType) -> None:
     }
     absent = [name for name in wrappers if not hasattr(ddp, name)]
     if absent:
-        raise CannotRecord(f"this torch's DistributedDataParallel has no {absent[0]}")
+        raise CannotRecord(f"DistributedDataParallel in this torch version has no {absent[0]}")
     for name, wrapper in wrappers.items():
         wrap(ddp, name, wrapper)
     for name, wrapper in comparing(ModelComparison()).items():
@@ -113,14 +113,14 @@ def remove() -> None:
 
 
 def wrap(owner: Any, name: str, make: Wrapper) -> None:
-    """Replace a function of `owner` by the result of `make`, until `remove`."""
+    """Replace the function `name` of `owner` with the result of `make`, until `remove` is called."""
     original = getattr(owner, name)
     _originals.append((owner, name, original))
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
-    """Wrap a method so that each call first reports an event about its object.
+    """Return a wrapper that reports an event before each call of a method, with the object on which it is called.
 
     `event` returns the currently bound event.
     """
@@ -218,7 +218,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a constructor to begin the recording, which waits for the first module."""
+    """Wrap a constructor so that its first call begins the recording."""
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _waiting
@@ -244,7 +244,7 @@ def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _telling_of_buckets(hook: Callable[..., Any], module: Callable[[], Any]) -> Callable[..., Any]:
-    """Wrap the user's comm hook. The reducer holds the hook, so the hook must not hold the module."""
+    """Wrap the user's comm hook. The reducer refers to the hook, so the hook must not refer to the module."""
 
     @functools.wraps(hook)
     def told(state: Any, bucket: Any) -> Any:
@@ -335,7 +335,7 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``torch.distributed.rpc.api._invoke_rpc``, through which ``rpc_sync`` and ``rpc_async`` go."""
+    """Wrap ``torch.distributed.rpc.api._invoke_rpc``, which ``rpc_sync`` and ``rpc_async`` call."""
 
     def invoke_rpc(
         to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, *rest: Any, **named: Any
@@ -364,11 +364,11 @@ _SAVING_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lightning.fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
     "lightning_fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
 }
-"""module → class, and its methods"""
+"""module → class, and its methods that save or delete checkpoints"""
 
 
 def wrap_framework_saves() -> None:
-    """Wrap the methods of the frameworks that have been imported."""
+    """Wrap the checkpoint methods of the frameworks that have been imported."""
     for owner, name in saving_methods():
         wrap(owner, name, _framework_save)
     for owner, name in lists_of_old_checkpoints():
@@ -376,7 +376,7 @@ def wrap_framework_saves() -> None:
 
 
 def saving_methods() -> Iterator[tuple[type, str]]:
-    """Yield the class and the name of each of these methods, for frameworks that have been imported."""
+    """Yield the class and the name of each checkpoint method of the frameworks that have been imported."""
     for module, (kind, names) in _SAVING_METHODS.items():
         owner = getattr(sys.modules.get(module), kind, None)
         if owner is not None:
@@ -384,7 +384,7 @@ def saving_methods() -> Iterator[tuple[type, str]]:
 
 
 def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of each function that lists the checkpoints the Trainer deletes at its end."""
+    """Yield the owner and the name of each function that lists the old checkpoints for the Trainer to delete."""
     trainer = sys.modules.get("transformers.trainer")
     for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
         if hasattr(owner, name):

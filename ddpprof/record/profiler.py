@@ -1,12 +1,13 @@
 """Run torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's own step number.
 
-The time for which training pauses for the profiler is measured, and is not part of any step. The profiler's data is
-bounded while no step ends, such as in a validation or while a CUDA graph is replayed: a step that was cut short does
-not count as profiled, and the next one is profiled instead.
+The time that training pauses for the profiler is measured, and is not part of any step. The profiler's data is limited
+while no step ends, for example during validation or while a CUDA graph is replayed. A step that is cut short does not
+count as profiled, and the next one is profiled instead.
 
-A trace may have hundreds of megabytes, and the run may be in a network folder to which all ranks write at the same
-time. So a thread writes the trace. If the run is on another disk, the thread first writes to a local disk of this node,
-and from there, compressed, to the run. On the same disk, the file is only renamed, and is compressed after training.
+A trace may be hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
+thread therefore writes the trace. If the run directory is not on this node's local disk, the thread writes the trace to
+the local disk first, and from there, compressed, to the run directory. Otherwise the file is only renamed, and is
+compressed after training.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from ddpprof.scratch import choose_temporary_directory, scratch_folder
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05
 _USUAL_FACTOR = 5
-"""a step this many times as long as the longest earlier one is unusual, and its memory is then bounded"""
+"""a step this many times as long as the longest earlier one may be cut short"""
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""bytes; the profiler needs several times this when it stops"""
+"""memory growth at which such a step is cut short; the profiler needs several times as much when it stops"""
 _LONG_S = 10.0
-"""seconds that an unusual step may last in any case"""
+"""duration in seconds at which such a step is cut short even if its memory has not grown"""
 
 
 class Bounds:
-    """Bounds on all profiled steps together, and on a step that does not end."""
+    """Limits on the time and memory of all profiled steps together, and of a single step that does not end."""
 
     def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
-        """Set the bounds. `leave_out` is called in the main thread; if it returns False, it is called again later."""
+        """Set the limits. `leave_out` is called in the main thread; if it returns False, it is called again later."""
         self._leave_out = leave_out
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """longest step in seconds, by whether it is a usual one"""
+        """duration of the longest step in seconds: of usual steps (True), and of initial skipped steps (False)"""
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None
@@ -67,12 +68,12 @@ class Bounds:
     def longest_s(self) -> float:
         """Duration of the longest step so far, in seconds.
 
-        Initial steps, which take longer, count only if there is no other.
+        Initial skipped steps, which take longer, count only if there is no other step.
         """
         return self._longest_s[True] or self._longest_s[False]
 
     def step_ends(self, usual: bool) -> None:
-        """End a step, profiled or not. `usual`: it is not one of the initial skipped ones."""
+        """End a step, profiled or not. `usual`: the step is not one of the initial skipped steps."""
         self._in_step = False
         if self._step_began:
             self._longest_s[usual] = max(self._longest_s[usual], time.monotonic() - self._step_began)
@@ -93,7 +94,7 @@ class Bounds:
         self._over.set()
 
     def exceeded(self) -> str | None:
-        """Return, in words, the bound on all profiled steps that was reached; ``None`` if none was."""
+        """Return a description of the limit that the profiled steps have exceeded; ``None`` if there is none."""
         if self._began is None:
             return None
         if time.monotonic() - self._began > self._most_s:
@@ -167,9 +168,9 @@ class TraceFile:
         self._begin(lambda: self._export(recorded))
 
     def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait at the end of training until all is written, but only `patience_s` once there is a reason to hurry.
+        """Wait at the end of training until the trace is written, but at most `patience_s` after a signal to end.
 
-        `asked_to_end`: a list that grows when a signal arrives. Raises ``OSError``.
+        `asked_to_end`: the signals that have arrived so far; the list may grow. Raises ``OSError``.
         """
         self.wait(patience_s, asked_to_end)
         if self._writing is None and self._plain.exists():
@@ -293,9 +294,9 @@ class StepProfiler:
         StepProfiler._other = weakref.ref(inner), getattr(inner, "kineto_results", None)
 
     def _other_warms_up(self) -> bool:
-        """Return True if that profiler has not ended.
+        """Return True if the script's own profiler has warmed up and not ended.
 
-        Two profilers that warm up share the prepared state until one ends.
+        Two profilers that warm up share their prepared state until one of them ends.
         """
         other, results = self._other or (lambda: None, None)
         inner = other()
@@ -349,7 +350,7 @@ class StepProfiler:
             self._step = None
 
     def leave_out(self) -> bool:
-        """Collect nothing for the rest of the step, but profile the next one; return False if that is not possible.
+        """Stop collecting for the rest of this step; the next step is profiled. Return False if that is not possible.
 
         This may be called between any two instructions of the training thread, but not within a backward pass.
         """
@@ -361,7 +362,7 @@ class StepProfiler:
         """Switch the collection on or off unless that requires waiting. Return True if it is in the requested state.
 
         Since torch 2.9, Kineto waits for the device (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`) if GPU
-        activities are among those that are toggled, and so creates a context on it.
+        activities are among those that are toggled, and thereby creates a context on it.
         """
         if on != self._collects and self._device.comes_to_rest(_TOGGLES_S):
             of_gpu = self._device.is_accelerator or not _has_gpu()  # where none is, torch does not warn
@@ -381,20 +382,20 @@ class StepProfiler:
         return finished if recorded else None
 
     def abandon(self) -> None:
-        """Release the recorded data without waiting: the job ends in failure, and the device may be stuck."""
+        """Release the recorded data without waiting, because the job has failed and the device may be stuck."""
         finished, recorded = self._taken_out()
         if finished is not None:
             self._let_go(finished, recorded)
 
     def _taken_out(self) -> tuple[profile | None, bool]:
-        """End the step, and hand over the profile. Also return whether it has recorded anything."""
+        """End the step. Return the profile, which is no longer kept here, and whether it has recorded anything."""
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False
         return finished, recorded
 
     def clear_away(self) -> None:
-        """Stop what `stop` could not, if the device is idle now."""
+        """Stop the profile that `stop` could not stop, if the device is idle now."""
         is_over = self._stops_collecting is None or self._stops_collecting.done()
         if self.left is not None and is_over and self._device.comes_to_rest(_LETS_GO_S):
             left, self.left, self._stops_collecting = self.left, None, None
@@ -422,7 +423,7 @@ class StepProfiler:
 
 
 def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
-    """Toggle the collection of these activities. Return False if this torch version cannot."""
+    """Toggle the collection of these activities. Return False if this torch version does not support that."""
     toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
     if toggle is not None:
         toggle(on, activities)

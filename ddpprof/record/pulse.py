@@ -1,10 +1,10 @@
-"""The pulse of this rank: a record of what the training thread does, in memory that outlives the process.
+"""The pulse of this rank: a record of the training thread's activity, in memory that outlives the process.
 
-The current activity is written to mapped memory, and finished activities are appended to a list: no system call, and
-nothing that could block or raise. The value of a loss is read only if it is on CPU. Code that runs once per step is
-never in the CPU caches, so keep it short, with few calls; `PulseRows` makes the rows of steps in another thread, many
-at once. The memory is in ``/dev/shm``, because a mapped file on a disk would end the training with SIGBUS if it were
-truncated. `PulseKeeper` does everything else in a thread of its own.
+The training thread writes its current activity to mapped memory and appends finished activities to a list. It makes no
+system call, and nothing can block or raise. The value of a loss is read only if it is on CPU. Code that runs once per
+step is never in the CPU caches, so it is short and makes few calls. `PulseRows` makes the rows of many steps at once in
+another thread. The memory is in ``/dev/shm``, because a mapped file on a disk would end the training with SIGBUS if it
+were truncated. `PulseKeeper` does everything else in a thread of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STEPS_OF_MEAN = 16
 
 
 class PulseRows:
-    """The rows and summaries in the memory of one pulse."""
+    """Writes the rows of steps and their summaries into the memory of one pulse."""
 
     def __init__(self, memory: mmap.mmap, words: memoryview[int], first_step: int, begin_ns: int) -> None:
         """The first step begins at `begin_ns`."""
@@ -67,7 +67,7 @@ class PulseRows:
         self.notes: deque[tuple[int, Any]] = deque()
         """kinds and values of records; any thread may append to it"""
         self.problem: str | None = None
-        """the reason why no more rows are made"""
+        """why no more rows are made"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarised_until = first_step
@@ -150,8 +150,8 @@ class PulseRows:
     def _choose_looks(self) -> None:
         """Choose in how many steps gradient times are read.
 
-        Torch makes a list of all these times. With very many gradients, or in very short steps, reading it in each step
-        would take too much of the training's time.
+        Torch makes a list of all these times. With very many gradients, or in very short steps, reading the list in
+        each step would slow down training too much.
         """
         num_steps = self._words[_NUM_STEPS] - self._chosen_at_step
         if num_steps >= _STEPS_OF_MEAN:
@@ -163,7 +163,7 @@ class PulseRows:
         self.looks_every = max(1, self._num_gradients // _GRADIENTS_PER_LOOK, self._looks_by_length)
 
     def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
-        """Record how long a backward pass waited after its last gradient, unless torch's times are of another pass."""
+        """Record how long a backward pass waited after its last gradient, if torch's times belong to that pass."""
         self._num_gradients = max(self._num_gradients, *(len(came_ns) for came_ns, _, _ in gradients))
         if not all(came_ns for came_ns, _, _ in gradients):
             return
@@ -220,16 +220,16 @@ _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unp
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _GOLDEN = 0x9E3779B1
-"""first 32 bits of the golden ratio; its multiples choose every n-th step evenly, but not in a rhythm of the training
+"""first 32 bits of the golden ratio; its multiples select one in n steps evenly, without following a period of training
 """
 _PATIENCE_NS = 1_000_000_000
 """time after which the training thread makes rows itself, because `PulseKeeper` is waiting for a disk"""
 _MOST_NOTES = 10_000
-"""minimum number of records for doing so within a step, as in a long evaluation"""
+"""number of waiting records above which the training thread also makes rows within a step, as in a long evaluation"""
 
 
 class PulseWriter(Listener):
-    """The pulse of one rank, written by its training thread. `close` comes last."""
+    """Writes the pulse of one rank in its training thread. Call `close` last."""
 
     may_raise = False
 
@@ -257,7 +257,7 @@ class PulseWriter(Listener):
     def __init__(self, identity: PulseIdentity, training_thread: int) -> None:
         """Create the pulse in memory.
 
-        Raises ``OSError``, also if ``/dev/shm`` is full or absent, and ``ValueError``.
+        Raises ``OSError``, for example if ``/dev/shm`` is full or absent, and ``ValueError`` on a big-endian machine.
         """
         if sys.byteorder != "little":
             raise ValueError("this machine is big-endian")
@@ -283,13 +283,13 @@ class PulseWriter(Listener):
         self._reduces = False
         """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
-        """reducers of the modules whose gradients it reduces, if this step reads gradient times; their times count from
-        a moment between these two
+        """(reducer, earliest and latest origin of its gradient times) of each module whose gradients the next backward
+        pass reduces, if this step reads gradient times
         """
         self._looks = True
         """whether this step reads when gradients arrived"""
         self.reads_losses = True
-        """False while the profiler runs: reading a loss would look like the script's own work in the trace"""
+        """False while the profiler runs, because reading a loss would appear in the trace as work of the script"""
         self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
@@ -304,7 +304,7 @@ class PulseWriter(Listener):
     def waited(self, what: object, began_ns: int) -> None:
         """Record how long the training thread has waited for other ranks.
 
-        The time is added to that of backward passes, which contain all other waiting. Inside a backward pass nothing is
+        The time is counted as backward time, which contains all other waiting. Inside a backward pass, nothing is
         recorded, because gradient times already show the waiting there.
         """
         if self.words[_ACTIVITY] != _BACKWARD:
@@ -331,10 +331,10 @@ class PulseWriter(Listener):
             self.begins(_OTHER)
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """End a forward of a DDP module.
+        """Record the end of a DDP module's forward.
 
         If the gradients are to be reduced, their times count from the end of the module's own forward. On an
-        accelerator they have no meaning, since the host does not wait for it.
+        accelerator, these times have no meaning, because the host does not wait for the device.
         """
         self.begins(_OTHER)
         try:
@@ -378,7 +378,7 @@ class PulseWriter(Listener):
         self.words[_NUM_NONFINITE] += 1
 
     def backward_ends(self) -> None:
-        """Record the end of a backward pass. After its last gradient, it only waited for the reduction."""
+        """Record the end of a backward pass. After its last gradient, the pass only waits for all-reduces."""
         self.begins(_OTHER)
         if self._forwards:
             forwards, self._forwards = self._forwards, []
@@ -442,12 +442,12 @@ class PulseWriter(Listener):
         write_state(self.words, "ended_ns", time_ns())
 
     def step_starts_ns(self, most: int) -> list[int]:
-        """Return when the last steps began: up to `most` finished steps and the current one, in order."""
+        """Return when the last steps began, ns since 1970: up to `most` finished ones and the current one, in order."""
         self.rows.make()
         steps = layout.decode(self.memory[:]).steps
         return [*steps.start_ns[-most:].tolist(), self.words[_STEP_SINCE]]
 
     def close(self) -> None:
-        """Remove the pulse from memory. Its copy in the run directory stays. Nothing may be recorded afterwards."""
+        """Remove the pulse from memory; its copy in the run directory remains. Nothing may be recorded afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)

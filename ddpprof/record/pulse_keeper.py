@@ -1,7 +1,7 @@
-"""The thread that keeps this rank's pulse.
+"""The thread that maintains this rank's pulse.
 
-It makes the rows of steps, copies the pulse into the run directory, samples the machine, and finds the stack of a
-training thread whose step takes far too long.
+It makes the rows of steps, copies the pulse into the run directory, samples the machine, and records the training
+thread's stack if a step is overdue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
 
 class PulseKeeper:
-    """The keeper of one pulse. Nothing raises after the constructor: a problem ends the copying, not the rest."""
+    """Maintains one pulse. Only the constructor raises; later, a problem ends only the copying."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class PulseKeeper:
                 self._do_also(self.each_round)
 
     def _look_at_exit(self) -> None:
-        """Write the main thread's stack repeatedly while the process does not exit although everything is over."""
+        """Write the main thread's stack every few seconds if the process does not exit after training."""
         while True:
             time.sleep(_EXIT_S)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -143,7 +143,7 @@ class PulseKeeper:
                 self._warn(f"stopped accepting requests: {error}. Training goes on.")
 
     def close(self, process_exits: bool = False) -> bool:
-        """Copy the rest, and end. Return False if a disk that does not respond prevents this.
+        """Copy the rest, and end the thread. Return False if a disk that does not respond prevents this.
 
         `process_exits`: the process is about to exit. If it does not, the thread writes the main thread's stack.
         """
@@ -218,9 +218,9 @@ class PulseKeeper:
         write_state(self._pulse.words, "stack_ns", time.time_ns())
 
     def _are_facts_due(self, stack: str) -> bool:
-        """Return True if facts are due: when a step becomes overdue, and later while a new stack does not change.
+        """Return True when a step becomes overdue, and later when the stack has changed and then stayed the same.
 
-        A long evaluation also becomes overdue, and must not be slowed down.
+        A long evaluation also counts as overdue, and must not be slowed down.
         """
         if self._facts_of is None:
             return True
@@ -228,7 +228,7 @@ class PulseKeeper:
         return stands_still and time.monotonic() - self._facts_at_s > _FACTS_EVERY_S
 
     def write_facts(self, stack: str = "") -> None:
-        """Write other facts, such as which collectives the rank has called. Torch needs about 100 ms to return them."""
+        """Write other facts, such as the collectives that the rank has called. Torch needs about 100 ms for them."""
         pulse = self._pulse
         facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate(), stack)
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
@@ -236,7 +236,7 @@ class PulseKeeper:
         self._wrote_facts = True
 
     def _is_evaluating(self, state: PulseState) -> bool:
-        """Return True if all modules are in evaluation mode but were not when they trained."""
+        """Return True if all modules are in evaluation mode, and were in training mode when they trained."""
         evaluates = self._are_in_evaluation_mode()
         if not evaluates or state.activity in _TRAINS:
             self._trains_in_training_mode = not evaluates
@@ -345,7 +345,7 @@ class RunningPulse:
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Report once, when no more are found, that the script trains parameters that DDP does not average."""
+        """Report parameters that the script trains but DDP does not average, once two checks find the same ones."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False

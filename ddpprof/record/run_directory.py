@@ -1,8 +1,8 @@
-"""The run directory: the leading rank opens it, and a host that cannot see it keeps a part of the run.
+"""The run directory: the leading rank creates it, and a host that cannot access it keeps a part of the run.
 
-The leading rank writes ``run.json`` into the run directory before any rank looks for it, and the ranks know its
-``run_id`` from the job's store. If hosts share no file system, a rank that cannot see that file writes one for the
-files of its own host's ranks, and prints how to join the parts.
+The leading rank writes ``run.json`` into the run directory before any rank looks for it, and the ranks get its
+``run_id`` from the job's store. If hosts share no file system, a rank that does not find that file writes one for the
+ranks of its own host, and prints how to join the parts.
 
 torchrun restarts all ranks when one fails, or when nodes join or leave. The first attempt that reaches a DDP forward
 records into the run directory, and later ones into subfolders.
@@ -36,7 +36,7 @@ _NO_ID = ("", "none")
 
 
 def agent_of_this_process() -> str | None:
-    """Return the torchrun process that started this one, if any. It lives through all attempts of its node."""
+    """Return an identifier of the torchrun process that started this one, if any. It is the same in all attempts."""
     run_id = os.environ.get(_RUN_ID)
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
@@ -56,7 +56,7 @@ def torchrun_job(settings: Settings) -> TorchrunJob | None:
 
 
 def next_attempt(directory: Path, settings: Settings) -> int:
-    """Return the number of this attempt; 0 if `directory` holds no attempt of its job."""
+    """Return the number of this attempt; 0 if `directory` contains no earlier attempt of this job."""
     if not rundir.is_run(directory):
         return 0
     last = list(rundir.attempts_in(directory))[-1]
@@ -65,7 +65,7 @@ def next_attempt(directory: Path, settings: Settings) -> int:
 
 
 def is_restart(directory: Path, settings: Settings) -> bool:
-    """Return True if torchrun has started the job before. Refusing to record would then end a job that already runs."""
+    """Return True if torchrun has started the job before. Refusing to record would then end a running job."""
     return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
 
 
@@ -126,7 +126,7 @@ def open_capture(directory: Path, settings: Settings, run_id: str, world_size: i
 def keep_part(
     directory: Path, settings: Settings, run_id: str, world_size: int, leader: int, warn: Callable[[str], None]
 ) -> bool:
-    """Make `directory` a part of the run, unless `leader` created it. Return True if it is a part.
+    """Make `directory` a part of the run, unless it is the folder that `leader` created. Return True if it is a part.
 
     Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
     """
@@ -157,8 +157,8 @@ def _how_to_join(directory: Path, leader: int) -> str:
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     return (
-        f"{host} cannot access the run directory of rank {leader}, so the files of its own ranks stay on it. On rank "
-        f"{leader}'s host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
+        f"{host} cannot access the run directory of rank {leader}, so the files of its ranks stay on that host. On "
+        f"rank {leader}'s host, run: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}"
     )
 
 

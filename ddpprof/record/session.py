@@ -54,7 +54,7 @@ _MOST_TO_ALLOCATE = 3
 """
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
-"""maximum number of seconds by which a failed rank exits later in order to write how it failed"""
+"""maximum time in seconds by which a failed rank delays its exit in order to write how it failed"""
 _NEVER_CALLED = (
     "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
     "Compute the loss from model(…), not from model.module(…)."
@@ -150,13 +150,13 @@ class Session(Listener):
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Begin with a DDP module."""
+        """Begin the recording with a DDP module."""
         self.notes.environment.describe(ddp)
         self.notes.module(ddp)
         self._begin_training(functools.partial(self.job.attach, ddp.process_group))
 
     def attach_alone(self) -> None:
-        """Begin with `nn.DataParallel`, whose whole job is one process."""
+        """Begin the recording with `nn.DataParallel`. This process is the whole job."""
         if self._settings.baseline_steps or self._settings.alone_steps:
             raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
@@ -201,14 +201,14 @@ class Session(Listener):
             self._crash.open(self.job.files.directory / rundir.crash_file(self.job.rank))
         if self._settings.profiler and not self.job.everyone_records:
             self.window.do_without_profiler(
-                "not every rank with this DDP module runs under ddpprof, so the profiler would slow down only some"
+                "some ranks with this DDP module run without ddpprof, so the profiler would slow down only the others"
             )
         self.window.write_facts(None)
         if is_pulse_to_begin and self._settings.pulse and not self._settings.trial:
             self._begin_pulse()
 
     def _begin_pulse(self) -> None:
-        """Start the pulse, which records every step, unless that is not possible."""
+        """Start the pulse, which records every step. If that is not possible, print why."""
         thread = EVENTS.training_thread or get_ident()
         try:
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
@@ -284,7 +284,7 @@ class Session(Listener):
     def discards_file(self, target: Any) -> bool:
         """Return True if a save to a path is discarded.
 
-        Saves to a buffer or open file proceed: skipping leaves an empty file.
+        Saves to a buffer or an open file are not skipped, because that would leave an empty file.
         """
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
@@ -437,7 +437,7 @@ class Session(Listener):
 
 
 class RecordedSteps(Listener):
-    """Finds where steps end while they are recorded or will be."""
+    """Detects the ends of steps that are recorded, or that precede recorded steps."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -501,9 +501,9 @@ class RecordedSteps(Listener):
                 self.step_is_over = True
 
     def _trains_without_forward(self, optimizer: Any) -> None:
-        """Begin after several steps of a DDP module's optimizer that follow backward passes but no forward of DDP.
+        """Begin the recording if a DDP module's optimizer has taken several steps without any DDP forward.
 
-        Fewer steps may only serve to allocate memory before training.
+        Only steps after a backward pass count. Fewer steps may only serve to allocate memory before training.
         """
         modules, session = ddp_modules(), self._session
         if not self.had_backward or self._not_of_ddp.get(optimizer) == len(modules):
@@ -610,7 +610,7 @@ def _any_optimizer_alive() -> bool:
 
 @functools.cache
 def keep_out_of_compiled_graphs() -> None:
-    """Exclude ddpprof's code in training from torch.compile, but not the user's functions that it calls."""
+    """Exclude the ddpprof code that runs during training from torch.compile, but not the user functions it calls."""
     import torch._dynamo.trace_rules as rules
 
     own = (module.name for module in pkgutil.iter_modules(ddpprof.record.__path__) if module.name != _COMPILED)

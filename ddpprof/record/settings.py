@@ -43,9 +43,9 @@ class Settings:
     profile_ranks: tuple[tuple[int, int], ...] = ()
     """first and last rank of each span to profile; if empty, all ranks, or some in a large job"""
     baseline_steps: int = 0
-    """following profiled steps without gradient communication; they end the job, because the ranks diverge"""
+    """following profiled steps without gradient communication; the job ends after them, because the ranks diverge"""
     alone_steps: int = 0
-    """following steps of that kind without the profiler, to measure how long computation takes on its own"""
+    """following steps without gradient communication or profiler, to measure how long computation takes on its own"""
     profiler: bool = True
     """``False`` for light recording only"""
     record_shapes: bool = False
@@ -70,7 +70,7 @@ class Settings:
     passes_per_reduction: int = 0
     """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
     pulse: bool = True
-    """record in every step of the whole run what this rank does, for ``ddpprof top``, ``diagnose`` and reports"""
+    """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
     """keep the loss of each step"""
     without_ddp: bool = False
@@ -81,13 +81,13 @@ class Settings:
     """number of timed steps in a block"""
 
     launched_unix_s: float | None = None
-    """time at which the launcher started the job; later recordings are the job's own"""
+    """time at which the launcher started the job; a run created later belongs to this job"""
     agent: str | None = None
-    """torchrun's process, if ddpprof runs between it and the rank"""
+    """identifier of torchrun's process, if ddpprof runs between torchrun and the rank"""
 
     @property
     def reduces_throughout(self) -> bool:
-        """Whether DDP works as in the script in all recorded steps."""
+        """Whether DDP averages gradients as the script specifies in all recorded steps."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
 
     @classmethod

@@ -1,7 +1,4 @@
-"""Facts about the job and the current step: forwards, optimizer steps, losses, RPC calls.
-
-They are collected here, not interpreted.
-"""
+"""Collects facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
 class RpcNotes(Listener):
     """Calls through ``torch.distributed.rpc`` in the current step: callee, function, duration, and bytes of tensors.
 
-    A profiler's trace does not have them: it loses ranges that end in another thread than they began in.
+    The profiler's trace lacks these calls, because it drops ranges that begin in one thread and end in another.
     """
 
     def __init__(self) -> None:
@@ -49,7 +46,7 @@ class RpcNotes(Listener):
         """number of calls that were not kept"""
 
     def end_step(self) -> None:
-        """Forget the step. Calls still in progress finish in a list that is no longer read."""
+        """Discard the calls of the step. Calls in progress complete in a list that is no longer read."""
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
@@ -77,7 +74,7 @@ class RpcNotes(Listener):
 
 
 def _worker(to: Any) -> str:
-    """Return the name of a callee, which is given by name, number or ``WorkerInfo``."""
+    """Return the name of a callee. `to`: its name, number or ``WorkerInfo``."""
     if isinstance(to, str):
         return to
     return str(to.name) if hasattr(to, "name") else f"worker {to}"
@@ -150,7 +147,7 @@ class JobEnvironment(Listener):
         self._world_size = dist.get_world_size()
 
     def _together(self) -> tuple[int, ...] | None:
-        """Return the ranks with which any module averages gradients; ``None`` if they are all ranks of the job."""
+        """Return the ranks of all modules' process groups, sorted; ``None`` if these are all ranks of the job."""
         ranks = set[int]().union(*self._groups)
         return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
 
@@ -198,7 +195,7 @@ def _timeout_s(group: Any, device_type: str) -> float | None:
 
 
 def framework_at_work() -> str | None:
-    """Return the framework that is currently running, or ``None`` if the script itself uses torch."""
+    """Return the name of the framework that runs training; ``None`` if the script uses torch directly."""
     return _on_stack() or _holding_the_model()
 
 
@@ -242,7 +239,7 @@ class LossNotes(Listener):
 
 
 class StepNotes(Listener):
-    """What happens inside steps that are recorded in detail; bound only in such steps."""
+    """Records what happens inside steps that are recorded in detail; bound only in such steps."""
 
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
@@ -267,7 +264,7 @@ class StepNotes(Listener):
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
-        """the optimizer that took the last step of the first training steps"""
+        """the optimizer that took the last of the first training steps"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -331,7 +328,7 @@ class StepNotes(Listener):
             module.begin_step(mode)
 
     def end_step(self) -> None:
-        """Forget the step."""
+        """Discard the facts about the step."""
         self._forwards, self._optimizers, self._num_calls, self._began_evaluation = [], [], 0, False
         self.rpc.end_step()
         self.feeding.end_step()
@@ -424,7 +421,7 @@ class StepNotes(Listener):
         self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
 
     def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
-        """Return the step that is about to end, with an end of 0."""
+        """Return the step that is about to end, with ``end_ns=0``."""
         if mode not in DETAILED_MODES:
             return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
         passes = (one for module in self.modules for one in module.passes())

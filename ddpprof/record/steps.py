@@ -3,8 +3,8 @@
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
 
-On an accelerator at least eleven steps are skipped: in a reducer's first ten iterations, and in every hundredth, torch
-waits for the device, which distorts what training costs.
+On an accelerator, at least eleven steps are skipped: in a reducer's first ten iterations, and in every hundredth, torch
+waits for the device, which distorts step times.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class Schedule:
 
     @property
     def common_end(self) -> int:
-        """First step in which ranks would train alone, because it has no communication or the job ends."""
+        """First step that ranks do not train together, because it has no communication or the job ends before it."""
         return self._baseline_begin
 
     def end_at_common_end(self) -> None:
-        """End all ranks at the common end because some no longer record; none trains without communication."""
+        """End all recording at `common_end`, because some ranks no longer record. No step lacks communication."""
         self._alone_begin = self._done_begin = self._baseline_begin
 
     def without_profiler(self) -> None:
-        """Replace the profiler by light recording, because the ranks did not agree on it or it did not start."""
+        """Replace the profiler with light recording, because the ranks did not agree on it or it did not start."""
         self._profiled_begin = self._warmup_begin
         self._done_begin -= self._alone_begin - self._baseline_begin
         self._alone_begin = self._baseline_begin
@@ -139,7 +139,7 @@ class StepDetector:
         return ends
 
     def steps_without_forward(self) -> None:
-        """End steps without a forward of DDP as well, until the first forward."""
+        """Until the first DDP forward, also end steps that have no DDP forward."""
         self._needs_forward = False
 
     def forward_begins(self, module: int, synchronises: bool) -> bool:

@@ -1,9 +1,9 @@
-"""What ddpprof knows about torchrun without importing torch: its options, its variables, and how ranks end.
+"""torchrun's options and environment variables, and how its ranks end, without importing torch.
 
 A test compares the table of options with the parser of the installed torch.
 
-torchrun knows the exit code, or the signal, of a rank that failed. Its process also runs with ddpprof injected. It
-creates a ``ProcessFailure`` for each rank that ended by itself, before it ends the others with SIGTERM.
+ddpprof is also injected into torchrun's process. There, torchrun creates a ``ProcessFailure`` with the exit code or the
+signal of each rank that ended by itself, before it ends the other ranks with SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SI
 
 
 def launcher_variables() -> dict[str, str]:
-    """Return the variables with which torchrun would start a single rank."""
+    """Return the environment variables that torchrun would set for a single rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -53,7 +53,7 @@ def launcher_variables() -> dict[str, str]:
 
 
 def give_back_rank(environments: ModuleType) -> None:
-    """Remove the variables when Lightning checks who starts its ranks; Lightning's own ranks inherit none of them.
+    """Remove these variables when Lightning checks who starts its ranks, so that its ranks do not inherit them.
 
     `environments`: ``plugins.environments.lightning`` of Lightning's Fabric.
     """
@@ -78,13 +78,13 @@ _OF_RANKS = "TORCHELASTIC_RUN_ID"
 
 
 class OomKills:
-    """Counts the processes that the kernel kills because the memory of a control group, or of the machine, is full."""
+    """Counts the processes that the kernel kills because a cgroup, or the machine, is out of memory."""
 
     def __init__(self) -> None:
         self._before = _num_kills()
 
     def since_last_time(self) -> int | None:
-        """Return the number of kills since the last call, or since the start; ``None`` if it is not known."""
+        """Return the number of kills since the last call or the constructor; ``None`` if it is not known."""
         before, self._before = self._before, _num_kills()
         return None if before is None or self._before is None else max(0, self._before - before)
 
@@ -124,7 +124,7 @@ def note_child(pid: int, exit_code: int) -> None:
 
 
 def note_early_end(error: BaseException | None) -> None:
-    """Record the error that ends this process, if it is a rank. It has no DDP module, so there may be no run.
+    """Record the error that ends this process, if it is a rank. It has no DDP module, so the run may not exist yet.
 
     Raises ``OSError``.
     """

@@ -1,6 +1,6 @@
-"""The recorded steps of one process: their modes, the profiler over them, and their output.
+"""The recorded steps of one process: their modes, the profiler that runs over them, and their output.
 
-`Session` determines where steps end; this module decides what to do then.
+`Session` determines where steps end; this module does the work that is due at these points.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""a graph is taken to hold whole steps after this many times the replays of any step, without the end of a step"""
+"""a graph is assumed to contain whole steps if no step ends during this many times the most replays of any step"""
 
 
 class Graphs(Listener):
@@ -55,7 +55,7 @@ class Graphs(Listener):
 
     @property
     def hide_steps(self) -> bool:
-        """Return True if far more replays have run since the last step ended than any step has had."""
+        """Return True if far more replays have run since the end of the last step than in any step."""
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
 
 
@@ -114,7 +114,7 @@ class Window:
         self._knows_of_vetoes = False
         self._thread = 0
         self._no_trace: str | None = None
-        """the reason why this rank does not profile, or no longer does"""
+        """why this rank does not profile, or no longer does"""
         self._profiles = True
         self.mode = StepMode.SKIP
         self.step = 0
@@ -212,7 +212,7 @@ class Window:
         return mode
 
     def without_common_steps(self) -> None:
-        """Handle a job in which no all-reduce keeps the ranks together: each rank continues, and none ends the job.
+        """Handle a job in which no all-reduce keeps the ranks in step: each rank continues, and ddpprof ends none.
 
         Raises `DdpprofError` if the recording needs gradient communication.
         """
@@ -220,7 +220,7 @@ class Window:
             raise DdpprofError("--baseline-steps needs steps with gradient communication, but the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
-            self._job.warn_for_all("the job continues as the script says, because DDP does not keep its ranks in step")
+            self._job.warn_for_all("ddpprof does not end the job, because DDP does not keep its ranks in step")
 
     def cut_short(self, why: str) -> None:
         """Stop profiling within a step, between two operators."""
@@ -232,7 +232,7 @@ class Window:
     def _agree(self) -> None:
         """Agree with the other ranks.
 
-        What one rank announced before an all-reduce is known here once the all-reduce completes.
+        If a rank announces something before an all-reduce, all ranks can read it once the all-reduce has completed.
         """
         if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
             self._knows_of_vetoes = True
@@ -249,14 +249,14 @@ class Window:
             if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._job.warn_for_all("some ranks no longer record, so the job continues as the script says")
+                self._job.warn_for_all("some ranks no longer record, so ddpprof does not end the job")
 
     @property
     def _patience_s(self) -> float:
         return max(PATIENCE_S, _PATIENCE_STEPS * self._bounds.longest_s)
 
     def _leave_out(self) -> bool:
-        """Leave out the rest of a step that does not end. Called between any two instructions of the main thread."""
+        """Leave out the rest of a step that does not end. May be called at any instruction of the main thread."""
         with suppress(Exception):
             return threading.get_ident() == self._thread and self.profiler.leave_out()
         return False

@@ -1,1 +1,1 @@
-"""Topics: each one answers a question about a job, from the measure to the words."""
+"""Topics: each one answers a question about a job, and holds its measure, its rules and its text."""

@@ -23,7 +23,7 @@ from ddpprof.model import BackwardPass, RecordedStep
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """Backward passes of one module that add up, in the usual step."""
+    """Backward passes of one module whose gradients accumulate, in a typical step."""
 
     module: int
     num_passes: int

@@ -191,9 +191,9 @@ def _change_in_words(one: AttemptSummary) -> str:
 
 
 def how_it_ended(ends: Sequence[RankEnd]) -> str:
-    """Say how an attempt ended, cause first: ranks with their own error, killed ranks, ranks that lost another one."""
+    """Return how an attempt ended, cause first: ranks with their own error, killed ranks, ranks that lost a peer."""
     if not ends:
-        return "before any rank recorded"
+        return "before any rank started recording"
     if all(end.ended == "finished" and not end.failed for end in ends):
         return "finished"
     said = [end for end in ends if end.ended is not None]

@@ -120,7 +120,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 
 
 def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
-    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not.
+    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is unknown.
 
     It is also unknown if a step has fewer collectives than there are buckets: steps then train different modules.
     """
@@ -131,7 +131,7 @@ def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -
 
 
 def _waiting_ns(across: AcrossRanks | None) -> int | None:
-    """Return how long a rank waits in a step, as in the table of waiting ranks; ``None`` if none were matched."""
+    """Return the mean time in ns that a rank waits in a step; ``None`` if no collectives were matched."""
     per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
     known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
     return round(fmean(known)) if known else None
@@ -170,7 +170,9 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
     may_help = [one for one in bound.would_help if one.is_noise and one.predicted.gain_ns > 0]
     cannot = [one for one in bound.would_help if one.predicted.gain_ns <= 0]
     if helps:
-        yield Line(f"According to a replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
+        yield Line(
+            f"According to a replay of the recorded steps, these changes would help: {'; '.join(map(_gain, helps))}."
+        )
     if may_help:
         gains = "; ".join(map(_gain, may_help))
         yield Line(f"These may or may not help (the predicted gain is within its uncertainty): {gains}.")
@@ -181,7 +183,7 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
 
 
 def bound_remarks(report: ReportView) -> Iterable[Remark]:
-    """Say in a few words what bounds the step, and what would help."""
+    """Yield short remarks on what bounds the step, and what would help."""
     bound = report[BOUND]
     if bound is None or report[FAILURE] is not None:
         return
@@ -194,7 +196,7 @@ def bound_remarks(report: ReportView) -> Iterable[Remark]:
 
 
 def bound_sentence(bound: Bound) -> str:
-    """Return which share of the step is exposed communication, and what bounds it."""
+    """Return a sentence on what bounds the step, with the share of the step that is exposed communication."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
     return f"{_BY[bound.by]}: {share} of it, {ms(bound.exposed_ns)} ms, is exposed communication."
 

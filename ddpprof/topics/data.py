@@ -23,7 +23,7 @@ _FEWEST_SAMPLES = 8
 """number of distinct samples"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""the data counts as not divided if another rank also gets at least this share of a rank's samples"""
+"""the data counts as not sharded if other ranks also get at least this share of a rank's samples"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class SameSamples:
 
 
 def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | None:
-    """Return what the ranks are known to share; ``None`` if nothing is known. `loaders`: those of each rank.
+    """Return the samples that the ranks are known to share; ``None`` if there are none. `loaders`: those of each rank.
 
-    Every loader that feeds the training must be shared: one that is divided among the ranks is enough.
+    All loaders that feed the training must give the same samples. If one of them is sharded, nothing is reported.
     """
     feeding = {rank: [one for one in of_rank if one.feeds_training] for rank, of_rank in loaders.items()}
     counts = {len(of_rank) for of_rank in feeding.values()}
@@ -184,7 +184,7 @@ def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _seed_workers(framework: str | None, num_workers: int) -> str:
-    """Return how to seed only the workers: the loader's generator may also order the samples that ranks divide."""
+    """Return how to seed only the workers. The loader's generator may also order samples that are sharded."""
     if framework in ("lightning", "fabric"):
         return "Call seed_everything(seed, workers=True): it adds the rank to the seeds of the workers."
     more = "rank" if num_workers == 1 else f"{num_workers} * rank"
@@ -235,7 +235,7 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
-    """Return the maximum gain from loading with that many workers, ns: a step then takes as long as the slower of both.
+    """Return the maximum gain in ns from loading with that many workers. A step then takes the longer of both times.
 
     Without workers, a batch takes `data_ns` to load. Workers that cannot keep up need `step_ns` for one batch each.
     """

@@ -2,8 +2,8 @@ r"""How long does ``nn.DataParallel`` move data between the devices of its proce
 
     replicate   parameters copied to every device, in each forward
     scatter     the batch divided among the devices; in the backward pass, the gradients of the output
-    gather      the output brought to one device
-    reduce      gradients of all devices added up on the first one
+    gather      the output copied to one device
+    reduce      gradients of all devices summed on the first one
 
 Each part is the length of the union, over all devices, of the communication and copies that it launched.
 

@@ -66,7 +66,7 @@ def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]
 
 
 def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
-    """Return how much more the busiest device computes than the average one, which an even division would save."""
+    """Return how much longer the busiest device computes than the average one, in ns."""
     compute = [load.compute_ns for load in loads]
     return round(max(compute) - mean(compute)) if compute else 0
 

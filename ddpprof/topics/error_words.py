@@ -118,11 +118,11 @@ _BY_A_SHELL = 128
 """number that a shell adds to the number of the signal that ended its command"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _LIMITS = {
-    signal.SIGXCPU: "It reached its limit of CPU time: ulimit -t shows it.",
-    signal.SIGXFSZ: "It reached its limit of file size: ulimit -f shows it.",
+    signal.SIGXCPU: "It reached its CPU time limit, which ulimit -t shows.",
+    signal.SIGXFSZ: "It reached its file size limit, which ulimit -f shows.",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
-"""signals whose meaning is clear without advice"""
+"""sentences about signals that have a single cause"""
 NOT_KNOWN = "The out-of-memory killer may have ended it; if so, the host's log (dmesg) has a line about it."
 _NOT_BY_THE_KERNEL = (
     "It was not the kernel's out-of-memory killer, which ended no process on that host in that time. Something else "

@@ -1,4 +1,4 @@
-"""What do the recorder and the trace say of a rank, for all topics?"""
+"""Which facts about a rank, from its record and its trace, does more than one topic use?"""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> Rank
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Return the ends, with the exit codes seen by parents."""
+    """Return the ends, with the exit codes that the parent processes saw."""
 
     def seen(end: RankEnd) -> RankEnd:
         found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)
@@ -157,7 +157,7 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
 def _is_of(one: ProcessExit, end: RankEnd) -> bool:
     """Return whether the exit is of the rank's process, and not of the process that had the rank in an earlier attempt.
 
-    If only the rank is known, the process must have ended after the rank's last sign.
+    If only the rank is known, the process must have ended after the rank's last sign of life.
     """
     if (one.host, one.pid) == (end.host, end.pid):
         return True
@@ -197,7 +197,7 @@ def _when(end: RankEnd) -> int:
 
 
 _MOST_LISTED = 8
-"""ranks, and parameters"""
+"""maximum number of ranks, and of parameters, in a sentence"""
 
 
 def failure_lines(failure: Failure, report: ReportView) -> Iterable[Section]:
@@ -219,7 +219,7 @@ def _named(failure: Failure) -> RankEnd | None:
 
 
 def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
-    """Yield the sentences. `found`: rules with findings, which may know better why ranks waited for each other."""
+    """Yield the sentences. `found`: rules with findings, which may explain why ranks waited for each other."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first

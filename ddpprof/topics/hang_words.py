@@ -1,4 +1,4 @@
-"""The verdict on a job that hangs or has failed, in words."""
+"""Sentences for the verdict on a job that hangs or has failed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WHAT_BY_HINT = {
     Hint.OTHER_AMOUNT: "rank {rank} calls a collective with a different amount of data than the other ranks",
     Hint.TIMED_OUT: "rank {rank} did not join any collective before those of the other ranks timed out",
 }
-"""what happened, for hints that need other words than their kind of fault"""
+"""what happened, for hints that need a different text than their fault"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
     Fault.TRACED: "all ranks are held by a debugger",
@@ -145,7 +145,7 @@ _DO_BY_HINT = {
         It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent to
         it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
 }
-"""what to do, for hints that need other advice than their kind of fault"""
+"""what to do, for hints that need different advice than their fault"""
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -159,7 +159,7 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 
 def standstill_line(found: Standstill) -> str:
-    """Return, in one or two sentences, why a job that stands still is not reported to hang."""
+    """Return one or two sentences on why a job that makes no progress is not reported as a hang."""
     if found.waits_for is None or found.rank is None:
         return (
             f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates "

@@ -1,9 +1,9 @@
 """What may make the job hang, or hang for a long time? For example, a rank that skips a backward pass.
 
-A rank may catch an error in one batch, or skip a loss that is NaN. DDP only counts backward passes, so the rank's
-gradients of its next batch are averaged with those of the others' previous one, and so on until the end. Only then is
-it certain: the rank has finished with fewer backward passes than the others. A forward alone proves nothing, because a
-script may compute a loss to log it, or repeat a forward that failed.
+A rank may catch an error in one batch, or skip a loss that is NaN. DDP only counts backward passes. It then averages
+the rank's gradients of the next batch with the other ranks' gradients of the previous one, and so on until the end. A
+skipped pass is certain only at the end, when the rank has finished with fewer backward passes than the others. A
+forward alone proves nothing, because a script may compute a loss to log it, or repeat a forward that failed.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _of_run(view: View) -> HangRisks:
 
 
 def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
-    """Report ranks that get different numbers of batches in a pass over the data, and so take different steps.
+    """Report ranks that get different numbers of batches per pass over the data, and therefore of steps.
 
-    If a step accumulates several batches, that depends on what the script does with those that are left at the end.
+    If a step accumulates several batches, the number of steps depends on how the script uses leftover batches.
     """
     if view.joins or (view.world_size or 1) < 2 or not view.is_one_group:
         return
@@ -123,7 +123,7 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
 
 
 def skipped_backward(risks: HangRisks, view: View) -> Iterator[Finding]:
-    """Report a rank that skipped a backward pass which the others took part in."""
+    """Report a rank that skipped a backward pass that the other ranks ran."""
     if risks.skipped is None or view.joins or not view.is_one_group:
         return
     rank, step, number = risks.skipped

@@ -15,7 +15,7 @@ from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
 
 _MANY_QUEUED = 0.5
-"""number of threads per rank"""
+"""minimum number of a rank's threads that wait for a core, on average, for times to count as distorted"""
 _MANY_MORE = 1.5
 """number of threads per core; with a few more threads than cores, some are likely idle"""
 
@@ -45,7 +45,7 @@ class HostCores:
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
-    """Return the hosts whose number of cores is known. A host has at least the given ranks."""
+    """Return the hosts whose number of cores is known. A host may have more ranks than those in `records`."""
     by_host: dict[str, list[Record]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append(record)

@@ -1,4 +1,4 @@
-"""What did an accelerator do? The trace is processed in blocks of time, to save memory.
+"""When was an accelerator idle, and why? The trace is processed in blocks of time, to save memory.
 
 A block begins with every 100,000th start of the longest table, and so has at most as many of its rows. It has about the
 same share of other tables, unless their work is concentrated in one block.
@@ -208,7 +208,7 @@ _OF_TRAINING = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.DATA, Mark.DAT
 
 
 def _latency(trace: Trace) -> int:
-    """Return the launch latency, ns, without communication, which host threads may do."""
+    """Return the launch latency in ns. Communication is left out, because host threads may do it."""
     delays = [
         int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)

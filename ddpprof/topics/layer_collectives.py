@@ -1,7 +1,7 @@
 r"""Which collectives do the model's own layers call within forward and backward, and what do they cost in each step?
 
     forward  = launched within DDP's forward, and neither DDP's own nor a barrier
-    backward = launched by a node of the autograd graph, and by no gradient's hook, as DDP's buckets are
+    backward = launched by a node of the autograd graph, but not by a gradient hook, which launches DDP's buckets
     exposed  = |layers' communication \ (compute OR other communication)|
 
 SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
@@ -36,7 +36,7 @@ _NODE = "autograd::engine::evaluate_function: "
 class LayerCalls:
     """Collectives that layers call in one step of one rank, or medians over steps."""
 
-    layer: Annotated[str | None, Number("autograd function that calls most of them; null if the trace does not tell")]
+    layer: Annotated[str | None, Number("autograd function that calls most of them; null if unknown")]
     num_forward: Annotated[int, Number("number of collectives in the forward")]
     num_backward: Annotated[int, Number("number of collectives in the backward")]
     time_ns: Annotated[int, Number("time during which at least one runs, including waits for other ranks")]
@@ -115,7 +115,7 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
     who = f"{calls.layer} calls" if calls.layer is not None else "The model's layers call"
     yield Finding(
         "layer-collectives",
-        f"{who} {number} collective{'' if number == 1 else 's'} per step, for whose results computation waits",
+        f"{who} {number} collective{'' if number == 1 else 's'} per step, and computation waits for the results",
         f"{where}; {in_ms(calls.exposed_ns)} per step is exposed",
         _WITHOUT_SYNC if is_sync_batch_norm else _FEWER,
         calls.exposed_ns,

@@ -30,7 +30,7 @@ def nonfinite_finding(
     is_over: bool = True,
     learning_rates: Mapping[int, float | None] | None = None,
 ) -> Finding | None:
-    """Return the finding on the steps with such a loss, of each rank; ``None`` if no rank has one.
+    """Return the finding on losses that were NaN or infinite; ``None`` if there were none. `ranks`: steps by rank.
 
     `is_over`: whether no more such steps can follow. `learning_rates`: values reported by ranks just after their first
     such step.

@@ -1,10 +1,10 @@
-"""Do the ranks still train one model? Parameters that DDP keeps equal are compared at both ends of the recording.
+"""Do the ranks still train the same model? Parameters that DDP keeps equal are compared at both ends of the recording.
 
     move       = values after the recorded steps minus those before them
     apart      = the largest distance of a rank's move from the first rank's, divided by the length of the longest move
 
-Distances are Euclidean. Rounding errors, by which different hosts diverge, do not count. Modules also do not count if
-the script keeps gradients local in some optimizer steps, as when it averages parameters instead.
+Distances are Euclidean. Rounding errors, which make hosts diverge, do not count. Modules also do not count if the
+script keeps gradients local in some optimizer steps, as when it averages parameters instead.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _calls(key: tuple[str, str, str], of_steps: Sequence[Sequence[RpcCall]]) -> 
 
 
 def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report synchronous calls that each wait for an answer before the next is sent, and a long one."""
+    """Report synchronous calls that each wait for an answer before the next is sent, and a single long call."""
     rank = max(ranks, key=lambda one: one.waited_ns - one.longest_wait_ns)
     gain = rank.waited_ns - rank.longest_wait_ns
     if rank.num_sync_calls > 1 and view.worth(gain):

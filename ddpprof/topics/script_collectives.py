@@ -3,7 +3,7 @@ r"""Which collectives does the script itself call, outside DDP, and what do they
     outside DDP = communication that was launched neither in a backward pass nor by DDP's own forward
     exposed     = |outside \ (compute OR DDP's communication)|
 
-DDP's own forward broadcasts buffers and, under ``join()``, asks which ranks still train; SyncBatchNorm's collectives
+DDP's own forward broadcasts buffers and, under ``join()``, checks which ranks still train; SyncBatchNorm's collectives
 are part of the model. A collective whose launch is not in the trace is left out.
 """
 
@@ -52,7 +52,7 @@ class Place(StrEnum):
 
 class Purpose(StrEnum):
     PARAMETERS = "parameters"
-    """True if there are as many all-reduces, or as many bytes, as the model has parameters"""
+    """as many all-reduces, or as many bytes, as the model has parameters"""
     FEW_NUMBERS = "few numbers"
     """at most `SMALL_BYTES` each"""
     BARRIER = "barrier"

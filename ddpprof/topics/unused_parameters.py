@@ -19,7 +19,7 @@ from ddpprof.words import listed
 
 
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
-    """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
+    """Return the modules with values that hold for all ranks: ``unused`` lists the parameters that no rank used.
 
     A rank that did not check, for example because it was killed, does not count. `ranks`: for each rank, its modules as
     it saw them; all ranks have the same modules in the same order.

@@ -145,7 +145,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:
-    """Return the parts of a step, averaged over the ranks, in words."""
+    """Return a sentence with the share of each part of a step, averaged over the ranks."""
     known = [one.whole for one in ranks if one.whole is not None]
     step_ns = mean_known(one.mean_ns for one in known)
     backward = "backward" if all(one.wait_ns is None for one in known) else "backward without waiting"
@@ -234,7 +234,7 @@ def _stands(one: RankWholeRun) -> str:
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
-    """Return whether the ranks' own times differ, in words."""
+    """Return a note that explains own time and says whether it differs between ranks."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: step time minus waits for other ranks"
@@ -317,7 +317,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def pause_sentence(pause: Pause) -> str:
-    """Return in one sentence what pauses of one kind took. Recorded steps may be long for other reasons."""
+    """Return a sentence on how long pauses of one kind took. Recorded steps may be long for other reasons."""
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:

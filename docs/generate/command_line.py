@@ -1,4 +1,4 @@
-"""The reference of the command line, from the parsers that the commands use."""
+"""Generate the command-line reference from the commands' parsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mkdocstrings' extension: shows the value of a default that a signature takes from `Settings`."""
+"""mkdocstrings extension that shows the values of defaults that a signature takes from `Settings`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The drawings of the concepts: python docs/generate/figures.py writes them to docs/concepts/.
+"""Draw the figures of the concept pages: python docs/generate/figures.py writes them to docs/concepts/.
 
-They are on white cards, so that they read well on a dark page and in any viewer.
+Their background is white, so that they are legible on a dark page and in any viewer.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ STRAGGLER = Lanes(
 
 
 def figures() -> dict[str, str]:
-    """Return the drawings by the names of their files."""
+    """Return the drawings by file name."""
     lanes = {"step": STEP, "buckets": BUCKET, "overlap": OVERLAP, "stragglers": STRAGGLER}
     return {
         **{f"{name}.svg": drawing.drawn() for name, drawing in lanes.items()},

@@ -1,4 +1,4 @@
-"""The reference of the JSON documents, from the schemas that `ddpprof schema` prints."""
+"""Generate the reference of the JSON documents from the schemas that `ddpprof schema` prints."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _as_cell(docstring: str) -> str:
 
 @cache
 def _docstrings() -> dict[str, dict[str, str]]:
-    """Return the docstrings below the fields of all classes of ddpprof, which the schema leaves out."""
+    """Return the docstrings of all fields of ddpprof's classes, by class and field; the schema lacks them."""
     found: dict[str, dict[str, str]] = {}
     for name, module in list(sys.modules.items()):
         if name.startswith("ddpprof.") and getattr(module, "__file__", None) is not None:

@@ -1,4 +1,4 @@
-"""Links between files of the repository, as links between pages of the site."""
+"""Turn links between files of the repository into links between pages of the site."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page_of(path: str) -> str | None:
 
 
 def relinked(markdown: str, path: str) -> str:
-    """Return the text of the file at `path` with the site's links; the text of a link to no page remains alone."""
+    """Return the text of the file at `path` with the site's links. A link that leads to no page becomes plain text."""
     here = page_of(path)
     assert here is not None, path
 

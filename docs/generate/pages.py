@@ -1,12 +1,12 @@
-"""mkdocs' hook: adds the pages that are made from the code and from other files of the repository.
+"""mkdocs hook that adds the pages made from the code and from other files of the repository.
 
-It also writes each page as Markdown beside its HTML, and their list ``llms.txt`` (https://llmstxt.org), for agents.
+It also writes each page as Markdown beside its HTML, and a list of the pages, ``llms.txt`` (https://llmstxt.org).
 
-command_line.py  The command line, from its parsers
-figures.py       The drawings of the concepts, which are files of the repository: python docs/generate/figures.py
-json_pages.py    The JSON documents, from their schemas
-links.py         Links between files of the repository, as links between pages
-terms.py         All terms, from the glossary
+command_line.py  the command line, from its parsers
+figures.py       the figures of the concept pages, which are files of the repository: python docs/generate/figures.py
+json_pages.py    the JSON documents, from their schemas
+links.py         links between files of the repository, as links between pages
+terms.py         all terms, from the glossary
 """
 
 from __future__ import annotations

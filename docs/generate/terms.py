@@ -1,4 +1,4 @@
-"""All terms, from the glossary that `ddpprof explain` prints."""
+"""Generate the page of all terms from the glossary that `ddpprof explain` prints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ddpprof.render.glossary import TERMS, Term
 
 _BEGINNING = """# All terms
 
-`ddpprof explain TERM` prints the same in the terminal. Every page that `report` writes has these definitions at its
-end, and the field is that of the [JSON report](../reference/json.md).
+`ddpprof explain TERM` prints the same in the terminal. Every page that `report` writes ends with these definitions. The
+fields are those of the [JSON report](../reference/json.md).
 """
 
 

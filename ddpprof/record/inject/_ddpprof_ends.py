@@ -1,7 +1,6 @@
-"""How processes of the job end: children of this process, this process without RANK, and ranks whose torchrun is
-killed.
+"""How processes of the job end: child processes, a script that needs RANK, and ranks whose torchrun is killed.
 
-No part of ddpprof is imported before a child has failed.
+ddpprof itself is imported only after a child has failed.
 """
 
 import contextlib
@@ -55,7 +54,10 @@ _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTE
 
 
 def explain_missing_rank(note):
-    """Write the file `note` when the process ends because RANK is not set. Other exceptions are shown as usual."""
+    """Write the missing variable to the file `note` if the process ends because RANK or a similar variable is not set.
+
+    Other exceptions are shown as usual.
+    """
     show = sys.excepthook
 
     def hook(kind, value, traceback):
@@ -70,7 +72,7 @@ def explain_missing_rank(note):
 
 
 def _missing_variable(kind, value):
-    """Return the name of the variable whose absence ended the script."""
+    """Return the name of the launcher variable whose absence ended the script; ``None`` for other errors."""
     if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
         return value.args[0]
     message = str(value)
@@ -92,10 +94,10 @@ def place() -> str:
 
 
 def end_with_agent(agent: str) -> None:
-    """End this process when `agent` ends: torchrun's process, which cannot end its ranks if it is killed itself.
+    """End this process when torchrun's process ends. If torchrun is killed, it cannot end its ranks.
 
-    `agent` is its PID and its place. A remaining rank would keep its device and continue to train. Does nothing if the
-    agent is elsewhere, for example outside this container.
+    `agent`: torchrun's PID and `place`. Without this, a rank would continue to train and keep its device. Does nothing
+    if torchrun runs elsewhere, for example outside this container.
     """
     import ctypes  # only few processes need it
     import signal

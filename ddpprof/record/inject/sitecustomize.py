@@ -86,5 +86,5 @@ if "DDPPROF_SETTINGS" in os.environ:
         try:
             _ddpprof_ends.end_with_agent(agent)
         except (ImportError, ValueError, OSError) as error:
-            sys.stderr.write(f"ddpprof: a rank would outlive its torchrun: {error}. Training goes on.\n")
+            sys.stderr.write(f"ddpprof: this rank will not end if torchrun is killed: {error}. Training goes on.\n")
 _chain_to_next_sitecustomize()

@@ -1,1 +1,1 @@
-"""Gradient buckets: when each was ready and sent, what to change about them."""
+"""Gradient buckets: when each was ready and sent, and what to change about them."""

@@ -71,7 +71,10 @@ def _summarise(
 def summarise_times(
     key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool, parameters: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the fields of a `BucketRow` that its times give. `key`: module and index, `parameters`: their names."""
+    """Return the fields of a `BucketRow` that follow from times.
+
+    `key`: module and bucket index. `parameters`: names of the module's parameters.
+    """
     mine = {rank: [row for row in rows if (row.module, row.index) == key] for rank, rows in ranks.items()}
     rows = [row for rank_rows in mine.values() for row in rank_rows]
     slowest = Counter(row.last_parameter for row in rows if row.last_parameter is not None).most_common(1)

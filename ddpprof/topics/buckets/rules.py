@@ -1,6 +1,6 @@
 """Rules about gradient buckets and exposed communication.
 
-None advises other buckets for a model that torch.compile has compiled: they would cut it elsewhere.
+No rule suggests other buckets for a model that torch.compile has compiled, because they would split it elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CUT = 0.8
 bucket"""
 
 _NEARLY_ALL = 0.6
-"""least share of the bytes at which a single bucket decides when communication starts and ends"""
+"""minimum share of the bytes at which a single bucket determines when communication starts and ends"""
 
 _MOST_SHOWN = 6
 
@@ -142,7 +142,7 @@ def _link_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return when smaller buckets could first be sent."""
+    """Return when smaller buckets could first be sent, ns since the end of the forward."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
@@ -260,7 +260,7 @@ def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
 
 
 def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a first all-reduce that waits for its bucket to fill although gradients are there."""
+    """Report a first all-reduce that waits for its bucket to fill although gradients are ready."""
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -291,7 +291,7 @@ _CAPS_FIRST = "do not pass bucket_cap_mb, so that DDP caps the first bucket at 1
 
 
 def _smaller_first(view: View, module: DdpModule) -> NewBuckets | None:
-    """Return the best predicted buckets, or else the present ones with a smaller first one, if a user can have it."""
+    """Return the best predicted buckets, or else the current ones with a smaller first one, if DDP permits it."""
     if view.predictions.best_buckets is not None:
         return view.predictions.best_buckets
     cap = cap_mb(module)

@@ -102,7 +102,7 @@ def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
 
 
 def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
-    """Return whether the pass is through one of these modules: a killed rank may leave steps of undescribed modules."""
+    """Return whether the pass is through one of these modules. A killed rank may not have described all modules."""
     return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
 
 
@@ -199,7 +199,7 @@ def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np
 
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of `rows` that a gradient's hook launched; all rows if the trace has no hooks, or no launches."""
+    """Return the `rows` that a gradient hook launched; all rows if the trace has no hooks, or no launches."""
     marks, hooks, launched_ns = trace.host_spans, gradient_hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows

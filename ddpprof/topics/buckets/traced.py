@@ -107,17 +107,17 @@ def usual_passes(ranks: Mapping[int, TracedPasses]) -> Mapping[int, tuple[Traced
 
 
 def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
-    """Return the bytes of each bucket in passes of one layout; ``None`` if no pass knows them."""
+    """Return the bytes of each bucket in passes of one layout; ``None`` if they are unknown in all passes."""
     of_buckets = zip(*(one.sizes for of_rank in passes.values() for one in of_rank), strict=True)
     return [next((size for size in sizes if size != UNKNOWN), None) for sizes in of_buckets]
 
 
 @dataclass(frozen=True, slots=True)
 class RankBuckets:
-    """What one rank contributes."""
+    """The buckets of one rank."""
 
     steps: tuple[BucketStep, ...]
-    """buckets in every profiled step, by the recorder's facts"""
+    """buckets in every profiled step, according to ddpprof's record"""
     passes: TracedPasses | None
     """``None`` without a trace"""
 
@@ -183,7 +183,7 @@ def _passes_of_step(
 
 
 def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
-    """Return where passes begin: after each forward, if the groups after each send the same known sizes; else at 0."""
+    """Return the indices at which passes begin: after each forward if the same known sizes follow each; else only 0."""
     firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
     layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}
     return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]
@@ -206,7 +206,7 @@ def _origins(trace: Trace) -> Int64Column:
 
 
 def _layout(passes: Sequence[TracedPass]) -> _Sizes:
-    """Return the layout that most passes fit, or the last in a tie, as first steps may have DDP's first layout."""
+    """Return the layout that most passes fit. In a tie, the last one wins: first steps may have DDP's first layout."""
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
     last = {one.sizes: one.step for one in sorted(passes, key=lambda one: one.step)}

@@ -91,7 +91,7 @@ def _medians(buckets: Sequence[BucketRow]) -> str:
 
 
 def _several_passes(report: ReportView, buckets: Sequence[BucketRow]) -> str:
-    """Say how many synchronised backward passes a step has, if it has more than one."""
+    """Return a note on the number of synchronised backward passes in a step, if there are several."""
     passes = {bucket.module: bucket.num_passes for bucket in buckets if bucket.num_passes > 1}
     if not passes:
         return ""
@@ -102,7 +102,7 @@ def _several_passes(report: ReportView, buckets: Sequence[BucketRow]) -> str:
 
 
 def _not_found(report: ReportView, buckets: Sequence[BucketRow]) -> str:
-    """Say why the profiled steps do not show when buckets were sent."""
+    """Return a note on why the profiled steps do not show when buckets were sent, if they do not."""
     is_profiled = any(rank.steps for rank in steps_of(report))
     is_told = any(bucket.launched_ns is not None or bucket.started_ns is not None for bucket in buckets)
     return _UNTOLD if is_profiled and not is_told else ""

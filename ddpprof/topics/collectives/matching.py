@@ -1,8 +1,8 @@
 """Which rows of different ranks could be the same collective? Rows of each process group are lined up, not compared.
 
-Two rows are in one line if they are of one process group and have the same sequence number; if the trace has none, they
-need the same position in the order of launch within a step of the same number. Sends and receives are between two ranks
-and are left out, as are rows with neither step nor sequence number.
+Two rows are in one line if they belong to the same process group and have the same sequence number. If the trace has no
+sequence numbers, they must have the same position in the launch order of steps with the same number. Sends and receives
+are between two ranks and are left out, as are rows with neither step nor sequence number.
 """
 
 from __future__ import annotations
@@ -283,13 +283,13 @@ def differs(lines: Candidates) -> NDArray[np.bool_]:
 
 
 def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[str]:
-    """Describe the differences. `step_numbers`: names of the steps in the lines."""
+    """Return a sentence for each difference. `step_numbers`: numbers of the steps in the lines."""
     told = _by_sequence(lines) if lines.by_sequence else _by_step(lines)
     return [f"{_where(lines, first, step_numbers)}: {text}" for first, text in told]
 
 
 def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
-    """Describe ranks with collectives of a group that does not list them, in one sentence per group."""
+    """Return a sentence for each group that does not list ranks with collectives of it."""
     ranks: dict[ProcessGroup, list[int]] = {}
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)
@@ -354,7 +354,7 @@ def _what_differs(lines: Candidates, line: int) -> str:
 
 
 def _odd_ones(ranks: Sequence[int], said: Sequence[str]) -> str:
-    """Return, in words, what the first unusual ranks have, and what most ranks have."""
+    """Return a clause with the value of the first unusual ranks, and the value of most ranks."""
     usual = Counter(said).most_common(1)[0][0]
     other = next(text for text in said if text != usual)
 

@@ -139,7 +139,7 @@ def sizes_of_rows(
 
 
 def _fastest(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Rows:
-    """Return the matched collectives as on their fastest ranks. `rows`: those of each rank, in the match's order."""
+    """Return each matched collective as it was on its fastest rank. `rows`: rows of each rank, in the match's order."""
     fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
     lines = [np.flatnonzero(fastest == column) for column in range(len(rows))]
     picked = _joined([rows_of(rows[column], matched.rows[line, column]) for column, line in enumerate(lines)])
@@ -243,7 +243,7 @@ def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | No
 
 
 def shared_durations_ns(comm: Collectives) -> Int64Column:
-    """Return the shared duration of every row."""
+    """Return the duration of every row in ns, where time during which n collectives run counts as 1/n for each."""
     if not len(comm):
         return np.empty(0, np.int64)
     times = np.concatenate((comm.start_ns, comm.end_ns))

@@ -66,7 +66,7 @@ class TensorOp:
 
 @dataclass(frozen=True, slots=True)
 class HorovodTimeline:
-    """What rank 0 wrote of every collective of every tensor."""
+    """What rank 0 wrote about every collective of every tensor."""
 
     backend: str | None
     """``gloo``, ``nccl``, ``mpi`` or ``ccl``"""
@@ -142,10 +142,10 @@ def _events(text: bytes) -> tuple[list[_Event], bool]:
 
 @dataclass(slots=True)
 class _Tensor:
-    """What goes on with a tensor."""
+    """State of one tensor while events are read."""
 
     open: list[tuple[str, int]] = field(default_factory=list)
-    """names and start times of what has not ended, outermost first"""
+    """names and start times of spans that have not ended, outermost first"""
     negotiated: tuple[int, int] | None = None
     ready_ns: dict[int, int] = field(default_factory=dict)
     op: TensorOp | None = None

@@ -1,4 +1,4 @@
-"""What is said of the computation that communication slows, and what may help."""
+"""Report on computation that communication slows down, and on what may help."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from its first kernel to the first kernel of the next step, because the host run
 counts, including work that another step launched. At the edges of a trace, work is missing: the last step ends with its
 last kernel, and the device may be busy in the first one with work that was launched before it.
 
-Light recording knows less:
+Light recording gives fewer parts:
 
     backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
 
-It includes the loss and exposed communication. Waits for further batches, when a step takes several, also lie between
-these times; they count as data, as far as it is known that they do not lie elsewhere.
+This includes the loss and exposed communication. If a step takes several batches, waits for further batches also lie
+between these times. They count as data, as far as it is known that they do not lie elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of the steps of one rank, from its trace and its record.
+"""Measures of the steps of one rank, from its trace and its record.
 
 Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`? DDP's definitions differ
 from ours, so `TorchTimes` has the same quantities by DDP's definitions, from our events:
@@ -54,10 +54,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class LightStepReport:
-    """One step that only the light recorder saw."""
+    """One step that ran without the profiler."""
 
     step: Annotated[int, Number("number of the step since training began")]
-    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a file of Horovod")]
+    mode: Annotated[str, Number("`off`, `light`, or `timeline` for a Horovod timeline")]
     duration_ns: Annotated[int, Number("length of the step", HOST, metric="step")]
     parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
 
@@ -134,7 +134,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare with DDP's own times. DDP publishes them in the next iteration, so they are in the next step's record."""
+    """Compare a step's times with DDP's own; ``None`` if DDP's are unknown. The next step's record contains them."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None

@@ -89,7 +89,7 @@ def step_timeline(trace: Trace, step: int) -> StepTimeline:
 
 
 def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, ...]) -> StepTimeline:
-    """Return the timeline, `moved_ns` later, with its buckets."""
+    """Return the timeline, shifted by `moved_ns`, with these buckets."""
     return replace(
         step,
         start_ns=step.start_ns + moved_ns,
@@ -149,7 +149,7 @@ class RankTimeline:
 
 class StepsToDraw(Sequence[StepTimeline]):
     def __init__(self, draw: Callable[[int], StepTimeline], indices: Sequence[int]) -> None:
-        """Set the function that draws the step with an index, and the indices."""
+        """`draw`: function that draws the step with an index. `indices`: indices of the steps."""
         self._draw = draw
         self._indices = indices
 
@@ -273,7 +273,7 @@ def _is_on(clock: CommonClock | None, rank: int) -> bool:
 
 
 def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
-    """Return, by rank, a further shift of its times; 0 on the common clock.
+    """Return an additional shift in ns of each rank's times; 0 for ranks on the common clock.
 
     Ranks of a job run at the same time. If a host's clock contradicts this, it is ignored: the first step that the rank
     shares with the first rank of the clock is then made to begin at the same time.

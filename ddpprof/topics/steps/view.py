@@ -71,12 +71,12 @@ def step_bars(report: ReportView) -> Iterable[Section]:
 
 
 def of_device(report: ReportView) -> str:
-    """Return words for a title that say that its times are the accelerator's, if there is one."""
-    return " of the device" if report.on_accelerator else ""
+    """Return the end of a title that says that times are device times, if there is an accelerator."""
+    return " of device time" if report.on_accelerator else ""
 
 
 def mean_of_steps(report: ReportView) -> str:
-    """Return words that say over which profiled steps a table's numbers are averaged."""
+    """Return a phrase with the number of profiled steps over which a table averages."""
     number = max((len(rank.averaged(report.usual_steps)) for rank in steps_of(report)), default=0)
     return f"mean of {count(number, 'profiled step')}"
 
@@ -316,7 +316,7 @@ def wrapper_table(report: ReportView) -> Iterable[Section]:
 
 
 def unusual_steps_line(report: ReportView) -> Iterable[Section]:
-    """Warn if the profiled steps, which all tables describe, are unlike the others."""
+    """Warn if the profiled steps, which all tables describe, took much longer than other steps."""
     costs = [rank.recording_cost for rank in steps_of(report) if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
@@ -331,7 +331,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return by what factor profiled steps were longer than most, and the length of most (ns); 0 with too few steps."""
+    """Return how many times as long as most steps the profiled steps were, and most steps' length (ns); or zeros."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [
@@ -347,7 +347,7 @@ def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
 
 
 def recording_cost_line(report: ReportView) -> Iterable[Section]:
-    """Say how much longer steps take while ddpprof records them."""
+    """Report how much longer steps take while ddpprof records them."""
     cost = _of_slowest_rank(report)
     if cost is None:
         return
@@ -399,5 +399,5 @@ STEPS: Topic[RankReport, tuple[RankReport, ...]] = Topic(
 
 
 def steps_of(report: ReportView) -> tuple[RankReport, ...]:
-    """Return what is known of the steps of each rank."""
+    """Return the measures of the steps of each rank."""
     return report[STEPS] or ()

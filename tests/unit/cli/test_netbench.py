@@ -105,7 +105,7 @@ Root Cause (first observed failure):
         pytest.param(
             "Traceback\nValueError: many\n", "torchrun ended with exit code 1: ValueError: many", id="torchrun"
         ),
-        pytest.param("", "torchrun ended with exit code 1: it gives no reason", id="nothing"),
+        pytest.param("", "torchrun ended with exit code 1: it printed no error", id="nothing"),
     ],
 )
 def test_why_the_ranks_ended(said: str, why: str) -> None:

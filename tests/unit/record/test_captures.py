@@ -255,7 +255,7 @@ def test_what_is_no_request_is_refused_and_the_next_one_answered(
         client.sendall(sent)
         answer = msgspec.json.decode(client.makefile("rb").readline(), type=CaptureAnswer)
     assert answer.refused is not None
-    assert answer.refused.startswith("the job does not understand the request")
+    assert answer.refused.startswith("the request is not valid")
     assert len(list(ask(folder_of(tmp_path), REQUEST))) == 2
     assert control == [REQUEST]
 

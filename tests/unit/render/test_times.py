@@ -95,7 +95,7 @@ def test_a_step_of_the_light_record_is_one_of_launches(device: str, says_so: boo
 def test_tables_of_the_device_say_so(words: str) -> None:
     out = StringIO()
     render_terminal(sections(on("cuda")), out, 160)
-    assert f"{words}, ms of the device" in out.getvalue()
+    assert f"{words}, ms of device time" in out.getvalue()
 
 
 @pytest.mark.parametrize(("device", "says_so"), [("cuda", True), ("cpu", False)])
@@ -105,11 +105,11 @@ def test_charts_say_whose_times_they_draw(device: str, says_so: bool) -> None:
     assert ("on the host's clock" in buckets.layout["xaxis"]["title"]["text"]) is says_so
     assert ("how long the device takes" in buckets.note) is says_so
     (kernels,) = slowdown_chart(shown)
-    assert ("ms of the device" in kernels.layout["xaxis"]["title"]["text"]) is says_so
+    assert ("ms of device time" in kernels.layout["xaxis"]["title"]["text"]) is says_so
     step = step_timeline(trace([(0, 100)], [(0, 20, Phase.FORWARD, 0)], []), 0)
     step = move_timeline(step, 0, ())
     page = report_page(shown, Timeline((RankTimeline(0, device, ("x",), True, (0,), (step,)),), None))
-    assert ("The step in numbers, ms of the device" in page) is says_so
+    assert ("The step in numbers, ms of device time" in page) is says_so
     assert ("The lanes show when the device worked" in page) is says_so
 
 

@@ -78,7 +78,7 @@ def test_who_failed_for_another(ended: str | None, lost: bool) -> None:
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        pytest.param((), "before any rank recorded", id="nothing"),
+        pytest.param((), "before any rank started recording", id="nothing"),
         pytest.param(("finished", "finished"), "finished", id="finished"),
         pytest.param(("failed: KeyError: x", None, None), "rank 0 failed: KeyError: x; ranks 1, 2 killed", id="error"),
         pytest.param(

@@ -87,7 +87,7 @@ def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
     [
         pytest.param(
             Predicted(5 * MS, 2 * MS, 8 * MS),
-            "these would help: a network with twice the bandwidth, 5.00 ms per step (2.00 – 8.00).",
+            "these changes would help: a network with twice the bandwidth, 5.00 ms per step (2.00 – 8.00).",
             id="helps",
         ),
         pytest.param(Predicted(5 * MS, -MS, 8 * MS), "within its uncertainty): a network with twice", id="may-help"),

@@ -102,7 +102,7 @@ def test_who_killed_a_rank(exit_code: int | None, num_oom_kills: int | None, adv
 
 @pytest.mark.parametrize(
     ("exit_code", "advice"),
-    [(-24, "It reached its limit of CPU time"), (-1, "Its terminal or its connection was closed")],
+    [(-24, "It reached its CPU time limit"), (-1, "Its terminal or its connection was closed")],
 )
 def test_signals_that_say_enough(exit_code: int, advice: str) -> None:
     died = replace(HANGING, fault=Fault.DIED, has_failed=True, detail=None, parameters=(), exit_code=exit_code)

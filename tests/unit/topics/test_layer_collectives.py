@@ -56,7 +56,7 @@ def test_without_hooks_nothing_in_the_backward_is_known_to_be_a_layers() -> None
 def test_the_finding() -> None:
     calls = LayerCalls("SyncBatchNorm", 53, 53, 30_000_000, 20_000_000)
     (found,) = layer_collectives(calls, View(2, step_ns=100_000_000))
-    assert found.title == "SyncBatchNorm calls 106 collectives per step, for whose results computation waits"
+    assert found.title == "SyncBatchNorm calls 106 collectives per step, and computation waits for the results"
     assert (found.gain_ns, found.may_be_meant) == (20_000_000, True)
     assert found.advice.startswith(
         "If a single rank's batch is large enough for batch statistics, do not call convert_"
