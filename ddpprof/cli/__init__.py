@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import CHOICES, say, say_error
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; the code is 2 for a mistake that the user can fix."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_process()
+    CHOICES.forget()
     try:
         from ddpprof.cli.commands import parsers, refuse_unknown  # inside the try, which catches Ctrl-C
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return int(options.run(options))
     except DdpprofError as error:
-        say(f"ddpprof: {error}", file=sys.stderr)
+        say_error(error)
         return 2
     except KeyboardInterrupt as interrupt:
         if interrupt.args:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
 
+from ddpprof.cli.presets import COLOR, COLORS, apply_presets
+from ddpprof.cli.saying import add_saying_options
 from ddpprof.errors import DdpprofError, did_you_mean
 from ddpprof.version import __version__
 
@@ -39,13 +41,16 @@ class Command:
 
 
 GROUPS: Mapping[str, tuple[Command, ...]] = {
-    "": (
+    "Record": (
         Command(
             "trace",
             "record and report on a training job without editing its script",
             "Where does the time in a training step go, and what should I change?",
             "ddpprof trace --nproc-per-node 2 train.py",
         ),
+        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo"),
+    ),
+    "Read": (
         Command(
             "report",
             "report on a run or on torch.profiler traces",
@@ -57,37 +62,6 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "compare two jobs and show what became slower by more than noise",
             "Did the job become slower by more than noise, and where?",
             "ddpprof compare runs/before runs/after",
-        ),
-    ),
-    "Watch": (
-        Command(
-            "watch",
-            "watch a whole training job without recording steps in detail",
-            "Is the job still as fast as it was? If not, when did it slow down, and why?",
-            "ddpprof watch --nproc-per-node 2 train.py",
-        ),
-        Command(
-            "diagnose",
-            "find which rank blocks a job or made it fail, and where",
-            "Why does the job hang, or why did it fail?",
-            "ddpprof diagnose runs/a",
-            writes_files=False,
-        ),
-        Command(
-            "capture",
-            "profile the next steps of a running job on all its ranks",
-            "Where does the step time go in a running job?",
-            "ddpprof capture runs/a --steps 5",
-            writes_files=False,
-        ),
-    ),
-    "Look": (
-        Command(
-            "top",
-            "show the ranks of a running job, and which rank waits for which",
-            "What is the job doing now, and which rank slows it down?",
-            "ddpprof top runs/a",
-            writes_files=False,
         ),
         Command(
             "timeline",
@@ -102,13 +76,6 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "ddpprof tensorboard runs/a runs/b",
         ),
         Command(
-            "schema",
-            "print the JSON Schema of a report",
-            "What does each field of a JSON report mean?",
-            "ddpprof schema report",
-            writes_files=False,
-        ),
-        Command(
             "explain",
             "explain a term used in reports",
             "What does this term in a report mean?",
@@ -116,13 +83,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             writes_files=False,
         ),
     ),
-    "Predict": (
-        Command(
-            "whatif",
-            "predict the step time for other buckets, networks or world sizes",
-            "How long would a step take with other bucket sizes, another network or more ranks?",
-            "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
-        ),
+    "Act": (
         Command(
             "try",
             "run a job with and without the changes that its report suggests",
@@ -136,8 +97,19 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "Which bucket sizes are fastest for this training job?",
             "ddpprof tune --nproc 2 train.py",
         ),
-    ),
-    "Measure by experiment": (
+        Command(
+            "whatif",
+            "predict the step time for other buckets, networks or world sizes",
+            "How long would a step take with other bucket sizes, another network or more ranks?",
+            "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
+        ),
+        Command(
+            "sweep",
+            "measure the step time for different values of an option",
+            "How does the step time depend on this option?",
+            "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
+            module="experiments",
+        ),
         Command(
             "overhead",
             "measure what DDP costs by running the job with and without it",
@@ -153,17 +125,39 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             module="experiments",
         ),
         Command(
-            "sweep",
-            "measure the step time for different values of an option",
-            "How does the step time depend on this option?",
-            "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
-            module="experiments",
-        ),
-        Command(
             "netbench",
             "measure the speed of collectives between ranks, by message size",
             "How fast is communication between the ranks, at each message size?",
             "ddpprof netbench --nproc-per-node 2",
+        ),
+    ),
+    "Watch": (
+        Command(
+            "watch",
+            "watch a whole training job without recording steps in detail",
+            "Is the job still as fast as it was? If not, when did it slow down, and why?",
+            "ddpprof watch --nproc-per-node 2 train.py",
+        ),
+        Command(
+            "top",
+            "show the ranks of a running job, and which rank waits for which",
+            "What is the job doing now, and which rank slows it down?",
+            "ddpprof top runs/a",
+            writes_files=False,
+        ),
+        Command(
+            "capture",
+            "profile the next steps of a running job on all its ranks",
+            "Where does the step time go in a running job?",
+            "ddpprof capture runs/a --steps 5",
+            writes_files=False,
+        ),
+        Command(
+            "diagnose",
+            "find which rank blocks a job or made it fail, and where",
+            "Why does the job hang, or why did it fail?",
+            "ddpprof diagnose runs/a",
+            writes_files=False,
         ),
     ),
     "More": (
@@ -174,7 +168,13 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "ddpprof doctor",
             writes_files=False,
         ),
-        Command("demo", "trace two small example training scripts", "What does ddpprof show?", "ddpprof demo"),
+        Command(
+            "schema",
+            "print the JSON Schema of a report",
+            "What does each field of a JSON report mean?",
+            "ddpprof schema report",
+            writes_files=False,
+        ),
         Command(
             "completion",
             "print a shell completion script for ddpprof",
@@ -213,18 +213,23 @@ class _WorldReadable(argparse.Action):
         os.environ[WORLD_READABLE] = "1"
 
 
+class _Color(argparse.Action):
+    """Option that sets the environment variable from which consoles read whether to use colours."""
+
+    def __call__(self, _parser: object, _namespace: object, value: object, _option: object = None) -> None:
+        os.environ[COLOR] = str(value)
+
+
 class _Root(_Parser):
-    """Parser whose help lists the commands by group, each with an example."""
+    """Parser whose help lists the commands by group, on one screen."""
 
     def format_help(self) -> str:
         question = "What does DistributedDataParallel cost, and which setting should you change?"
-        lines = ["usage: ddpprof COMMAND …", "", question]
+        lines = ["usage: ddpprof COMMAND …", "       ddpprof RUN          the same as ddpprof report RUN", "", question]
         width = max(map(len, COMMANDS)) + 2
         for title, commands in GROUPS.items():
-            lines += ["", *([title] if title else [])]
-            for command in commands:
-                lines += [f"  {command.name:<{width}}{command.summary}", f"  {'':{width}}{command.example}"]
-        return "\n".join([*lines, "", "ddpprof COMMAND --help shows all options of a command.", ""])
+            lines += ["", title, *(f"  {command.name:<{width}}{command.summary}" for command in commands)]
+        return "\n".join([*lines, "", "ddpprof COMMAND --help shows an example and all options.", ""])
 
 
 def refuse_unknown(words: Sequence[str]) -> NoReturn:
@@ -264,6 +269,10 @@ def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str,
 
 def _add_options(parser: Parser, command: Command) -> None:
     command.add_options(parser)
+    parser.add_argument(
+        "--color", choices=COLORS, action=_Color, help="when to use colours (default: auto, only on a terminal)"
+    )
+    add_saying_options(parser)
     if parser.get_default("run_words") is not None:
         parser.allow_abbrev = False
         parser.usage = parser.usage or (
@@ -277,3 +286,4 @@ def _add_options(parser: Parser, command: Command) -> None:
             nargs=0,
             help="let other users on this machine read the files that ddpprof writes, subject to your umask",
         )
+    apply_presets(parser, command.name)

@@ -35,6 +35,7 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="text for people, json for programs (null if the job is healthy), or one line for logs (%(default)s)",
     )
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     parser.add_argument(
         "--dump-stacks",
         action="store_true",

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count
-from ddpprof.cli.saying import say
+from ddpprof.cli.presets import presets
+from ddpprof.cli.saying import CHOICES, add_json_option, progress, say
 from ddpprof.errors import DdpprofError, did_you_mean, writing
 from ddpprof.files import local
 
@@ -38,6 +39,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write the results to, without user and host names (%(default)s)",
     )
+    add_json_option(parser)
     parser.set_defaults(run=run_doctor)
 
 
@@ -67,7 +69,9 @@ def run_doctor(options: argparse.Namespace) -> int:
     outcomes: list[CheckResult] = []
     began, setup = time.monotonic(), None
     if not options.only:
-        say(_HOW_LONG, flush=True)
+        for name, preset in presets().items():
+            say(f"option {name} = {preset.value}, from {preset.source}")
+        progress(_HOW_LONG)
     for found in examine(out.absolute().parent, options.gpus, options.only, _show_progress):
         _show_progress("")
         for outcome in found:
@@ -83,6 +87,8 @@ def run_doctor(options: argparse.Namespace) -> int:
     passed, failed, skipped = (counts[status] for status in (CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.SKIP))
     say(f"\n{passed} passed, {failed} failed, {skipped} skipped, in {seconds:.0f} s.")
     say(f"Wrote {out}." + (" Attach it to a bug report." if counts[CheckStatus.FAIL] else ""))
+    if CHOICES.prints_json:
+        sys.stdout.write(out.read_text(encoding="utf-8"))
     return 1 if counts[CheckStatus.FAIL] else 0
 
 

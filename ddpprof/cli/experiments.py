@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,14 @@ from ddpprof.cli.arguments import NPROC, count, positive
 from ddpprof.cli.experiment_plan import plan, split_experiment
 from ddpprof.cli.job import default_out
 from ddpprof.cli.output import refuse_unwritable_folder
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import CHOICES, add_json_option, note, progress, say, text_stream
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
     from ddpprof.experiments.plan import Experiment, Trial, TrialEnd
+    from ddpprof.layout import Section
+    from ddpprof.render.json_documents import Written
 
 _VARY = (
     "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25) or, in capitals, an environment "
@@ -113,6 +115,7 @@ def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> 
         help="with --resume: run the command even if the experiment was started by another user or on another machine",
     )
     add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
+    add_json_option(parser)
 
 
 def resumed(
@@ -144,7 +147,7 @@ def resumed(
             f"{options.resume} was created by ddpprof {experiment.kind}. Continue it with: "
             f"ddpprof {experiment.kind} --resume {options.resume}"
         )
-    say(f"ddpprof: running {_what_it_runs(experiment)}", file=sys.stderr)
+    note(f"running {_what_it_runs(experiment)}")
     return experiment
 
 
@@ -210,17 +213,14 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
     own = parser._option_string_actions  # noqa: SLF001 (argparse has no public list of options)
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
-            say(f"ddpprof: {word} comes after the script, so it is passed to the script", file=sys.stderr)
+            note(f"{word} comes after the script, so it is passed to the script")
 
 
 def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
     from ddpprof.experiments.vary import passed_on
 
     for name in passed_on(choices, command):
-        say(
-            f"ddpprof: {name}=… is not a DDP argument, so it is passed to the script as one of its arguments",
-            file=sys.stderr,
-        )
+        note(f"{name}=… is not a DDP argument, so it is passed to the script as one of its arguments")
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
@@ -236,7 +236,7 @@ def in_minutes(seconds: float) -> str:
 def say_how_long(seconds: float) -> None:
     """Print, after the first trial, how long the remaining ones will take."""
     if seconds >= _LONG_S:
-        say(f"About {in_minutes(seconds)} to go. Press Ctrl-C to stop; measurements so far are kept.", flush=True)
+        progress(f"About {in_minutes(seconds)} to go. Press Ctrl-C to stop; measurements so far are kept.")
 
 
 def run_trials(directory: Path, experiment: Experiment) -> bool:
@@ -254,7 +254,7 @@ def run_trials(directory: Path, experiment: Experiment) -> bool:
             max(steps_of(experiment, one, kind) for one in experiment.variants) for kind in (False, True)
         )
         steps = steps_in_words(cpu, accelerator, " each")
-        say(f"{number_of(len(trials), 'trial')} of {steps} in {directory}", flush=True)
+        progress(f"{number_of(len(trials), 'trial')} of {steps} in {directory}")
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
         failed = set[int]()
@@ -315,30 +315,46 @@ def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str)
     """Show what is running, on a line that the next one overwrites, if stdout is a terminal."""
     from ddpprof.layout import clean
 
-    if trial is not None and sys.stdout.isatty():
-        title = experiment.variants[trial.variant].title
-        print(f"\r\x1b[K[{done + 1}/{experiment.num_trials}] {clean(title)} …{left}", end="", flush=True)
+    if trial is not None and _redraws():
+        title, stream = experiment.variants[trial.variant].title, text_stream()
+        print(f"\r\x1b[K[{done + 1}/{experiment.num_trials}] {clean(title)} …{left}", file=stream, end="", flush=True)
 
 
 def _say(line: str) -> None:
     _wipe()
-    say(line, flush=True)
+    progress(line)
 
 
 def _wipe() -> None:
-    if sys.stdout.isatty():
-        print("\r\x1b[K", end="")
+    if _redraws():
+        print("\r\x1b[K", file=text_stream(), end="")
+
+
+def _redraws() -> bool:
+    """Return True if a line can be overwritten by the next one."""
+    return text_stream().isatty() and not CHOICES.is_quiet
+
+
+def print_result(result: Written, sections: Iterable[Section]) -> None:
+    """Print a result as JSON, or as text. `sections`: the result as text."""
+    if CHOICES.prints_json:
+        from ddpprof.render.json import render_json
+
+        sys.stdout.write(render_json(result))
+        return
+    from ddpprof.render.terminal import render_terminal
+
+    progress()
+    render_terminal(sections, sys.stdout)
 
 
 def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
     from ddpprof.experiments.results import read_experiment
     from ddpprof.layout import count as number_of
     from ddpprof.render.sections.experiments import experiment_sections
-    from ddpprof.render.terminal import render_terminal
 
     report = read_experiment(directory)
-    say()
-    render_terminal(list(experiment_sections(report)), sys.stdout)
-    if not interrupted:
+    print_result(report, experiment_sections(report))
+    if not interrupted and not CHOICES.is_quiet:
         written = f"{directory} ({number_of(experiment.num_trials, 'trial')})"
         say(f"\nWrote {written}. See it again with: ddpprof report {directory}")

@@ -20,7 +20,8 @@ from ddpprof import own_files
 from ddpprof.cli.arguments import seconds
 from ddpprof.cli.metrics_out import check, metrics_target, publish
 from ddpprof.cli.output import refuse_unwritable_folder
-from ddpprof.cli.saying import say
+from ddpprof.cli.presets import folder_for_runs
+from ddpprof.cli.saying import CHOICES, say
 from ddpprof.errors import RunExists
 from ddpprof.files import local
 from ddpprof.monitor.run_watch import RunWatch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _NPROC = "--nproc-per-node"
 _NUMBER_OF_RANKS = re.compile(r"[1-9]\d{0,8}|auto|gpu|cpu|xpu")
 """values that torchrun accepts as a number of ranks"""
-_NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after")
+_NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after", "--color")
 """options with a value that do not affect what is recorded"""
 
 
@@ -74,7 +75,6 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that starts a job."""
     add = parser.add_argument
     add("--no-command", action="store_true", help="do not store the command in the run")
-    add("--quiet", action="store_true", help="print only what the job prints")
     add(
         "--kill-after",
         type=seconds,
@@ -167,7 +167,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
         out=Path(options.out or default_out(words, is_module=options.module and not is_wrapped)),
         words=tuple(words),
         is_wrapped=is_wrapped,
-        recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force", "--dump-stacks")), *command),
+        recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force", "--dump-stacks", "-v", "--verbose")), *command),
     )
 
 
@@ -224,7 +224,7 @@ def _run_recorded(
     options, words = job.options, job.words
     settings = _settings_of(job, out, settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
-    tell = (lambda _text: None) if options.quiet else _tell
+    tell = (lambda _text: None) if CHOICES.is_quiet else _tell
     watch = RunWatch(out, tell, options.kill_after, options.dump_stacks, names_top=verb == "watch")
     speaks = settings.pulse and (not inside or launch.is_first_rank())
     if speaks:
@@ -251,7 +251,7 @@ def _run_recorded(
     if outcome.needs_rank:
         missing = f"{words[0]} expects a launcher: {outcome.needs_rank} is not set"
         say(f"ddpprof: {missing}. {_with_launcher(job, verb)}", file=sys.stderr)
-    elif not options.quiet:
+    elif not CHOICES.is_quiet:
         sys.stdout.flush()
         try:
             afterwards(inside, outcome)
@@ -315,7 +315,7 @@ def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills:
 def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str:
     """Return the name of a folder made from the job's name and the `kind` of experiment."""
     name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
-    return f"runs/{kind and f'{kind}-'}{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    return f"{folder_for_runs()}/{kind and f'{kind}-'}{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _die_of(number: int) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import seconds, sizes_bytes
 from ddpprof.cli.job import add_torchrun_options
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import CHOICES, add_json_option, progress
 from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import local
 
@@ -55,6 +55,7 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         help="time to spend on each size; stops after the first size at which one collective takes longer "
         "(%(default)s)",
     )
+    add_json_option(parser)
     add_torchrun_options(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
@@ -86,6 +87,7 @@ def _own_words(options: argparse.Namespace) -> list[str]:
     sizes = ",".join(map(str, options.sizes))
     words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
     words += [f"--backend={options.backend}"] if options.backend is not None else []
+    words += ["--json"] if CHOICES.prints_json else []
     return words + ([f"--out={options.out}"] if options.out is not None else [])
 
 
@@ -99,16 +101,20 @@ def _run_as_a_rank(options: argparse.Namespace) -> int:
 
 
 def _show(bench: NetBench, out: Path | None) -> None:
+    import json
     from dataclasses import asdict
 
     from ddpprof.render.sections.netbench import netbench_sections
     from ddpprof.render.terminal import render_terminal
     from ddpprof.rundir import write_json
 
-    render_terminal(netbench_sections(bench), sys.stdout)
+    if CHOICES.prints_json:
+        sys.stdout.write(f"{json.dumps(asdict(bench))}\n")
+    else:
+        render_terminal(netbench_sections(bench), sys.stdout)
     if out is None:
-        say("\nTo save the time of every iteration, add -o FILE.json.")
+        progress("\nTo save the time of every iteration, add -o FILE.json.")
         return
     with writing(out):
         write_json(out, asdict(bench))
-    say(f"\nWrote {out}.")
+    progress(f"\nWrote {out}.")

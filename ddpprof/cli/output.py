@@ -31,6 +31,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, has_tables: bool = Fa
         choices=["terminal", "json", "markdown", "html"],
         help="output format (default: terminal, or by the suffix of --out)",
     )
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     tables = "; FOLDER/ writes each table as a Parquet file" if has_tables else ""
     parser.add_argument(
         "--out", action=_Out, metavar="FILE", help=f"write to FILE; .html, .json and .md set the format{tables}"

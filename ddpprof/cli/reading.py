@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import numbers, positive
+from ddpprof.cli.saying import CHOICES
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.files import Location
 from ddpprof.signals import handled_signals
@@ -210,10 +211,9 @@ def _refuse_experiment(path: Location) -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[ReadProgress], None]]:
     """Show a progress bar on stderr, unless stderr is not a terminal or cannot redraw a line."""
-    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+    if CHOICES.is_quiet or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         yield lambda _step: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -225,6 +225,7 @@ def _progress() -> Iterator[Callable[[ReadProgress], None]]:
     )
 
     from ddpprof.layout import clean
+    from ddpprof.render.terminal import console_on
 
     columns = (
         TextColumn("reading {task.description}", markup=False),
@@ -234,7 +235,7 @@ def _progress() -> Iterator[Callable[[ReadProgress], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))
+    console = console_on(sys.stderr)
     bar = Progress(*columns, console=console, transient=True, auto_refresh=False)  # auto-refresh would start a thread
     began, due = time.monotonic(), 0.0
     tasks: list[TaskID] = []

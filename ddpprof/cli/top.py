@@ -42,12 +42,11 @@ def add_top_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_top(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from ddpprof.monitor.overview import find_pulses
+    from ddpprof.render.terminal import console_on
 
     find_pulses(options.path)  # raises if there is nothing to show
-    console = Console(highlight=False, no_color=bool(os.environ.get("NO_COLOR")))
+    console = console_on(sys.stdout)
     if options.once:
         _print_once(options.path, console)
     elif options.plain or not sys.stdout.isatty() or console.is_dumb_terminal:

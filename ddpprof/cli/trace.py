@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.after_trace import after_trace, nothing_recorded, report_stream
 from ddpprof.cli.arguments import add_profiler_options, count, numbers, positive, seconds
 from ddpprof.cli.job import JobCommand, add_job_options, add_out_options, parse_job, run_recorded
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import CHOICES, say
 from ddpprof.profiled_ranks import MOST
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
         parser.error(f"{out} is itself a run. Choose another folder for repeated runs: --out {out}s")
     there = rundir.repeated_runs_in(out)
     first = 1 if options.force else max(there, default=0) + 1
-    options.quiet, is_quiet = True, options.quiet
+    CHOICES.is_quiet, is_quiet = True, CHOICES.is_quiet
     numbered = [out / rundir.repeated_directory(number) for number in range(first, first + options.repeat)]
     for number, directory in enumerate(numbered, 1):
         outcome = _trace(job, directory)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
-from ddpprof.cli.experiments import in_minutes, resumed, run_trials, show_at_the_end
+from ddpprof.cli.experiments import in_minutes, print_result, resumed, run_trials, show_at_the_end
 from ddpprof.cli.job import default_out, parse_job
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.reading import finding_of, refuse_missing
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import add_json_option, progress
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
@@ -75,6 +74,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
     add("--resume", type=local, metavar="DIR", help="continue the trials in DIR; needs no other arguments")
     add("--trust", action="store_true", help="run the command even if another user recorded RUN or created DIR")
+    add_json_option(parser)
     parser.usage = "ddpprof try [options] RUN"
     parser.set_defaults(run_words=run_try)
 
@@ -115,7 +115,7 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
             return True
         if read_trying(directory).is_decided:
             return False
-        say(f"{first} rounds are not enough to decide: running {experiment.rounds - first} more.", flush=True)
+        progress(f"{first} rounds are not enough to decide: running {experiment.rounds - first} more.")
     return run_trials(directory, experiment)
 
 
@@ -283,11 +283,10 @@ def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], p
     steps = steps_of(experiment, now, report.job.device not in (None, "cpu"))
     seconds = starts * (_START_S + steps * (report.step_ns or 0) / 1e9)
     long = f"{seconds:.0f} s" if seconds < 100 else in_minutes(seconds)
-    say(
+    progress(
         f"Trying {number_of(len(promises), 'change')} to the job of {path}: {number_of(starts, 'start')} of "
         f"`{shlex.join(experiment.command)}`, {steps} steps each, about {long}, "
-        "or twice as many starts if these are not enough.",
-        flush=True,
+        "or twice as many starts if these are not enough."
     )
 
 
@@ -300,13 +299,11 @@ def _write_changes(directory: Path, run: Path, promises: list[Promise]) -> None:
 def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     from ddpprof.experiments.trying import keep_in_run, read_trying
     from ddpprof.render.sections.experiments import experiment_sections
-    from ddpprof.render.terminal import render_terminal
 
     report = read_trying(directory).report()
-    say()
-    render_terminal(experiment_sections(report), sys.stdout)
+    print_result(report, experiment_sections(report))
     if interrupted:
         return
     kept = keep_in_run(report)
     where = "" if kept is None else f" The report on {report.run} now also shows this result."
-    say(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")
+    progress(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,17 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import NPROC, positive
 from ddpprof.cli.experiment_plan import split_experiment
-from ddpprof.cli.experiments import add_place_options, in_minutes, resumed, show_at_the_end, steps_in_words
+from ddpprof.cli.experiments import (
+    add_place_options,
+    in_minutes,
+    print_result,
+    resumed,
+    show_at_the_end,
+    steps_in_words,
+)
 from ddpprof.cli.job import default_out
 from ddpprof.cli.reading import measured_network
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import progress, say
 from ddpprof.errors import CannotRecord, DdpprofError, writing
 from ddpprof.files import Location, location
 from ddpprof.files.small import read_small
@@ -156,8 +162,8 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     from ddpprof.load.record import load_record
 
     steps = (profile_steps(experiment), profile_steps(experiment, on_accelerator=True))
-    say(_plan_in_words(experiment, steps), flush=True)
-    say(f"Profiling the job in {directory / PROFILE_DIRECTORY}", flush=True)
+    progress(_plan_in_words(experiment, steps))
+    progress(f"Profiling the job in {directory / PROFILE_DIRECTORY}")
     ended = run_profile(directory, experiment)
     if ended is None:
         return False
@@ -233,10 +239,9 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     if left:
         settings = number_of(len(experiment.variants), "setting")
         minutes = "" if profile is None else f", at most {in_minutes(profile.seconds * left)}"
-        say(
+        progress(
             f"Measuring {settings} (including the unchanged job) in {number_of(experiment.rounds, 'round')}: "
-            f"{number_of(left, 'start')} of the job{minutes}. Press Ctrl-C to stop; measurements so far are kept.",
-            flush=True,
+            f"{number_of(left, 'start')} of the job{minutes}. Press Ctrl-C to stop; measurements so far are kept."
         )
     out = tuning.stopped()
     try:
@@ -259,13 +264,13 @@ def _say(tuning: KeptTuning, trial: Trial, ended: TrialEnd) -> None:
     if said is None:
         steps_ns = [ns for block in tuning.result(trial).blocks_ns for ns in block]
         said = f"{median(steps_ns) / 1e6:.2f} ms per step" if steps_ns else "no step was timed"
-    say(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}", flush=True)
+    progress(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}")
 
 
 def _say_stopped(tuning: KeptTuning, trial: Trial, variant: int) -> None:
     if trial.round + 1 < tuning.experiment.rounds:
         why = "it changes the losses" if variant in tuning.refused() else "it was clearly slower in every run"
-        say(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
+        progress(f"{_name(tuning, variant)} is not run again: {why}.")
 
 
 def _name(tuning: KeptTuning, variant: int) -> str:
@@ -274,10 +279,8 @@ def _name(tuning: KeptTuning, variant: int) -> str:
 
 def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:
     from ddpprof.render.sections.experiments import experiment_sections
-    from ddpprof.render.terminal import render_terminal
 
     report = tuning.report()
-    say()
-    render_terminal(experiment_sections(report), sys.stdout)
+    print_result(report, experiment_sections(report))
     if not interrupted:
-        say(f"\nWrote {tuning.directory}. See it again with: ddpprof report {tuning.directory}")
+        progress(f"\nWrote {tuning.directory}. See it again with: ddpprof report {tuning.directory}")

@@ -39,10 +39,25 @@ _JOINER = "\N{NO-BREAK SPACE}"
 """keeps words on one line; printed as an ordinary space"""
 
 
+def console_on(file: TextIO, width: int | None = None) -> Console:
+    """Return a console that uses colours as the user wants: by ``--color``, or else by ``NO_COLOR``."""
+    wanted = os.environ.get(_COLOR, "auto")
+    is_plain = wanted == "never" or (wanted == "auto" and bool(os.environ.get("NO_COLOR")))
+    return Console(
+        file=file,
+        highlight=False,
+        width=width,
+        color_system=None if is_plain else "standard" if wanted == "always" else "auto",  # no bold and dim either
+        force_terminal=True if wanted == "always" else None,
+    )
+
+
+_COLOR = "DDPPROF_COLOR"
+
+
 def render_terminal(sections: Iterable[Section], file: TextIO, width: int | None = None) -> None:
     """Print to `file`."""
-    plain = bool(os.environ.get("NO_COLOR"))  # with NO_COLOR, rich would still print bold and dim
-    console = Console(file=file, highlight=False, width=width, color_system=None if plain else "auto")
+    console = console_on(file, width)
     with console.capture() as captured:
         for section in sections:
             _SECTION[type(section)](console, section)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ddpprof.cli.commands import COMMANDS, Command, parsers
 
-_SHARED = ("--world-readable", "-h")
+_SHARED = ("--world-readable", "-h", "--color", "-q", "-v")
 _ALIGNED = re.compile(r"\n  (\S.*)")
 
 
@@ -30,17 +30,33 @@ def command_line_page() -> str:
 
 _ENDING = """## All commands
 
-- `--world-readable` lets other users on this machine read the files that ddpprof writes, subject to your umask.
-- `ddpprof --version` prints the version, `ddpprof --help` all commands with an example of each.
-
-| exit code | meaning |
+| option | |
 |---|---|
-| 0 | done; for `compare --fail-on`, passed |
-| 1 | `compare --fail-on`: failed; `doctor`: a check failed; `diagnose`: the job hangs or has failed |
-| 2 | a mistake that you can fix: a wrong option, or a file that cannot be read. One line on stderr says which |
-| 3 | `compare --fail-on`: too few runs to tell |
-| 130 | Ctrl-C |
-| other | `ddpprof trace` and `ddpprof watch` end as your job does, with its exit code or signal |
+| `-q`, `--quiet` | print only results and errors |
+| `-v`, `--verbose` | print the Python traceback of an error |
+| `--color auto`, `always`, `never` | when to use colours; `NO_COLOR` is respected with `auto` |
+| `--json` | print the result as JSON on stdout, in every command that prints one; sentences go to stderr |
+| `--world-readable` | let other users on this machine read the files that ddpprof writes, subject to your umask |
+
+`ddpprof --version` prints the version, and `ddpprof RUN` does the same as `ddpprof report RUN`. The
+[exit codes](exit-codes.md) are the same in all commands.
+
+## Options that you use every time
+
+`trace` and `watch` take defaults from the environment, or from the `pyproject.toml` in the current folder or the nearest one
+above it. The command line takes precedence over the environment, and the environment over the file. `ddpprof doctor` lists the
+options that are set.
+
+```toml
+[tool.ddpprof]
+steps = 20               # DDPPROF_STEPS
+skip-first = 10          # DDPPROF_SKIP_FIRST
+profile-ranks = "0,8"    # DDPPROF_PROFILE_RANKS
+metrics = "9400"         # DDPPROF_METRICS
+kill-after = 600         # DDPPROF_KILL_AFTER
+runs = "/scratch/runs"   # DDPPROF_RUNS: the folder for new runs of all commands
+color = "never"          # DDPPROF_COLOR: for all commands
+```
 """
 
 

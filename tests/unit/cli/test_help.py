@@ -30,7 +30,7 @@ def test_help_begins_with_a_question_and_an_example(name: str, capsys: pytest.Ca
         pytest.param(["tune", "--rounds-of", "2", "x.py"], "Did you mean --rounds?", id="shorter"),
         pytest.param(
             ["trace", "--set", "a=b", "x.py"],
-            "--set is an option of ddpprof overhead, ddpprof scale, ddpprof sweep.",
+            "--set is an option of ddpprof sweep, ddpprof overhead, ddpprof scale.",
             id="of-a-command",
         ),
         pytest.param(["report", "x", "--section", "bucket"], "Did you mean buckets?", id="value"),
