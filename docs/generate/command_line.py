@@ -43,9 +43,9 @@ _ENDING = """## All commands
 
 ## Options that you use every time
 
-`trace` and `watch` take defaults from the environment, or from the `pyproject.toml` in the current folder or the nearest one
-above it. The command line takes precedence over the environment, and the environment over the file. `ddpprof doctor` lists the
-options that are set.
+`trace` and `watch` take defaults from the environment, or from the `pyproject.toml` in the current folder or the
+nearest one above it. The command line takes precedence over the environment, and the environment over the file.
+`ddpprof doctor` lists the options that are set.
 
 ```toml
 [tool.ddpprof]
