@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from study import PICTURE, README, RECORDINGS, RESULTS, readme_table
 
-from ddpprof.engine.track_record import TRACK_RECORD
+from ddpprof.engine.finding import TRACK_RECORD
 from ddpprof.model.hang import Fault
 
 ANALYSES = Path(__file__).parents[1] / "analyses"

@@ -15,9 +15,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
-    from ddpprof.comparison.compare import Comparison
+    from ddpprof.comparison.compare import Comparison, RunSet
     from ddpprof.comparison.gate import ConditionVerdict, GateResult
-    from ddpprof.comparison.run_set import RunSet
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
 """exit codes of ``--fail-on``; 2 means an error in the command line"""
@@ -78,8 +77,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     verdicts = judge(comparison, conditions)
     commands = _how_to_record(comparison, verdicts, a, b)
     if options.brief:
-        from ddpprof.render.brief import brief_comparison
-        from ddpprof.render.json import render_json
+        from ddpprof.render.json import brief_comparison, render_json
 
         write(options, render_json(brief_comparison(comparison, verdicts)))
         return _exit_code(overall(verdicts), options.on_unknown)

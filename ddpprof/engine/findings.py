@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.predictions import Predicted, within
+from ddpprof.engine.finding import Finding, Predicted, within
 from ddpprof.engine.topic import Topic, View
-from ddpprof.model.tried import Outcome
+from ddpprof.model.json_files import Outcome
 
 _NOISE_OF_MEASURED = 0.02
 """fraction of the step; a smaller measured gain may be chance"""

@@ -1,21 +1,25 @@
 """The interface of a topic: everything about one question about a job, from the measure to the words.
 
 `report/topics.py` lists the topics. Other code only uses this interface, and names no single topic.
+
+Topics of other packages have an entry point in the group ``ddpprof.topics`` that names their `Topic`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, Predicted, Predictions
 from ddpprof.engine.numbers import Declared, declared_in
-from ddpprof.engine.predictions import Predicted, Predictions
-from ddpprof.layout import Section
+from ddpprof.errors import DdpprofError
+from ddpprof.layout import ABSENT, Column, Section, Table, clean, megabytes, ms, notes
 from ddpprof.model import DdpModule, OtherFile, Rank, Record
 from ddpprof.model.backends import ON_HOST
-from ddpprof.model.tried import TriedChange
+from ddpprof.model.json_files import TriedChange
 from ddpprof.model.whole_run import WholeRun
 
 _OfRank = TypeVar("_OfRank")
@@ -201,3 +205,76 @@ class Topic(Generic[_OfRank, _OfRun]):
     """name of the file type that it reads instead of ranks, if any"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
     """measures a file; ``None`` if the file belongs to another topic"""
+
+
+GROUP = "ddpprof.topics"
+
+
+@cache
+def further_topics() -> dict[str, Topic[Any, Any]]:
+    """Return the topics of installed packages, by entry point name.
+
+    Raises `DdpprofError` if one of them cannot be imported, or does not declare the types of its measures.
+    """
+    return {one.name: _loaded(one) for one in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
+
+
+def _loaded(entry: Any) -> Topic[Any, Any]:
+    package = entry.dist.name if entry.dist is not None else entry.value
+    try:
+        topic = entry.load()
+    except Exception as error:  # other people's code
+        why = f"cannot be imported ({error})"
+        raise DdpprofError(f"the topic {entry.name} of {package} {why}. {_WHAT_TO_DO}") from error
+    if not isinstance(topic, Topic) or None in (topic.of_rank, topic.of_ranks, topic.rank_type, topic.run_type):
+        lacks = "lacks of_rank, of_ranks, rank_type or run_type"
+        raise DdpprofError(f"the topic {entry.name} of {package} {lacks}. {_WHAT_TO_DO}")
+    return replace(topic, name=entry.name)
+
+
+_WHAT_TO_DO = "Uninstall the package, or report this to its authors."
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Return the packages that provide topics, with their versions; summaries of ranks depend on them."""
+    found = [one.dist for one in entry_points(group=GROUP)]
+    return tuple(sorted({f"{one.name} {one.version}" for one in found if one is not None}))
+
+
+_UNITS = {"_ns": (" ms", ms), "_bytes": (" MB", megabytes)}
+"""suffix of a column's name → suffix of its heading, and how to format its values"""
+
+
+def number_table(title: str, rows: Sequence[Any]) -> Table:
+    """Return a table with a row for each of `rows`, all of one dataclass, and a column for each number.
+
+    Times are shown in ms and sizes in MB. The meanings of the columns follow below the table.
+    """
+    kind: type = type(rows[0]) if rows else type(None)
+    declared = declared_in(kind) if rows else ()
+    headings = [_heading(one) for one in declared]
+    columns = [Column(name, is_number=one.kind is not str) for name, one in zip(headings, declared, strict=True)]
+    cells = tuple(tuple(_cell(one, one.value(row)) for one in declared) for row in rows)
+    meanings = [f"{name}: {one.meaning}" for name, one in zip(headings, declared, strict=True)]
+    return Table(title, tuple(columns), cells, notes(*meanings))
+
+
+def _unit_of(one: Declared) -> str | None:
+    return next((unit for unit in _UNITS if one.column.endswith(unit)), None)
+
+
+def _heading(one: Declared) -> str:
+    unit = _unit_of(one)
+    if unit is None:
+        return one.column.removeprefix("num_").replace("_", " ")
+    return one.column.removesuffix(unit).replace("_", " ") + _UNITS[unit][0]
+
+
+def _cell(one: Declared, value: Any) -> str:
+    if value is None:
+        return ABSENT
+    unit = _unit_of(one)
+    if unit is not None:
+        return _UNITS[unit][1](value)
+    return f"{value:.2f}" if one.kind is float else clean(str(value))

@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.load.run import complete, find_parts
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.pipeline.cache import Cache, cache_of
-from ddpprof.pipeline.entry import RankTask, read_about, read_drawing, read_summary
-from ddpprof.pipeline.numbers import Numbers
+from ddpprof.pipeline.entry import RankTask, Watch, read_about, read_drawing, read_summary
 from ddpprof.pipeline.pool import run_on_cores
-from ddpprof.pipeline.progress import Watch
 from ddpprof.predict.setting import BucketCaps, Setting
+from ddpprof.ranks_and_steps import Numbers
 from ddpprof.report import Report
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
-from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, of_each
 from ddpprof.report.run_profile import NO_BENCHES, KnownRun, profile_run
+from ddpprof.report.topics import RankSummary, RunSummary, merge_summaries, of_each
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 from ddpprof.topics.ranks.across import RecordedSteps
 from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress

@@ -15,15 +15,14 @@ from functools import cache
 from pathlib import Path
 
 from ddpprof import own_files
-from ddpprof.engine.packing import encode
-from ddpprof.engine.registry import versions
+from ddpprof.engine.topic import versions
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, spelled
 from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
+from ddpprof.own_files import is_of_this_user, scratch_folder, user_folder
 from ddpprof.pipeline.entry import BadEntryError, read_about, stamps_of
-from ddpprof.scratch import scratch_folder
-from ddpprof.user_key import is_of_this_user, user_folder
+from ddpprof.report.topics import encode
 from ddpprof.version import __version__
 
 _FOLDER = "summaries"

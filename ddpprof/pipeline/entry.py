@@ -7,7 +7,7 @@ An entry is a zip file, so that single steps can be read:
     drawing     `DrawnRank`; absent without a trace
     step-N      `StepTimeline` of the step with that index
 
-`engine/packing.py` makes bytes of each member.
+`report/topics.py` makes bytes of each member.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,17 +25,87 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from ddpprof.engine.packing import decode, encode
 from ddpprof.errors import DdpprofError
-from ddpprof.files import identity
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
+from ddpprof.files import Location, identity
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits
+from ddpprof.load.rank import LoadedRank, RankFiles, load_rank, some_file
 from ddpprof.model import NO_STEP, Collectives, DdpModule, HostSpans, Rank, StepMode, Trace, Work
 from ddpprof.model.tables import rows_of
-from ddpprof.report.rank_summary import RunSummary, summarise_rank
+from ddpprof.report.topics import RunSummary, decode, encode, summarise_rank
 from ddpprof.rundir import facts_file, last_step_file, steps_file
 from ddpprof.topics.steps.timeline import Drawing, DrawnRank, StepTimeline, drawing_of
 from ddpprof.words import utf8_text
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProgress:
+    """Progress at one moment."""
+
+    path: Location
+    """one of the files being read"""
+    num_done: int
+    num_ranks: int
+    done_bytes: int
+    all_bytes: int
+    """total size of the files in bytes; 0 if unknown"""
+
+
+Watch = Callable[[ReadProgress], None]
+
+
+class Progress:
+    """Progress of all ranks, which are identified by their index."""
+
+    def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
+        self._watch, self._ranks, self._sizes = watch, ranks, sizes
+        self._read: dict[int, int] = {}
+        """bytes read so far of each rank that was started"""
+        self._num_done = 0
+        self._path: Location = some_file(ranks[0]) if ranks else Path()
+
+    def begin(self, index: int) -> None:
+        self._path = some_file(self._ranks[index])
+        self.read(index, 0)
+
+    def read(self, index: int, num_bytes: int) -> None:
+        """Record how many bytes of the rank's files have been read so far."""
+        self._read[index] = min(num_bytes, self._sizes[index])
+        self._tell()
+
+    def end(self, index: int) -> None:
+        self._num_done += 1
+        self.read(index, self._sizes[index])
+
+    def _tell(self) -> None:
+        self._watch(
+            ReadProgress(self._path, self._num_done, len(self._ranks), sum(self._read.values()), sum(self._sizes))
+        )
+
+
+class FileBytes:
+    """Sum of the bytes of successive files, each counted from 0."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told = told
+        self._before = self._last = 0
+
+    def __call__(self, num_bytes: int) -> None:
+        if num_bytes < self._last:
+            self._before += self._last
+        self._last = num_bytes
+        self._told(self._before + num_bytes)
+
+
+def num_bytes(files: RankFiles) -> int:
+    """Return the total size of the rank's traces in bytes; 0 if unknown."""
+    total = 0
+    for path in files.traces:
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
+
 
 _T = TypeVar("_T")
 _ALWAYS = (1980, 1, 1, 0, 0, 0)

@@ -16,7 +16,7 @@ from itertools import product, takewhile
 from math import log
 
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Buckets, Caps, final_buckets, same_buckets
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, Buckets, Caps, final_buckets, same_buckets
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
 from ddpprof.model.backends import Compression, backend_of
-from ddpprof.model.bucket_assignment import same_buckets
+from ddpprof.model.ddp_module import same_buckets
 from ddpprof.predict.network import Network
 from ddpprof.predict.profile import PassProfile, Profile
 from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed

@@ -14,7 +14,7 @@ from itertools import groupby, product
 from math import ceil, log2
 
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, Gradient
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, MIB, Caps, Gradient
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ddpprof.errors import DdpprofError
-from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, final_buckets, rebuilds_buckets
+from ddpprof.model.ddp_module import Buckets, Caps, Gradient, final_buckets, rebuilds_buckets
 from ddpprof.predict.replay import Bucket, Link, Replayed, replay
 
 Times = Sequence[float | None]

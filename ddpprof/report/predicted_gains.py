@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 
-from ddpprof.engine.predictions import ACCUMULATED, NewBuckets, Predicted, Predictions
+from ddpprof.engine.finding import ACCUMULATED, NewBuckets, Predicted, Predictions
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.backends import backend_of
@@ -14,8 +14,8 @@ from ddpprof.predict.candidates import choose_caps
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Setting, sent_share
+from ddpprof.report import Job, Report
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
-from ddpprof.report.tree import Job, Report
 from ddpprof.statistics.medians import error_of_median
 from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
 

@@ -13,11 +13,10 @@ import msgspec
 
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.numbers import Declared, Number, Part, declared_in
-from ddpprof.engine.registry import further_topics
-from ddpprof.engine.topic import ReportView, TableSchema, Topic
+from ddpprof.engine.topic import ReportView, TableSchema, Topic, further_topics
 from ddpprof.errors import DdpprofError, how_to_install
+from ddpprof.report import Report, Tables
 from ddpprof.report.topics import TOPICS
-from ddpprof.report.tree import Report, Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,21 +1,33 @@
-"""The only list of topics: what each of them measures, finds and shows about a run."""
+"""The only list of topics, and what they measure of each rank, find and show about a run.
+
+A summary holds the contribution of ranks to a report: a few kilobytes, derived from traces and records, which are then
+not needed. It is first made for a single rank, independently of all others, so that processes and machines can share
+the work. Summaries merge in any order and grouping, with bit-identical results.
+
+Each topic's measures are kept as bytes: compressed msgpack, in which equal objects give equal bytes. Columns of times
+grow slowly, so their differences compress well. Only the code that wrote them reads them, since the cache knows its
+version.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, TypeVar, get_origin
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ddpprof.engine.finding import Finding
 from ddpprof.engine.findings import find
-from ddpprof.engine.packing import decode, encode
-from ddpprof.engine.registry import further_topics
-from ddpprof.engine.topic import Chapter, Topic, View
+from ddpprof.engine.topic import Chapter, Topic, View, further_topics
 from ddpprof.layout import Section
 from ddpprof.model import DdpModule, Rank
-from ddpprof.report.tree import Report
+from ddpprof.report import Report
 from ddpprof.topics.accumulation import ACCUMULATION
 from ddpprof.topics.attempts import ATTEMPTS
 from ddpprof.topics.bound import BOUND
@@ -24,15 +36,17 @@ from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA
 from ddpprof.topics.data_parallel import DATA_PARALLEL
 from ddpprof.topics.devices import DEVICES
-from ddpprof.topics.facts import FACTS
+from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod.view import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
+from ddpprof.topics.overlap_slowdown.measure import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.topics.overlap_slowdown.view import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
@@ -148,3 +162,120 @@ def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:
 def file_of(report: Report) -> str | None:
     """Return the name of the kind of file that was read instead of ranks; ``None`` if ranks were read."""
     return next((topic.file for topic, _ in topics_of(report) if topic.file is not None), None)
+
+
+_T = TypeVar("_T")
+_LEVEL = 1
+"""compression level; higher ones take longer than reading the trace"""
+
+
+def encode(value: object) -> bytes:
+    return zlib.compress(_ENCODER.encode(value), _LEVEL)
+
+
+def decode(content: bytes, kind: type[_T]) -> _T:
+    """Decode a value. Raises ``zlib.error`` and ``msgspec.MsgspecError``."""
+    return msgspec.msgpack.decode(zlib.decompress(content), type=kind, dec_hook=_decoded)
+
+
+class _Column(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    is_differences: bool
+    content: bytes
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, array):
+        return value.tobytes()
+    if isinstance(value, np.ndarray):
+        as_differences = value.dtype == np.int64 and value.ndim == 1
+        content = np.diff(value, prepend=np.int64(0)) if as_differences else np.ascontiguousarray(value)
+        return _Column(value.dtype.str, value.shape, as_differences, content.tobytes())
+    raise NotImplementedError(type(value))
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    if kind is array:
+        return array("d", value)
+    assert get_origin(kind) is np.ndarray, kind
+    column = msgspec.convert(value, _Column)
+    values: NDArray[Any] = np.frombuffer(column.content, np.dtype(column.dtype)).reshape(column.shape)
+    return np.cumsum(values, dtype=np.int64) if column.is_differences else values
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
+
+
+_OfRank = TypeVar("_OfRank")
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    rank: int
+    world_size: int | None
+    measured: Mapping[str, bytes]
+    """topic name → its measures; see `measure_topics`"""
+
+    def of(self, topic: Topic[_OfRank, Any]) -> _OfRank | None:
+        """Return what a topic measured of the rank; ``None`` if nothing."""
+        return decode(self.measured[topic.name], topic.rank_type) if topic.name in self.measured else None
+
+    @cached_property
+    def facts(self) -> RankFacts:
+        return self.of(FACTS) or RankFacts(None, None)
+
+    @property
+    def record(self) -> RecordSummary | None:
+        return self.facts.record
+
+    @property
+    def host(self) -> str | None:
+        trace = self.facts.trace
+        return self.record.facts.host if self.record else trace.host if trace else None
+
+
+def of_each(topic: Topic[_OfRank, Any], ranks: Iterable[RankSummary]) -> dict[int, _OfRank]:
+    """Return what a topic measured, by rank."""
+    found = ((one.rank, one.of(topic)) for one in ranks)
+    return {rank: of_rank for rank, of_rank in found if of_rank is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    ranks: tuple[RankSummary, ...] = ()
+    """ranks in ascending order"""
+    overlap_slowdown: OverlapSlowdown | None = None
+    """``None`` if none of them has a trace"""
+    kernels: tuple[KernelSummary, ...] = ()
+    """kernels that take the most time on rank `kernels_of`"""
+    kernels_of: int | None = None
+    """lowest rank with steps; ``None`` if no rank has any"""
+    missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """rank → description of its data that could not be read"""
+
+
+def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
+    """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
+    trace, steps = rank.trace, rank.measured_step_indices
+    slowdown = measure_slowdown(trace, steps, rank.baseline_step_indices) if trace is not None else None
+    return RunSummary(
+        ranks=(RankSummary(rank.rank, rank.world_size, measure_topics(rank, steps, modules)),),
+        overlap_slowdown=thinned(slowdown) if slowdown is not None else None,
+        kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
+        kernels_of=rank.rank if steps else None,
+    )
+
+
+def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
+    """Merge summaries of disjoint ranks."""
+    slowdowns = [one.overlap_slowdown for one in summaries if one.overlap_slowdown is not None]
+    with_steps = [one for one in summaries if one.kernels_of is not None]
+    first = min(with_steps, key=lambda one: one.kernels_of or 0, default=None)
+    return RunSummary(
+        ranks=tuple(sorted((rank for one in summaries for rank in one.ranks), key=lambda rank: rank.rank)),
+        overlap_slowdown=merge_slowdowns(slowdowns) if slowdowns else None,
+        kernels=first.kernels if first is not None else (),
+        kernels_of=first.kernels_of if first is not None else None,
+        missing=dict(sorted(pair for one in summaries for pair in one.missing.items())),
+    )

@@ -13,9 +13,8 @@ from ddpprof.predict.predict import Gain, Prediction, gain, num_ranks, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
 from ddpprof.predict.setting import Algorithm, BucketCaps, Setting
+from ddpprof.report import Job, ShownInNotebooks
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
-from ddpprof.report.tree import Job
-from ddpprof.shown_in_notebooks import ShownInNotebooks
 from ddpprof.version import __version__
 
 WHATIF_FORMAT = 1

@@ -20,7 +20,6 @@ ALLOWED = {
     "cli/timeline.py": "likewise",
     "load/plugin_trace.py": "likewise",
     "record/profiler.py": "likewise",
-    "user_key.py": "likewise",
     "cli/tensorboard.py": "in a scratch folder; moves folders that the helper has made to where links are not followed",
     "record/launch.py": "in a scratch folder",
     "record/inject/_ddpprof_ends.py": "in a scratch folder, in a process that imports nothing of ddpprof",

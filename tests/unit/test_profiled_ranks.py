@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpprof.profiled_ranks import MOST, is_profiled, rule
+from ddpprof.ranks_and_steps import MOST, is_profiled, rule
 
 
 def profiled(world_size: int, chosen: tuple[tuple[int, int], ...] = ()) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.scratch import scratch_folder
+from ddpprof.own_files import scratch_folder
 
 
 @pytest.fixture(autouse=True)

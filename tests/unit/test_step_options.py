@@ -2,9 +2,9 @@
 
 import pytest
 
+from ddpprof.ranks_and_steps import default_steps, options_for
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import Schedule
-from ddpprof.step_options import default_steps, options_for
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ddpprof.intervals import outermost
 from ddpprof.load.classify import DEVICE_ROLES, Identity, IdentityColumns
-from ddpprof.load.kineto.arguments import CollectiveDetails
+from ddpprof.load.kineto.events import CollectiveDetails
 from ddpprof.model import UNKNOWN, Int64Column
 from ddpprof.model.tables import rows_of
 

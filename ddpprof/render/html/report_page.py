@@ -8,11 +8,13 @@ from html import escape
 from typing import Any
 
 from ddpprof.layout import PARTS, Bars, Line, Section, clean, ms
-from ddpprof.render.html.blocks import Block, blocks_html, column_name
 from ddpprof.render.html.charts import (
+    Block,
     bars_chart,
+    blocks_html,
     bucket_chart,
     collective_chart,
+    column_name,
     ranks_chart,
     slowdown_chart,
     whole_run_chart,

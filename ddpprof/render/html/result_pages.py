@@ -15,8 +15,7 @@ from ddpprof.experiments.sweep import SweepCurve, SweepPoint, SweepReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.layout import Line, Section, clean, ms
 from ddpprof.predict.predict import PredictedParts
-from ddpprof.render.html.blocks import blocks_html
-from ddpprof.render.html.charts import Chart, bar_trace, bars_layout, decade_ticks, error_bars, limit_line
+from ddpprof.render.html.charts import Chart, bar_trace, bars_layout, blocks_html, decade_ticks, error_bars, limit_line
 from ddpprof.render.html.page import Page, PagePart, definitions, render_page
 from ddpprof.render.json import render_json
 from ddpprof.render.json_documents import ComparisonFile, Written

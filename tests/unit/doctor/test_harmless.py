@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddpprof.doctor import harmless
+from ddpprof.doctor import installation
 from ddpprof.doctor.check import Context, Setup
-from ddpprof.doctor.harmless import Trained
+from ddpprof.doctor.installation import Trained
 
 GPUS = Context(Path("folder"), Path(), 2, Setup("nccl", 2, "cuda", 2))
 
@@ -26,5 +26,5 @@ GPUS = Context(Path("folder"), Path(), 2, Setup("nccl", 2, "cuda", 2))
 def test_devices_are_left_alone(with_ddpprof: Mapping[str, Any], verdicts: list[str]) -> None:
     run = Path("run")
     without = Trained({"synchronising_calls": 4, "foreign_contexts": []}, run)
-    found = harmless._on_devices(GPUS, without, Trained(with_ddpprof, run))
+    found = installation._on_devices(GPUS, without, Trained(with_ddpprof, run))
     assert [one.verdict for one in found] == verdicts

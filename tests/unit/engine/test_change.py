@@ -5,16 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpprof.engine.change import (
+from ddpprof.engine.finding import (
+    DEFAULT_CAP,
     Change,
     ChangeKind,
+    NewBuckets,
+    Predicted,
     Value,
     bucket_change,
     ddp_change,
     environment_change,
     loader_change,
 )
-from ddpprof.engine.predictions import DEFAULT_CAP, NewBuckets, Predicted
 
 GAIN = Predicted(3, 2, 4)
 

@@ -10,14 +10,11 @@ from observations import BUFFERS, HELD, LATE, MIB, MS, loader, observed, of_mib,
 from tables import ddp_module
 
 from ddpprof import topics
-from ddpprof.engine.change import Change, ChangeKind, ddp_change
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Change, ChangeKind, Finding, NewBuckets, Predicted, Predictions, Tried, ddp_change
 from ddpprof.engine.findings import in_order
 from ddpprof.engine.findings import is_noise as is_noise_of
-from ddpprof.engine.predictions import NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View
-from ddpprof.engine.track_record import Tried
-from ddpprof.model.tried import Measured, Outcome, TriedChange
+from ddpprof.model.json_files import Measured, Outcome, TriedChange
 from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.report.topics import TOPICS, find_all
 from ddpprof.topics.accumulation import Accumulation
@@ -200,7 +197,7 @@ def test_a_rule_that_is_often_wrong_is_worth_trying_but_not_first(monkeypatch: p
     often_wrong, right = Finding("often-wrong", "", "", "", 9 * MS), Finding("right", "", "", "", 5 * MS)
     assert [one.rule for one in in_order([often_wrong, right], observed(), {})] == ["often-wrong", "right"]
     record = {"often-wrong": Tried(num_cases=4, num_confirmed=3), "right": Tried(num_cases=5, num_confirmed=4)}
-    monkeypatch.setattr("ddpprof.engine.track_record.TRACK_RECORD", record)
+    monkeypatch.setattr("ddpprof.engine.finding.TRACK_RECORD", record)
     assert [one.rule for one in in_order([often_wrong, right], observed(), {})] == ["right", "often-wrong"]
     tried = replaced(often_wrong, measured=Measured(8 * MS, 7 * MS, 9 * MS, Outcome.CONFIRMED, 5))
     assert [one.rule for one in in_order([tried, right], observed(), {})] == ["often-wrong", "right"]

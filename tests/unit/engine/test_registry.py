@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.engine import registry
+from ddpprof.engine import topic
 from ddpprof.engine.topic import Topic
 from ddpprof.errors import DdpprofError
 
@@ -21,19 +21,19 @@ WHOLE: Topic[Any, Any] = Topic(
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def install(load: Any) -> None:
         entry = SimpleNamespace(name="mine", value="mine:TOPIC", dist=SimpleNamespace(name="p", version="2"), load=load)
-        monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "ddpprof.topics" else [])
+        monkeypatch.setattr(topic, "entry_points", lambda group: [entry] if group == "ddpprof.topics" else [])
 
-    registry.further_topics.cache_clear()
-    registry.versions.cache_clear()
+    topic.further_topics.cache_clear()
+    topic.versions.cache_clear()
     yield install
-    registry.further_topics.cache_clear()
-    registry.versions.cache_clear()
+    topic.further_topics.cache_clear()
+    topic.versions.cache_clear()
 
 
 def test_a_topic_is_known_by_its_name_and_version(installed: Any) -> None:
     installed(lambda: WHOLE)
-    assert registry.further_topics() == {"mine": WHOLE}
-    assert registry.versions() == ("p 2",)
+    assert topic.further_topics() == {"mine": WHOLE}
+    assert topic.versions() == ("p 2",)
 
 
 def broken() -> None:
@@ -51,4 +51,4 @@ def broken() -> None:
 def test_one_that_cannot_be_used_is_named_with_its_package(load: Any, says: str, installed: Any) -> None:
     installed(load)
     with pytest.raises(DdpprofError, match=says):
-        registry.further_topics()
+        topic.further_topics()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.files import redirects
+from ddpprof.files import explain
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from ddpprof.files import redirects
     ],
 )  # fmt: skip
 def test_how_far_in_an_address_lies(address: str, place: int) -> None:
-    assert redirects._place(address) == place
+    assert explain._place(address) == place

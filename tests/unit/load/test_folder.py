@@ -9,7 +9,7 @@ import pytest
 from run_files import RUN, distributed, facts, ranks_with_trace, trace_text
 
 from ddpprof.errors import BadTrace, NotARun
-from ddpprof.load.limits import Limits
+from ddpprof.load.file_bytes import Limits
 from ddpprof.load.run import find_ranks, load_run
 
 if sys.version_info >= (3, 14):

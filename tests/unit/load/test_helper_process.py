@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ddpprof.load.helper_process import signals_later
+from ddpprof.load.file_bytes import signals_later
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

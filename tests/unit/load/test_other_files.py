@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.errors import BadTrace
-from ddpprof.load.other_files import load_times
+from ddpprof.load.rank import load_times
 
 
 def test_columns_are_configurations_and_rows_sizes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpprof.model.bucket_assignment import (
+from ddpprof.model.ddp_module import (
     Buckets,
     Caps,
     Gradient,

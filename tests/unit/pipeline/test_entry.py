@@ -9,9 +9,8 @@ import pytest
 from fleets import SAMPLE
 from shared import TRACES
 
-from ddpprof.engine.packing import decode, encode
 from ddpprof.load.run import load_run
-from ddpprof.report.rank_summary import RunSummary, merge_summaries, summarise_rank
+from ddpprof.report.topics import RunSummary, decode, encode, merge_summaries, summarise_rank
 from ddpprof.topics.steps.timeline import DrawnRank, StepTimeline, drawing_of
 
 

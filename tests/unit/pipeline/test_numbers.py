@@ -3,7 +3,7 @@
 import pytest
 
 from ddpprof.cli.arguments import numbers
-from ddpprof.pipeline.numbers import Numbers
+from ddpprof.ranks_and_steps import Numbers
 
 
 @pytest.mark.parametrize(

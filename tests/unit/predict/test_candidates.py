@@ -10,7 +10,7 @@ from predictions import MIB, UNIT, computed, network, profile, training
 from predictions import profile as of_four
 
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
+from ddpprof.model.ddp_module import Caps, Gradient, final_buckets
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.predict.candidates import (
     Candidate,

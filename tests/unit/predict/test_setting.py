@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.model.bucket_assignment import MIB, Caps
+from ddpprof.model.ddp_module import MIB, Caps
 from ddpprof.predict.setting import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 
 

@@ -4,7 +4,7 @@ import pytest
 from predictions import MIB, UNIT, computed, training
 
 from ddpprof.errors import DdpprofError
-from ddpprof.model.bucket_assignment import Caps
+from ddpprof.model.ddp_module import Caps
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.training import joint
 

@@ -11,7 +11,7 @@ from replayed_runs import MODULE, in_turn, known, light
 from reports import report
 from tables import ddp_module, record, run
 
-from ddpprof.engine.predictions import Predictions
+from ddpprof.engine.finding import Predictions
 from ddpprof.model import BackwardPass, DdpModule, Rank, RecordedStep
 from ddpprof.predict.predict import predict
 from ddpprof.predict.setting import Setting

@@ -14,7 +14,7 @@ from tables import ddp_module
 from ddpprof.errors import DdpprofError
 from ddpprof.files import location
 from ddpprof.model import Parameter, RecordedStep, StepMode
-from ddpprof.model.bucket_assignment import Caps, Gradient, gradient_of
+from ddpprof.model.ddp_module import Caps, Gradient, gradient_of
 from ddpprof.pipeline.analysis import analysed
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.training import joint

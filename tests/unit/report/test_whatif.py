@@ -10,7 +10,7 @@ from reports import report
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import Line
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import Gradient
+from ddpprof.model.ddp_module import Gradient
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.setting import Algorithm, BucketCaps, Setting

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpprof.statistics.shift import Shift, _outside, shift_between
+from ddpprof.statistics.between_runs import Shift, _outside, shift_between
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_the_count_of_orders_is_that_of_all_orders() -> None:
 
 
 def test_large_samples_agree_with_the_exact_count() -> None:
-    from ddpprof.statistics import shift
+    from ddpprof.statistics import between_runs
 
     exact = _outside(20, 20, 0.025)
     assert exact is not None
-    before, shift._EXACT_UP_TO = shift._EXACT_UP_TO, 1
+    before, between_runs._EXACT_UP_TO = between_runs._EXACT_UP_TO, 1
     try:
         normal = _outside(20, 20, 0.025)
     finally:
-        shift._EXACT_UP_TO = before
+        between_runs._EXACT_UP_TO = before
     assert normal is not None
     assert abs(exact - normal) <= 1
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from ddpprof.intervals import union
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
-from ddpprof.load.kineto.columns import IntColumn
-from ddpprof.load.kineto.read import Header
-from ddpprof.load.tables.host import (
+from ddpprof.load.host import (
+    PhaseFinder,
+    StepFinder,
     awaited_until,
     compute_pieces,
     holder_of,
@@ -19,9 +19,11 @@ from ddpprof.load.tables.host import (
     launch_of,
     match_calls,
     positions,
+    steps_from_forwards,
 )
-from ddpprof.load.tables.steps import PhaseFinder, StepFinder, steps_from_forwards
-from ddpprof.load.tables.trace_rows import Rows, TraceRows
+from ddpprof.load.kineto.columns import IntColumn
+from ddpprof.load.kineto.read import Header
+from ddpprof.load.trace_rows import Rows, TraceRows
 from ddpprof.model import (
     NO_STEP,
     UNKNOWN,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.load.classify import IdentityColumns, Role
-from ddpprof.load.kineto.arguments import CollectiveDetails
 from ddpprof.load.kineto.columns import Columns, IntColumn, LaunchRows
+from ddpprof.load.kineto.events import CollectiveDetails
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
 
 Rows = NDArray[np.int64]

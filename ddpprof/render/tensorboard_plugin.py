@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ddpprof.model import UNKNOWN, CollectiveKind, Step
 from ddpprof.model.backends import ON_HOST
-from ddpprof.model.plugin import PluginCollective, PluginView
-from ddpprof.report.rank_summary import RankSummary
+from ddpprof.model.tables import PluginCollective, PluginView
+from ddpprof.report.topics import RankSummary
 from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, match_collectives
 from ddpprof.topics.collectives.table import sizes_of_rows
 from ddpprof.topics.ranks.across import ACROSS
