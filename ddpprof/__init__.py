@@ -37,7 +37,7 @@ from ddpprof.version import __version__
 if TYPE_CHECKING:
     from ddpprof import integrations
     from ddpprof.cli import main
-    from ddpprof.comparison.compare import compare_reports
+    from ddpprof.comparison import compare_reports
     from ddpprof.errors import DdpprofError
     from ddpprof.load.file_bytes import give_back_large_arrays
     from ddpprof.load.rank import load_trace
@@ -61,7 +61,7 @@ _HOME = {
     "Trace": "ddpprof.model",
     "between_runs": "ddpprof.statistics.between_runs",
     "build_report": "ddpprof.report.build",
-    "compare_reports": "ddpprof.comparison.compare",
+    "compare_reports": "ddpprof.comparison",
     "give_back_large_arrays": "ddpprof.load.file_bytes",
     "hooks": "ddpprof.record.hooks",
     "integrations": "ddpprof.integrations",

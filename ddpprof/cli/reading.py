@@ -19,7 +19,7 @@ from ddpprof.files import Location
 from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
-    from ddpprof.comparison.compare import RunSet
+    from ddpprof.comparison import RunSet
     from ddpprof.engine.finding import Finding
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.pipeline.entry import ReadProgress
@@ -160,7 +160,7 @@ def _written_report(path: Location) -> Report | None:
 
 def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder: Location | None = None) -> RunSet:
     """Read the runs of one job; each is a run, traces or a JSON report. Raises `DdpprofError`."""
-    from ddpprof.comparison.compare import RunSet
+    from ddpprof.comparison import RunSet
 
     reports = []
     for path in paths:

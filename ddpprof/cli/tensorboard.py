@@ -170,7 +170,7 @@ def write_log_directory(
     `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
     installed.
     """
-    from ddpprof.render.tensorboard.native import write_native
+    from ddpprof.render.tensorboard import write_native
 
     with _replaced(directory) as part:
         write_native(part, report, drawings)

@@ -14,7 +14,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import location
 
 if TYPE_CHECKING:
-    from ddpprof.predict.setting import BucketCaps
+    from ddpprof.predict import BucketCaps
     from ddpprof.report import Job, Report
     from ddpprof.report.run_profile import Profiled
     from ddpprof.report.whatif import Asked
@@ -153,7 +153,7 @@ def _try(options: argparse.Namespace) -> str:
 
 def _asked(options: argparse.Namespace) -> Asked:
     from ddpprof.model.backends import Compression
-    from ddpprof.predict.setting import Algorithm, Setting
+    from ddpprof.predict import Algorithm, Setting
     from ddpprof.report.whatif import Asked
 
     hook, rank = options.compress or (None, 1)
@@ -175,7 +175,7 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 def _buckets(options: argparse.Namespace) -> Iterator[BucketCaps]:
     from ddpprof.model.ddp_module import DEFAULT_CAP_MIB
-    from ddpprof.predict.setting import BucketCaps
+    from ddpprof.predict import BucketCaps
 
     lists = [*(options.bucket_cap_mb_list or [])]
     if options.first_bucket_mb is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpprof.child_processes import adopt_orphans, kill_descendants
-from ddpprof.doctor.check import CannotCheck, Check, CheckResult, CheckStatus, Context, Setup, setups
+from ddpprof.doctor import CannotCheck, Check, CheckResult, CheckStatus, Context, Setup, setups
 from ddpprof.doctor.installation import check_torch, check_unchanged, check_versions
 from ddpprof.doctor.machine import (
     check_clock,

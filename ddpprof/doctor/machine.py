@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.doctor.check import CheckResult, Context, judge, skip
+from ddpprof.doctor import CheckResult, Context, judge, skip
 from ddpprof.linux_files import cpu_quota
 from ddpprof.own_files import choose_temporary_directory
 from ddpprof.pipeline.pool import available_bytes

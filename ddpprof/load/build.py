@@ -21,9 +21,8 @@ from ddpprof.load.host import (
     positions,
     steps_from_forwards,
 )
-from ddpprof.load.kineto.columns import IntColumn
+from ddpprof.load.kineto.columns import IntColumn, Rows, TraceRows
 from ddpprof.load.kineto.read import Header
-from ddpprof.load.trace_rows import Rows, TraceRows
 from ddpprof.model import (
     NO_STEP,
     UNKNOWN,

@@ -20,9 +20,9 @@ from ddpprof.files import Location, spelled
 from ddpprof.load.build import build_trace
 from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits, give_back_holes
 from ddpprof.load.host import join_cycles
+from ddpprof.load.kineto.columns import TraceRows
 from ddpprof.load.kineto.read import Header, read_header, read_trace
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.load.trace_rows import TraceRows
 from ddpprof.model import OtherFile, Rank, Record, StepMode, TimesTable, Trace
 from ddpprof.model.backends import WITH_KERNELS
 from ddpprof.model.record import error_in

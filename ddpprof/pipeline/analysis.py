@@ -12,17 +12,15 @@ from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.load.run import complete, find_parts
 from ddpprof.model import DdpModule, RecordedStep, StepMode
-from ddpprof.pipeline.cache import Cache, cache_of
-from ddpprof.pipeline.entry import RankTask, Watch, read_about, read_drawing, read_summary
+from ddpprof.pipeline.entry import Cache, RankTask, Watch, cache_of, read_about, read_drawing, read_summary
 from ddpprof.pipeline.pool import run_on_cores
-from ddpprof.predict.setting import BucketCaps, Setting
+from ddpprof.predict import BucketCaps, Setting
 from ddpprof.ranks_and_steps import Numbers
 from ddpprof.report import Report
 from ddpprof.report.build import Reduced, reduce_summary
-from ddpprof.report.predicted_gains import ranks_to_replay
 from ddpprof.report.run_profile import NO_BENCHES, KnownRun, profile_run
 from ddpprof.report.topics import RankSummary, RunSummary, merge_summaries, of_each
-from ddpprof.report.whatif import Asked, WhatIf, build_whatif
+from ddpprof.report.whatif import Asked, WhatIf, build_whatif, ranks_to_replay
 from ddpprof.topics.ranks.across import RecordedSteps
 from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress
 from ddpprof.topics.ranks.stragglers import find_stragglers

@@ -23,8 +23,7 @@ import msgspec
 from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.files import Location
 from ddpprof.model import DdpModule
-from ddpprof.pipeline.cache import Cache, code_version
-from ddpprof.pipeline.entry import Progress, RankTask, Watch, num_bytes, read_summary, run_task
+from ddpprof.pipeline.entry import Cache, Progress, RankTask, Watch, code_version, num_bytes, read_summary, run_task
 from ddpprof.report.topics import RunSummary, decode, encode, merge_summaries
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from ddpprof.child_processes import safe_path, start_resource_tracker
 from ddpprof.linux_files import groups_around, number_in
 from ddpprof.load.file_bytes import begin_reading_process, telling
 from ddpprof.own_files import choose_temporary_directory
-from ddpprof.pipeline.cache import Cache
-from ddpprof.pipeline.entry import FileBytes, Progress, RankTask, Watch, num_bytes, run_task
+from ddpprof.pipeline.entry import Cache, FileBytes, Progress, RankTask, Watch, num_bytes, run_task
 from ddpprof.signals import children_without_ctrl_c
 
 _ROOT = Path("/")

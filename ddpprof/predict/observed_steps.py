@@ -22,7 +22,7 @@ from msgspec import structs
 
 from ddpprof.model import BackwardPass, RecordedStep, StepMode
 from ddpprof.model.ddp_module import Buckets
-from ddpprof.statistics.medians import first_quartile
+from ddpprof.statistics import first_quartile
 from ddpprof.topics.buckets.traced import TracedPass, TracedPasses, usual_passes
 
 

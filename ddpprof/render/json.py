@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ddpprof.comparison.compare import Comparison, SettingChange
+from ddpprof.comparison import Comparison, SettingChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.engine.finding import Change, Finding
 from ddpprof.errors import NotARun, refuse_newer

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
-from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison import Comparison
 from ddpprof.layout import Column, FindingList, Line, Section, Table
 from ddpprof.render.html.charts import blocks_html
 from ddpprof.render.sections import topics

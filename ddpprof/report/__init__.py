@@ -17,8 +17,8 @@ from ddpprof.engine.numbers import DEVICE, HOST
 from ddpprof.engine.topic import Topic
 from ddpprof.model import StepMode
 from ddpprof.model.whole_run import WholeRun
-from ddpprof.predict.setting import AcceptedCaps, accepted_caps
-from ddpprof.statistics.medians import mean_known, median_known
+from ddpprof.predict import AcceptedCaps, accepted_caps
+from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.attempts import AttemptSummary
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
 from ddpprof.topics.buckets.rows import BucketRow
@@ -218,7 +218,7 @@ class Report(ShownInNotebooks):
     @property
     def tables(self) -> Tables:
         """The report as Arrow tables, created on each access. Raises `DdpprofError` if pyarrow is not installed."""
-        from ddpprof.report.tables import make_tables
+        from ddpprof.report.topics import make_tables
 
         return make_tables(self)
 

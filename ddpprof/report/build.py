@@ -15,7 +15,6 @@ from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.report import REPORT_FORMAT, Job, Module, Report
-from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.topics import (
     TOPICS,
@@ -28,7 +27,8 @@ from ddpprof.report.topics import (
     summarise_rank,
     with_topics,
 )
-from ddpprof.statistics.medians import error_of_median, mean_known, median_known
+from ddpprof.report.whatif import predict_changes, ranks_to_replay
+from ddpprof.statistics import error_of_median, mean_known, median_known
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.attempts import summarise_attempts
 from ddpprof.topics.bound import find_bound

@@ -21,8 +21,7 @@ from ddpprof.predict.observed_steps import (
     observe_steps,
 )
 from ddpprof.predict.profile import ObservedPasses, Profile, profile_of
-from ddpprof.predict.replay import NOTHING, Cost, Link
-from ddpprof.predict.training import Training, joint
+from ddpprof.predict.replay import NOTHING, Cost, Link, Training, joint
 from ddpprof.report import Report
 from ddpprof.topics.buckets.steps import fits
 from ddpprof.topics.buckets.traced import TracedPasses, usual_passes, usual_sizes

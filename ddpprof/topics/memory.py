@@ -18,7 +18,7 @@ from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
 from ddpprof.model import DeviceMemory, Memory, Record, StepMode
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 from ddpprof.words import ranks_in_words
 
 

@@ -9,7 +9,7 @@ from ddpprof.engine.finding import Finding, at_most, ddp_change, in_ms, only_kno
 from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule, RecordedStep
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from ddpprof.model.ddp_module import Caps, Gradient
 from ddpprof.predict.network import Network
 from ddpprof.predict.observed_steps import ObservedStep
 from ddpprof.predict.profile import PassProfile, Profile
-from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.training import Computed, Training
+from ddpprof.predict.replay import Computed, Cost, Link, Training
 
 UNIT = MIB = 2**20
 

@@ -34,7 +34,7 @@ from ddpprof.layout import (
 )
 from ddpprof.model.whole_run import CurvePoint, WholeRun
 from ddpprof.render.glossary import find_term
-from ddpprof.render.html.page import data_element, term_id
+from ddpprof.render.html import data_element, term_id
 from ddpprof.report import Report
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives.table import CollectiveSummary, power_of_two

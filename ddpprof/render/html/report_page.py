@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from ddpprof.layout import PARTS, Bars, Line, Section, clean, ms
+from ddpprof.render.html import Page, PagePart, definitions, render_page
 from ddpprof.render.html.charts import (
     Block,
     bars_chart,
@@ -19,7 +20,6 @@ from ddpprof.render.html.charts import (
     slowdown_chart,
     whole_run_chart,
 )
-from ddpprof.render.html.page import Page, PagePart, definitions, render_page
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics

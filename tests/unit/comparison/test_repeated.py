@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from reports import light_report, report
 
-from ddpprof.comparison.compare import RunSet
+from ddpprof.comparison import RunSet
 from ddpprof.comparison.repeated import RepeatedFinding, report_on_runs
 from ddpprof.engine.finding import Finding
 from ddpprof.render.json import render_json

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.doctor import installation
-from ddpprof.doctor.check import Context, Setup
+from ddpprof.doctor import Context, Setup, installation
 from ddpprof.doctor.installation import Trained
 
 GPUS = Context(Path("folder"), Path(), 2, Setup("nccl", 2, "cuda", 2))

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import installation
-from ddpprof.doctor.check import CheckResult, CheckStatus, Context, setups
+from ddpprof.doctor import CheckResult, CheckStatus, Context, installation, setups
 from ddpprof.doctor.examination import anonymous, document
 
 HERE = Context(Path(), Path())

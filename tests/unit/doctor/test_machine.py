@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import machine
-from ddpprof.doctor.check import CheckResult, CheckStatus, Context
+from ddpprof.doctor import CheckResult, CheckStatus, Context, machine
 from ddpprof.linux_files import cpu_quota
 from ddpprof.pipeline.pool import available_bytes
 

@@ -11,9 +11,8 @@ from tables import ddp_module
 
 from ddpprof import topics
 from ddpprof.engine.finding import Change, ChangeKind, Finding, NewBuckets, Predicted, Predictions, Tried, ddp_change
-from ddpprof.engine.findings import in_order
-from ddpprof.engine.findings import is_noise as is_noise_of
-from ddpprof.engine.topic import View
+from ddpprof.engine.topic import View, in_order
+from ddpprof.engine.topic import is_noise as is_noise_of
 from ddpprof.model.json_files import Measured, Outcome, TriedChange
 from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.report.topics import TOPICS, find_all

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.pipeline.analysis import analysed
-from ddpprof.pipeline.cache import code_version
+from ddpprof.pipeline.entry import code_version
 
 RUN = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 

@@ -5,8 +5,7 @@ from predictions import MIB, UNIT, computed, training
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.ddp_module import Caps
-from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.training import joint
+from ddpprof.predict.replay import Cost, Link, joint
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from reports import compare_runs, report
 
-from ddpprof.comparison.compare import SettingChange
+from ddpprof.comparison import SettingChange
 from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, ddp_change
 from ddpprof.render.json import MOST_BYTES, Brief, brief_comparison, brief_report, render_json
 from ddpprof.report import Report

@@ -6,7 +6,7 @@ import pytest
 
 from ddpprof.engine.numbers import Declared
 from ddpprof.engine.topic import TableSchema
-from ddpprof.report.tables import TABLES, UNITS, schema_as_markdown
+from ddpprof.report.topics import TABLES, UNITS, schema_as_markdown
 
 ALL = [pytest.param(column, id=f"{table.name}.{column.column}") for table in TABLES for column in table.columns]
 NUMBERED = {"rank", "step", "module", "bucket", "number", "position", "late_rank"}

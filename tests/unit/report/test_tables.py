@@ -15,7 +15,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.run import load_run
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
-from ddpprof.report.tables import TABLES, arrow_type, parquet_bytes
+from ddpprof.report.topics import TABLES, arrow_type, parquet_bytes
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'ddpprof[tables]'")
 

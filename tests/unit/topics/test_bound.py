@@ -11,8 +11,7 @@ from observations import MS, observed
 from reports import report
 
 from ddpprof.engine.finding import Finding, Predicted, Predictions
-from ddpprof.engine.findings import is_noise
-from ddpprof.engine.topic import View
+from ddpprof.engine.topic import View, is_noise
 from ddpprof.layout import Line
 from ddpprof.report import Bound, BoundBy, Report
 from ddpprof.topics.accumulation import Accumulation
