@@ -22,7 +22,6 @@ import shutil
 import socket
 import stat
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -367,6 +366,8 @@ def choose_temporary_directory() -> Path:
 
     Python tests the directory once by creating a file, which would be left behind if a signal arrived at that moment.
     """
+    import tempfile  # most processes that write files need no temporary folder
+
     with deferred_signals():
         return Path(tempfile.gettempdir())
 

@@ -77,7 +77,8 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     verdicts = judge(comparison, conditions)
     commands = _how_to_record(comparison, verdicts, a, b)
     if options.brief:
-        from ddpprof.render.json import brief_comparison, render_json
+        from ddpprof.render.brief import brief_comparison
+        from ddpprof.render.json import render_json
 
         write(options, render_json(brief_comparison(comparison, verdicts)))
         return _exit_code(overall(verdicts), options.on_unknown)

@@ -102,7 +102,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
         if analysis is None:
             _refuse_choice(options, "an existing report")
         if options.brief:
-            from ddpprof.render.json import brief_report  # it also needs comparisons
+            from ddpprof.render.brief import brief_report  # it also needs comparisons
 
             paths = [str(options.path), *map(str, options.further_parts)]
             write(options, render_json(brief_report(report, paths)))

@@ -16,7 +16,7 @@ from ddpprof.experiments.sweep import SweepReport
 from ddpprof.experiments.trying import TryReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.model.hang import Verdict
-from ddpprof.render.json import Brief, BriefComparison
+from ddpprof.render.brief import Brief, BriefComparison
 from ddpprof.report import Report
 from ddpprof.report.whatif import WhatIf
 

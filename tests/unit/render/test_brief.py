@@ -12,7 +12,8 @@ from reports import compare_runs, report
 
 from ddpprof.comparison import SettingChange
 from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, ddp_change
-from ddpprof.render.json import MOST_BYTES, Brief, brief_comparison, brief_report, render_json
+from ddpprof.render.brief import MOST_BYTES, Brief, brief_comparison, brief_report
+from ddpprof.render.json import render_json
 from ddpprof.report import Report
 
 MS = 1_000_000
