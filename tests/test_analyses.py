@@ -103,6 +103,12 @@ def test_the_table_of_studies_lists_each_once() -> None:
     assert sorted(listed) == STUDIES
 
 
+def test_no_road_through_the_package_has_become_longer() -> None:
+    recorded = json.loads((ANALYSES / "roads" / RECORDINGS / "roads.json").read_text(encoding="utf-8"))
+    for name, modules in script_of("roads", "count").read_roads().items():
+        assert len(modules) <= len(recorded["read"][name]), (name, modules)
+
+
 PLANTING = script_of("fault_injection", "planted_faults")
 """the classes of fault and pause, and what is right to say of each"""
 

@@ -1,0 +1,195 @@
+"""A report or a comparison as one JSON object of at most 4 kB, for scripts and agents.
+
+It has what a reader acts on: the verdict, the first findings with their changes as data, and the command that confirms
+each. `render/json.py` writes everything. Times are ns.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from ddpprof.comparison import Comparison, SettingChange
+from ddpprof.comparison.gate import ConditionVerdict, GateResult
+from ddpprof.engine.finding import Change, Finding
+from ddpprof.layout import clean
+from ddpprof.model.json_files import Measured
+from ddpprof.render.sections.overview import change_sentence, verdict
+from ddpprof.report import Report
+
+MOST_BYTES = 4096
+BRIEF_FORMAT = 1
+_LONGEST = 400
+"""characters of a title or a piece of advice"""
+
+
+class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finding beyond noise. Times are ns per step."""
+
+    number: int
+    """as in ``--finding N`` of other commands"""
+    rule: str
+    title: str
+    advice: str
+    gain_ns: int | None = None
+    """predicted gain, or without `low_ns` the most that it can be; left out if the finding is not about time"""
+    low_ns: int | None = None
+    high_ns: int | None = None
+    """ends of the 95 % interval of the predicted gain"""
+    is_correctness: bool = False
+    may_be_meant: bool = False
+    change: Change | None = None
+    """what to change, as data; left out if only the author of the script can"""
+    confirm: str | None = None
+    """command that measures what the change gives"""
+    measured: Measured | None = None
+    """what `ddpprof try` measured"""
+
+
+class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A report in short."""
+
+    format: int
+    ddpprof: str
+    run: str
+    verdict: str
+    step_ns: int | None = None
+    findings: tuple[BriefFinding, ...] = ()
+    """the first ones, in the order in which to act on them"""
+    num_more: int = 0
+    """number of further findings beyond noise"""
+    num_noise: int = 0
+    """number of findings that may be chance"""
+    everything: str = ""
+    """command that writes the whole report"""
+
+
+class BriefChange(msgspec.Struct, frozen=True):
+    """One measure on both sides, ns per step."""
+
+    metric: str
+    a_ns: int | None
+    b_ns: int | None
+    change_ns: int | None
+    is_beyond_noise: bool | None
+    """``None`` if there are too few runs to decide"""
+
+
+class BriefCondition(msgspec.Struct, frozen=True):
+    """A limit of ``--fail-on``."""
+
+    limit: str
+    outcome: GateResult
+
+
+class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A comparison in short. A change is B minus A, so positive is slower."""
+
+    format: int
+    ddpprof: str
+    a: str
+    b: str
+    changes: tuple[BriefChange, ...] = ()
+    """the step, and measures that changed beyond noise"""
+    conditions: tuple[BriefCondition, ...] = ()
+    settings: tuple[SettingChange, ...] = ()
+    """settings that differ"""
+    num_left_out: int = 0
+    """number of changes and settings for which there was no room"""
+    missing: tuple[str, ...] = ()
+
+
+def brief_report(report: Report, paths: Sequence[str]) -> Brief:
+    """Return the report in short, with as many findings as fit. `paths`: the parts of the run."""
+    beyond = [(number, one) for number, one in enumerate(report.findings, 1) if not one.is_noise]
+    run = shlex.join(paths)
+    made = Brief(
+        format=BRIEF_FORMAT,
+        ddpprof=report.ddpprof,
+        run=clean(run, most=_LONGEST),
+        verdict=clean(f"{verdict(report).text} {change_sentence(report)}", most=_LONGEST),
+        step_ns=report.step_ns,
+        num_noise=sum(one.is_noise for one in report.findings),
+        everything=f"ddpprof report {clean(run, most=_LONGEST)} --format json",
+    )
+    can_run = bool(report.job.recorded_with) and len(paths) == 1 and report.failure is None and len(run) <= _LONGEST
+    findings: list[BriefFinding] = []
+    for number, one in beyond:
+        longer = _with(made, [*findings, _finding(number, one, run if can_run else None)], len(beyond))
+        if not _fits(longer):
+            break
+        findings.append(longer.findings[-1])
+    return _with(made, findings, len(beyond))
+
+
+def _with(brief: Brief, findings: Sequence[BriefFinding], number: int) -> Brief:
+    return msgspec.structs.replace(brief, findings=tuple(findings), num_more=number - len(findings))
+
+
+def _finding(number: int, one: Finding, run: str | None) -> BriefFinding:
+    predicted = one.predicted
+    return BriefFinding(
+        number=number,
+        rule=one.rule,
+        title=clean(one.title, most=_LONGEST),
+        advice=clean(one.advice, most=_LONGEST),
+        gain_ns=one.expected_ns,
+        low_ns=None if predicted is None else predicted.low_ns,
+        high_ns=None if predicted is None else predicted.high_ns,
+        is_correctness=one.is_correctness,
+        may_be_meant=one.may_be_meant,
+        change=None if one.change is None else replace(one.change, code=clean(one.change.code, most=_LONGEST)),
+        confirm=None if run is None else _command(number, one, run),
+        measured=one.measured,
+    )
+
+
+def _command(number: int, one: Finding, run: str) -> str | None:
+    """Return the command that measures the change of a finding about time; the author may have to make the change."""
+    if one.change is not None:
+        lossy = " --allow-lossy" if one.change.is_lossy else ""
+        return f"ddpprof try {run} --finding {number}{lossy}"
+    return None if one.gain_ns is None else f"ddpprof try {run} --script CHANGED.py"
+
+
+def _fits(brief: Brief | BriefComparison) -> bool:
+    written = msgspec.json.format(msgspec.json.encode(brief), indent=2)  # as `render_json` does, which adds a line end
+    return len(written) < MOST_BYTES
+
+
+def brief_comparison(comparison: Comparison, verdicts: Sequence[ConditionVerdict]) -> BriefComparison:
+    """Return the comparison in short, with as many changes and settings as fit."""
+    changed = [one for index, one in enumerate(comparison.metrics) if not index or one.is_beyond_noise]
+    changes = [
+        BriefChange(
+            one.metric,
+            one.a_ns,
+            one.b_ns,
+            None if one.difference is None else round(one.difference.shift_ns),
+            one.is_beyond_noise,
+        )
+        for one in changed
+    ]
+    settings = [SettingChange(*(clean(text, most=80) for text in (s.name, s.a, s.b))) for s in comparison.settings]
+    made = BriefComparison(
+        format=BRIEF_FORMAT,
+        ddpprof=comparison.ddpprof,
+        a=clean(comparison.a, most=_LONGEST),
+        b=clean(comparison.b, most=_LONGEST),
+        conditions=tuple(BriefCondition(clean(one.condition.text, most=80), one.outcome) for one in verdicts[:10]),
+        missing=tuple(clean(text, most=160) for text in comparison.missing[:3]),
+    )
+    kept = len(changes) + len(settings)
+    while True:
+        shown = msgspec.structs.replace(
+            made,
+            changes=tuple(changes[:kept]),
+            settings=tuple(settings[: max(0, kept - len(changes))]),
+            num_left_out=len(changes) + len(settings) - kept,
+        )
+        if not kept or _fits(shown):
+            return shown
+        kept -= 1
