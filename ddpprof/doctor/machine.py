@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddpprof.doctor import CheckResult, Context, judge, skip
-from ddpprof.linux_files import cpu_quota
+from ddpprof.linux_files import available_bytes, cpu_quota
 from ddpprof.own_files import choose_temporary_directory
-from ddpprof.pipeline.pool import available_bytes
 
 _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB

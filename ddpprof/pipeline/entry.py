@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -35,7 +35,7 @@ from ddpprof import own_files
 from ddpprof.engine.topic import versions
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, identity, spelled
-from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits, telling
 from ddpprof.load.rank import LoadedRank, RankFiles, load_rank, some_file
 from ddpprof.model import NO_STEP, Collectives, DdpModule, HostSpans, Rank, StepMode, Trace, Work
 from ddpprof.model.tables import rows_of
@@ -368,3 +368,29 @@ def code_version() -> str:
 _DEPENDS_ON = (
     "intervals.py", "words.py", "engine", "load", "model", "pipeline", "report", "statistics", "topics",
 )  # fmt: skip
+
+
+_NO_MEMORY = "too little memory: try again with --jobs 1 on a machine with more memory"
+
+
+def read_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:
+    """Write an entry for each rank, one after the other. Return, by index, why tasks failed."""
+    failed = {}
+    for index, task in enumerate(tasks):
+        progress.begin(index)
+        try:
+            make_entry(task, cache, partial(progress.read, index), num_processes)
+        except MemoryError:
+            failed[index] = _NO_MEMORY
+        progress.end(index)
+    return failed
+
+
+def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
+    """Write an entry. `told` receives the bytes read so far; `num_processes` share the rank. Raises `DdpprofError`."""
+
+    def make(part: Path) -> None:
+        with part.open("wb") as out, telling(FileBytes(told)):
+            run_task(task, out, num_processes)
+
+    cache.write(task.files, make)

@@ -15,7 +15,7 @@ ALLOWED = {
     "files/remote.py": "stores far away, which have their own names for it",
     "cli/output.py": "the same, where --out names one",
     "rundir.py": "removes folders that are empty",
-    "pipeline/pool.py": "fills the part that the helper has made",
+    "pipeline/entry.py": "fills the part that the helper has made",
     "pipeline/cluster.py": "likewise",
     "cli/timeline.py": "likewise",
     "load/plugin_trace.py": "likewise",

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.doctor import CheckResult, CheckStatus, Context, machine
-from ddpprof.linux_files import cpu_quota
-from ddpprof.pipeline.pool import available_bytes
+from ddpprof.linux_files import available_bytes, cpu_quota
 
 Usage = namedtuple("Usage", "total used free")
 Patch = pytest.MonkeyPatch
