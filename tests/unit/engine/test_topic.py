@@ -1,8 +1,13 @@
 """All rules together."""
 
+from __future__ import annotations
+
 import ast
+from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,9 +15,11 @@ from observations import BUFFERS, HELD, LATE, MIB, MS, loader, observed, of_mib,
 from tables import ddp_module
 
 from ddpprof import topics
+from ddpprof.engine import topic
 from ddpprof.engine.finding import Change, ChangeKind, Finding, NewBuckets, Predicted, Predictions, Tried, ddp_change
-from ddpprof.engine.topic import View, in_order
+from ddpprof.engine.topic import Topic, View, in_order
 from ddpprof.engine.topic import is_noise as is_noise_of
+from ddpprof.errors import DdpprofError
 from ddpprof.model.json_files import Measured, Outcome, TriedChange
 from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.report.topics import TOPICS, find_all
@@ -217,3 +224,45 @@ def test_a_change_that_keeps_the_results_comes_before_one_that_rounds() -> None:
     lossless = Finding("b", "t", "e", "a", 20 * MS, predicted=Predicted(15 * MS, 10 * MS, 20 * MS),
                        change=ddp_change(None, bucket_cap_mb=1))  # fmt: skip
     assert [one.rule for one in in_order([lossy, lossless], observed(), {})] == ["b", "a"]
+
+
+WHOLE: Topic[Any, Any] = Topic(
+    "mine", {}, (), of_rank=lambda *_: 1, of_ranks=tuple, rank_type=int, run_type=tuple[int, ...]
+)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def install(load: Any) -> None:
+        entry = SimpleNamespace(name="mine", value="mine:TOPIC", dist=SimpleNamespace(name="p", version="2"), load=load)
+        monkeypatch.setattr(topic, "entry_points", lambda group: [entry] if group == "ddpprof.topics" else [])
+
+    topic.further_topics.cache_clear()
+    topic.versions.cache_clear()
+    yield install
+    topic.further_topics.cache_clear()
+    topic.versions.cache_clear()
+
+
+def test_a_topic_is_known_by_its_name_and_version(installed: Any) -> None:
+    installed(lambda: WHOLE)
+    assert topic.further_topics() == {"mine": WHOLE}
+    assert topic.versions() == ("p 2",)
+
+
+def broken() -> None:
+    raise ImportError("no module named x")
+
+
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        pytest.param(broken, r"mine of p cannot be imported \(no module named x\)\. Uninstall", id="no-import"),
+        pytest.param(lambda: Topic("mine", {}, ()), "mine of p lacks of_rank, of_ranks", id="no-measure"),
+        pytest.param(lambda: "a topic", "mine of p lacks", id="something-else"),
+    ],
+)
+def test_one_that_cannot_be_used_is_named_with_its_package(load: Any, says: str, installed: Any) -> None:
+    installed(load)
+    with pytest.raises(DdpprofError, match=says):
+        topic.further_topics()

@@ -1,5 +1,7 @@
 """Folders of traces and single files: the rank of each, which belong together, and what is left out."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import sys
@@ -10,6 +12,7 @@ from run_files import RUN, distributed, facts, ranks_with_trace, trace_text
 
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.load.file_bytes import Limits
+from ddpprof.load.rank import load_times
 from ddpprof.load.run import find_ranks, load_run
 
 if sys.version_info >= (3, 14):
@@ -152,3 +155,49 @@ def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
         (tmp_path / f"trace{number}.json").touch()
     with pytest.raises(NotARun, match=r"contains 4 files that may be traces.* --max-files 4"):
         find_ranks(tmp_path, Limits(files=3))
+
+
+def test_columns_are_configurations_and_rows_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("batch, one ,two\n8,1.5,2\n\n16,3,\n8,1.25,2\n", encoding="utf-8")
+    table = load_times(path)
+    assert table.varied == "batch"
+    assert table.times_ns == {"one": {8.0: (1.5e9, 1.25e9), 16.0: (3e9,)}, "two": {8.0: (2e9, 2e9)}}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param("", "not a table of times", id="empty"),
+        pytest.param("batch,one\n", "not a table of times", id="only-names"),
+        pytest.param("batch\n1\n", "not a table of times", id="one-column"),
+        pytest.param("batch,one\n1,2,3\n", "line 2 has 3 columns, not 2", id="ragged"),
+        pytest.param("batch,one\n1,fast\n", "line 2: 'fast' is not a number", id="word"),
+        pytest.param("batch,one\n\n1,2\n\n2,fast\n", "line 5: 'fast' is not a number", id="word-after-empty-lines"),
+        pytest.param("batch,one\n1,nan\n", "'nan' is not a number", id="nan"),
+        pytest.param("batch,one\n0,1\n", "'0' is not a number above 0", id="zero"),
+        pytest.param("batch,one\n1,-2\n", "'-2' is not a number above 0", id="negative"),
+        pytest.param("batch,one\n1,1e999\n", "'1e999' is not a number", id="infinite"),
+        pytest.param("batch,one\n1e300,1\n", "'1e300' is not between 1e-12 and", id="overflows"),
+        pytest.param("batch,one\n1,1e-300\n", "'1e-300' is not between", id="underflows"),
+    ],
+)
+def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=complaint) as caught:
+        load_times(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_mark_with_which_spreadsheets_begin_a_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("batch,one\n8,1.5\n", encoding="utf-8-sig")
+    assert load_times(path).varied == "batch"
+
+
+def test_bytes_are_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_bytes(b"\xff\xfe\x00a,b")
+    with pytest.raises(BadTrace, match="cannot be read"):
+        load_times(path)
