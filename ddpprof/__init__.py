@@ -37,9 +37,9 @@ from ddpprof.version import __version__
 if TYPE_CHECKING:
     from ddpprof import integrations
     from ddpprof.cli import main
-    from ddpprof.comparison.compare import compare_reports
+    from ddpprof.comparison import compare_reports
     from ddpprof.errors import DdpprofError
-    from ddpprof.load.limits import give_back_large_arrays
+    from ddpprof.load.file_bytes import give_back_large_arrays
     from ddpprof.load.rank import load_trace
     from ddpprof.load.run import load_run
     from ddpprof.model import Run, Trace
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
     from ddpprof.report.build import build_report
     from ddpprof.statistics import between_runs
-    from ddpprof.statistics.shift import Shift, shift_between
+    from ddpprof.statistics.between_runs import Shift, shift_between
     from ddpprof.topics.steps.overlap import Overlap, measure_overlap
 
 _HOME = {
@@ -57,12 +57,12 @@ _HOME = {
     "Overlap": "ddpprof.topics.steps.overlap",
     "Report": "ddpprof.report",
     "Run": "ddpprof.model",
-    "Shift": "ddpprof.statistics.shift",
+    "Shift": "ddpprof.statistics.between_runs",
     "Trace": "ddpprof.model",
     "between_runs": "ddpprof.statistics.between_runs",
     "build_report": "ddpprof.report.build",
-    "compare_reports": "ddpprof.comparison.compare",
-    "give_back_large_arrays": "ddpprof.load.limits",
+    "compare_reports": "ddpprof.comparison",
+    "give_back_large_arrays": "ddpprof.load.file_bytes",
     "hooks": "ddpprof.record.hooks",
     "integrations": "ddpprof.integrations",
     "load_run": "ddpprof.load.run",
@@ -70,7 +70,7 @@ _HOME = {
     "main": "ddpprof.cli",
     "measure_overlap": "ddpprof.topics.steps.overlap",
     "profile": "ddpprof.record.api",
-    "shift_between": "ddpprof.statistics.shift",
+    "shift_between": "ddpprof.statistics.between_runs",
     "watch": "ddpprof.record.api",
     "whatif": "ddpprof.pipeline.analysis",
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ddpprof.statistics.medians import mean_known, median_known
+from ddpprof.statistics import mean_known, median_known
 
 _T = TypeVar("_T")
 

@@ -76,6 +76,30 @@ def _quota_of(group: Path) -> tuple[int, int]:
     return int(quota), int(period)
 
 
+def available_bytes(root: Path = _ROOT) -> int | None:
+    """Return the memory that this process can still get, in bytes; ``None`` if the system does not report it.
+
+    Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File cache that a
+    group could drop counts as used there, but is available.
+    """
+    available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
+    found = [] if available_kib is None else [available_kib * 1024]
+    for group in groups_around("memory", root):
+        for names in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            with suppress(OSError, ValueError):
+                found.append(_left(group, *names))
+    return min(found, default=None)
+
+
+def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
+    """Return the bytes available in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
+    most, used = (int((group / name).read_text()) for name in (limit, usage))
+    return max(0, most - used + (number_in(group / "memory.stat", forgettable) or 0))
+
+
 def is_frozen(pid: int, root: Path = _ROOT) -> bool:
     """Return True if the control group of a process is frozen, for example by ``docker pause`` or a scheduler."""
     for group in own_groups("freezer", root, str(pid)):

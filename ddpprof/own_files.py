@@ -4,6 +4,10 @@ Links are never followed, neither for files to be written nor for folders. A fil
 nobody can guess, and then renamed, so that readers never see a partial file. The writer holds a lock on the temporary
 file, which the system releases if the process is killed. The next process that writes the same file removes unlocked
 leftovers.
+
+Temporary folders last for the duration of a command; each use first removes those left by killed commands.
+
+The user's cache folder holds a key that only this user has, to recognise what this user has sealed.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import hmac
 import os
 import re
 import shutil
@@ -348,3 +353,88 @@ def remove_folder(path: Path) -> None:
             path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
+
+
+_NAME = "ddpprof"
+_LONGEST_WITH_SOCKETS = 40
+"""maximum length of a directory, in bytes, such that sockets two folders below it have paths of at most 107 bytes"""
+_SHORT = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 (the folder in it is created exclusively)
+
+
+def choose_temporary_directory() -> Path:
+    """Return the directory for temporary files. Raises ``OSError``.
+
+    Python tests the directory once by creating a file, which would be left behind if a signal arrived at that moment.
+    """
+    import tempfile  # most processes that write files need no temporary folder
+
+    with deferred_signals():
+        return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def scratch_folder(*, for_sockets: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that only this user can read, and remove it at the end. Raises ``OSError``.
+
+    `for_sockets`: Python's `multiprocessing` will put sockets into it, so its path must be short.
+    """
+    parent = choose_temporary_directory()
+    if for_sockets and len(os.fsencode(parent)) > _LONGEST_WITH_SOCKETS:
+        parent = next((one for one in _SHORT if os.access(one, os.W_OK | os.X_OK)), parent)
+    with temporary_folder(parent, _NAME) as folder:
+        yield folder
+
+
+SEAL_BYTES = 32
+_KEY_BYTES = 32
+_KEY_FILE = "key"
+
+
+def user_folder() -> Path | None:
+    """Return this user's cache folder, created if necessary; ``None`` if it cannot be created."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
+        make_named_folder(folder)
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        return None
+    return folder
+
+
+def user_key() -> bytes | None:
+    """Return this user's key, created if necessary; ``None`` if it cannot be stored."""
+    folder = user_folder()
+    if folder is None:
+        return None
+    path = folder / _KEY_FILE
+    if _read_key(path) is None:
+        with suppress(OSError), whole_file(path) as part:
+            part.write_bytes(os.urandom(_KEY_BYTES))
+            part.chmod(0o600)
+    return _read_key(path)  # another process may have created one in the meantime
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        descriptor = open_regular(path)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        if not is_of_this_user(os.fstat(descriptor)) or os.fstat(descriptor).st_mode & 0o077:
+            return None
+        key = file.read(_KEY_BYTES + 1)
+    return key if len(key) == _KEY_BYTES else None
+
+
+def is_of_this_user(found: os.stat_result) -> bool:
+    """Return True if this user owns the file and nobody else may change it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def seal_of(content: bytes, key: bytes) -> str:
+    """Return the seal of `content` as hexadecimal text."""
+    return hashlib.blake2b(content, key=key, digest_size=SEAL_BYTES).hexdigest()
+
+
+def is_seal_of(seal: str, content: bytes, key: bytes) -> bool:
+    """Return True if `seal` was made from `content` with `key`."""
+    return hmac.compare_digest(seal.encode(), seal_of(content, key).encode())

@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpprof import own_files
-from ddpprof.files import Location
-from ddpprof.files.small import read_small
+from ddpprof.files import Location, read_small
 
 FORMAT = 1
 """version of the run directory; a reader refuses newer ones and reads all older ones"""

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from study import PICTURE, README, RECORDINGS, RESULTS, readme_table
 
-from ddpprof.engine.track_record import TRACK_RECORD
+from ddpprof.engine.finding import TRACK_RECORD
 from ddpprof.model.hang import Fault
 
 ANALYSES = Path(__file__).parents[1] / "analyses"
@@ -101,6 +101,12 @@ def test_the_table_of_studies_lists_each_once() -> None:
         r"\| \[(\w+)\]\(\1/README\.md\) \|$", (ANALYSES / README).read_text(encoding="utf-8"), re.MULTILINE
     )
     assert sorted(listed) == STUDIES
+
+
+def test_no_road_through_the_package_has_become_longer() -> None:
+    recorded = json.loads((ANALYSES / "roads" / RECORDINGS / "roads.json").read_text(encoding="utf-8"))
+    for name, modules in script_of("roads", "count").read_roads().items():
+        assert len(modules) <= len(recorded["read"][name]), (name, modules)
 
 
 PLANTING = script_of("fault_injection", "planted_faults")

@@ -20,8 +20,8 @@ from study import COLOURS, publish
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseSteps, PulseSummaries
-from ddpprof.model.slowdown import StepSlowdown
 from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import StepSlowdown
 from ddpprof.monitor.slowdowns import SlowdownWatch, common_steps
 
 if TYPE_CHECKING:

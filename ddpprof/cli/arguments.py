@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Mapping
 
 from ddpprof.errors import did_you_mean
-from ddpprof.pipeline.numbers import Numbers
+from ddpprof.ranks_and_steps import Numbers
 
 NPROC = ("--nproc", "--nproc-per-node", "--nproc_per_node")
 """option names for the number of processes, the same in all commands"""

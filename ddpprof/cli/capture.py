@@ -38,7 +38,7 @@ def _factor(text: str) -> float:
 
 def run_capture(options: argparse.Namespace) -> int:
     from ddpprof.errors import DdpprofError
-    from ddpprof.model.capture import CaptureRequest
+    from ddpprof.model.json_files import CaptureRequest
     from ddpprof.monitor.requests import ask
 
     directory = last_attempt_of(options.run_directory)

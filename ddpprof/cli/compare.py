@@ -15,9 +15,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
-    from ddpprof.comparison.compare import Comparison
+    from ddpprof.comparison import Comparison, RunSet
     from ddpprof.comparison.gate import ConditionVerdict, GateResult
-    from ddpprof.comparison.run_set import RunSet
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
 """exit codes of ``--fail-on``; 2 means an error in the command line"""
@@ -68,7 +67,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
     for path in (*paths[0], *paths[1]):
         refuse_missing(path)
-    from ddpprof.comparison.compare import compare
+    from ddpprof.comparison import compare
     from ddpprof.comparison.gate import judge, overall
     from ddpprof.render.json_documents import ComparisonFile
     from ddpprof.render.sections.comparison import comparison_sections

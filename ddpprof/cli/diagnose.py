@@ -80,8 +80,8 @@ def run_diagnose(options: argparse.Namespace) -> int:
 def _starts_again(run: Path, directory: Path) -> bool:
     """Return True if an earlier attempt of the job was watched, and the last one, in `directory`, may be starting."""
     from ddpprof import rundir
-    from ddpprof.load.attempts import load_exits
-    from ddpprof.model.process_exit import last_exit_of_job
+    from ddpprof.load.record import load_exits
+    from ddpprof.model.json_files import last_exit_of_job
 
     *earlier, _ = rundir.attempts_in(run).values()
     was_watched = any(isinstance(one, Path) and rundir.pulses_in(one) for one in earlier)

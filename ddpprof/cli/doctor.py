@@ -16,7 +16,7 @@ from ddpprof.errors import DdpprofError, did_you_mean, writing
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.doctor.check import CheckResult
+    from ddpprof.doctor import CheckResult
 
 _HOW_LONG = "This takes about half a minute, or longer with several GPUs or on a busy machine."
 _WIDTH = 21
@@ -57,7 +57,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def run_doctor(options: argparse.Namespace) -> int:
     """Run the checks. Return 1 if one fails."""
-    from ddpprof.doctor.check import CheckStatus
+    from ddpprof.doctor import CheckStatus
     from ddpprof.doctor.examination import document, examine
     from ddpprof.record import launch
     from ddpprof.rundir import write_json

@@ -14,7 +14,7 @@ from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.model.netbench import NetBench
+    from ddpprof.model.json_files import NetBench
 
 _SIZES = "1K-256M"
 _SECONDS = "1"
@@ -104,7 +104,7 @@ def _show(bench: NetBench, out: Path | None) -> None:
     import json
     from dataclasses import asdict
 
-    from ddpprof.render.sections.netbench import netbench_sections
+    from ddpprof.render.sections.whatif import netbench_sections
     from ddpprof.render.terminal import render_terminal
     from ddpprof.rundir import write_json
 

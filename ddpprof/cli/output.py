@@ -137,7 +137,7 @@ def write(options: argparse.Namespace, text: str) -> None:
 
 def write_tables(report: Report, folder: Location) -> None:
     """Write one file per table. Raises `DdpprofError`."""
-    from ddpprof.report.tables import parquet_bytes
+    from ddpprof.report.topics import parquet_bytes
 
     tables = dict(report.tables)
     with writing(folder):

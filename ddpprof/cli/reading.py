@@ -20,12 +20,12 @@ from ddpprof.files import Location
 from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
-    from ddpprof.comparison.run_set import RunSet
+    from ddpprof.comparison import RunSet
     from ddpprof.engine.finding import Finding
     from ddpprof.pipeline.analysis import Analysis
-    from ddpprof.pipeline.numbers import Numbers
-    from ddpprof.pipeline.progress import ReadProgress
+    from ddpprof.pipeline.entry import ReadProgress
     from ddpprof.predict.network import Network
+    from ddpprof.ranks_and_steps import Numbers
     from ddpprof.report import Report
 
 _SILENT_S = 0.5
@@ -98,7 +98,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
 
 @contextmanager
 def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None) -> Iterator[Analysis]:
-    from ddpprof.load.limits import Limits, give_back_large_arrays
+    from ddpprof.load.file_bytes import Limits, give_back_large_arrays
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
@@ -161,7 +161,7 @@ def _written_report(path: Location) -> Report | None:
 
 def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder: Location | None = None) -> RunSet:
     """Read the runs of one job; each is a run, traces or a JSON report. Raises `DdpprofError`."""
-    from ddpprof.comparison.run_set import RunSet
+    from ddpprof.comparison import RunSet
 
     reports = []
     for path in paths:
@@ -184,7 +184,7 @@ def sigterm_as_exit() -> Iterator[None]:
 
 def measured_network(path: Location | None) -> Network | None:
     """Read the output of `ddpprof netbench` as a network for predictions. Raises `DdpprofError`."""
-    from ddpprof.load.netbench import load_netbench
+    from ddpprof.load.record import load_netbench
     from ddpprof.predict.network import network_of_bench
 
     if path is None:

@@ -117,7 +117,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
 
 def _report_as_tables(options: argparse.Namespace) -> int:
     from ddpprof.cli.output import write_tables
-    from ddpprof.report.tables import require_arrow
+    from ddpprof.report.topics import require_arrow
 
     require_arrow()
     with read_report_or_run(options.path, options) as (report, analysis):

@@ -19,14 +19,13 @@ from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.files import Location, RemotePath, local, location
-from ddpprof.own_files import make_folder, make_named_folder, temporary_folder
-from ddpprof.scratch import scratch_folder
+from ddpprof.own_files import make_folder, make_named_folder, scratch_folder, temporary_folder
 from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
     from ddpprof.pipeline.analysis import TracedRank
     from ddpprof.report import Report
-    from ddpprof.report.rank_summary import RankSummary
+    from ddpprof.report.topics import RankSummary
     from ddpprof.topics.steps.timeline import Drawing
 
 _NOT_FOR_TRACES = re.compile(r"[^A-Za-z0-9-]+")
@@ -171,7 +170,7 @@ def write_log_directory(
     `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
     installed.
     """
-    from ddpprof.render.tensorboard.native import write_native
+    from ddpprof.render.tensorboard import write_native
 
     with _replaced(directory) as part:
         write_native(part, report, drawings)
@@ -206,7 +205,7 @@ def _move(made: Path, target: Path) -> None:
 def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[str, ...]:
     """Write the plugin's copies of the ranks' traces: one for each window recorded by the profiler."""
     from ddpprof.load.plugin_trace import write_plugin_trace
-    from ddpprof.render.tensorboard.plugin_view import plugin_views
+    from ddpprof.render.tensorboard_plugin import plugin_views
 
     if not ranks:
         return ()

@@ -13,8 +13,7 @@ from ddpprof.cli.reading import add_choosing_options, add_reading_options, analy
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import Location, RemotePath, location
-from ddpprof.own_files import whole_file
-from ddpprof.scratch import scratch_folder
+from ddpprof.own_files import scratch_folder, whole_file
 
 if TYPE_CHECKING:
     from ddpprof.report import Report

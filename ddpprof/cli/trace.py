@@ -12,7 +12,7 @@ from ddpprof.cli.after_trace import after_trace, nothing_recorded, report_stream
 from ddpprof.cli.arguments import add_profiler_options, count, numbers, positive, seconds
 from ddpprof.cli.job import JobCommand, add_job_options, add_out_options, parse_job, run_recorded
 from ddpprof.cli.saying import CHOICES, say
-from ddpprof.profiled_ranks import MOST
+from ddpprof.ranks_and_steps import MOST
 
 if TYPE_CHECKING:
     from ddpprof.record.launch import JobEnd

@@ -186,8 +186,8 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
 
 
 def _refuse_others_run(options: argparse.Namespace) -> None:
+    from ddpprof.own_files import is_of_this_user
     from ddpprof.rundir import RUN_FILE
-    from ddpprof.user_key import is_of_this_user
 
     if not options.trust and not is_of_this_user((options.path / RUN_FILE).stat()):
         raise DdpprofError(

@@ -24,8 +24,7 @@ from ddpprof.cli.job import default_out
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import progress, say
 from ddpprof.errors import CannotRecord, DdpprofError, writing
-from ddpprof.files import Location, location
-from ddpprof.files.small import read_small
+from ddpprof.files import Location, location, read_small
 from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:

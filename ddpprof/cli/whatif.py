@@ -14,9 +14,9 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import location
 
 if TYPE_CHECKING:
-    from ddpprof.predict.setting import BucketCaps
+    from ddpprof.predict import BucketCaps
+    from ddpprof.report import Job, Report
     from ddpprof.report.run_profile import Profiled
-    from ddpprof.report.tree import Job, Report
     from ddpprof.report.whatif import Asked
 
 
@@ -123,7 +123,7 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
 
 def _take_change(options: argparse.Namespace, report: Report) -> None:
     """Set the options that make the finding's change. Raises `DdpprofError` if no option can."""
-    from ddpprof.engine.change import ChangeKind
+    from ddpprof.engine.finding import ChangeKind
 
     change = finding_of(report, options.path, options.finding).change
     values = {} if change is None else dict(change.values)
@@ -153,7 +153,7 @@ def _try(options: argparse.Namespace) -> str:
 
 def _asked(options: argparse.Namespace) -> Asked:
     from ddpprof.model.backends import Compression
-    from ddpprof.predict.setting import Algorithm, Setting
+    from ddpprof.predict import Algorithm, Setting
     from ddpprof.report.whatif import Asked
 
     hook, rank = options.compress or (None, 1)
@@ -174,8 +174,8 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _buckets(options: argparse.Namespace) -> Iterator[BucketCaps]:
-    from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB
-    from ddpprof.predict.setting import BucketCaps
+    from ddpprof.model.ddp_module import DEFAULT_CAP_MIB
+    from ddpprof.predict import BucketCaps
 
     lists = [*(options.bucket_cap_mb_list or [])]
     if options.first_bucket_mb is not None:

@@ -1,1 +1,439 @@
-"""Comparison of two jobs, each with one or more runs, and limits for the second job."""
+"""What took longer in the second of two jobs (of one or more runs each), by how much, and is it more than noise?
+
+The measure of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
+light-recorded steps if one of the runs has no others. Every run is one observation. Of kernels:
+
+    noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
+
+Two medians differ beyond noise if they are further apart than the sum of both noises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import sqrt
+from pathlib import PurePath
+from statistics import fmean, mean, median
+from typing import Any, TypeVar
+
+from ddpprof.engine.numbers import metrics_of
+from ddpprof.errors import DdpprofError
+from ddpprof.layout import count
+from ddpprof.model import Kernel
+from ddpprof.report import LightStepReport, Report, ShownInNotebooks, StepReport
+from ddpprof.statistics.between_runs import (
+    Difference,
+    Shift,
+    difference_between,
+    plausible_noise_ns,
+    runs_needed,
+    shift_between,
+)
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
+from ddpprof.topics.steps.wrapper_cost import WrapperCost
+from ddpprof.version import __version__
+from ddpprof.words import utf8_text
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet:
+    reports: tuple[Report, ...]
+    """one or more reports"""
+    folder: str | None = None
+    """folder in which ``ddpprof trace --repeat`` keeps the runs, and to which more runs can be added"""
+
+    @property
+    def name(self) -> str:
+        if self.folder is not None:
+            return f"{utf8_text(PurePath(self.folder).name)} ({count(len(self.reports), 'run')})"
+        names = list(dict.fromkeys(report.job.name for report in self.reports))
+        shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        return shown if len(self.reports) == 1 else f"{shown} ({len(self.reports)} runs)"
+
+    @property
+    def typical(self) -> Report:
+        """Run with the median step, or the one next to it. Its buckets and kernels represent those of all runs."""
+        ordered = sorted(self.reports, key=_usual_step_ns)
+        return ordered[(len(ordered) - 1) // 2]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What reports lack, each item once, with the number of runs that lack it unless all do."""
+        counts = Counter(text for report in self.reports for text in report.missing)
+        all_of_them = len(self.reports)
+        said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
+        mixed = ", ".join(differing_facts(self.reports))
+        return (*said, *([f"its runs are not runs of the same job: they differ in {mixed}"] if mixed else []))
+
+
+def _usual_step_ns(report: Report) -> float:
+    steps_ns = [step.duration_ns for rank in report.ranks for step in rank.measured_steps]
+    steps_ns += [step.duration_ns for rank in report.ranks for step in rank.light_steps]
+    return median(steps_ns) if steps_ns else 0.0
+
+
+def differing_facts(reports: Sequence[Report]) -> list[str]:
+    """Return the names of the facts in which runs differ, in order.
+
+    If a run has no information about its DDP modules, facts that only some runs have are not a difference.
+    """
+    facts = [facts_of(report) for report in reports]
+    names = dict.fromkeys(name for of_run in facts for name in of_run)
+    are_all_known = all(report.job.modules for report in reports)
+    compared = [name for name in names if are_all_known or all(name in of_run for of_run in facts)]
+    return [name for name in compared if len({of_run.get(name) for of_run in facts}) > 1]
+
+
+def facts_of(report: Report) -> Mapping[str, str]:
+    """Return what the run says about its job: world size, versions, settings of DDP."""
+    job = report.job
+    facts = {
+        "command": " ".join(job.command),
+        "ranks": str(job.world_size if job.world_size is not None else job.num_ranks_read),
+        "hosts": str(len(job.hosts)) if job.hosts else None,
+        "device": job.device,
+        "backend": job.backend,
+        "torch": job.torch,
+    }
+    for index, module in enumerate(job.modules):
+        of_module = f"module {index}: " if len(job.modules) > 1 else ""
+        facts[f"{of_module}model"] = module.name
+        facts[f"{of_module}parameters"] = f"{module.num_parameters} ({module.parameter_bytes} bytes)"
+        facts[f"{of_module}buckets"] = str(module.num_buckets)
+        facts[f"{of_module}comm hook"] = module.comm_hook
+        facts |= {f"{of_module}{setting}": value for setting, value in module.settings.items()}
+    return {name: value for name, value in facts.items() if value}
+
+
+_StepT = TypeVar("_StepT", StepReport, LightStepReport)
+
+COMPARISON_FORMAT = 1
+"""version of the JSON form; it increases when a field changes its meaning or is removed, not when one is added"""
+
+NOTICEABLE = 0.05
+"""change, as a fraction of the step, that a comparison without a limit should distinguish from noise"""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """One measure on both sides, ns per step. The change is B minus A: positive is slower."""
+
+    metric: str
+    a_ns: int | None
+    b_ns: int | None
+    """median over the runs"""
+    num_steps_a: int
+    num_steps_b: int
+    """total number of steps of all runs"""
+    runs_a_ns: tuple[int, ...] = ()
+    runs_b_ns: tuple[int, ...] = ()
+    """value of each run that has it: the median over its steps or, for the fastest step, their minimum"""
+    difference: Difference | None = None
+    of_steps: Shift | None = None
+    """shift between the steps of one run on each side; the minimum that counts as noise"""
+    num_questions: int = 1
+    """number of differences whose intervals hold together, including this one"""
+
+    @property
+    def fraction(self) -> float | None:
+        """Difference as a fraction of `a_ns`."""
+        if self.difference is None or not self.a_ns:
+            return None
+        return self.difference.shift_ns / self.a_ns
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether the change is beyond noise; ``None`` if there are too few runs to decide."""
+        if self.difference is None:
+            return None
+        beyond = self.difference.is_beyond_noise
+        if beyond is None and self.of_steps is not None and self.of_steps.is_beyond_noise is False:
+            return False  # the steps of one run already differ by as much
+        return beyond
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs on the side with fewer runs."""
+        return min(len(self.runs_a_ns), len(self.runs_b_ns))
+
+    def runs_needed(self, limit_ns: float) -> int | None:
+        """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference."""
+        if self.difference is None:
+            return None
+        return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketChange:
+    """A bucket with the same parameters in both runs, or a bucket of only one run."""
+
+    a: BucketRow | None
+    b: BucketRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that differs between the runs: world size, bucket cap, versions."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(ShownInNotebooks):
+    format: int
+    ddpprof: str
+    a: str
+    b: str
+    """names of the sides"""
+    num_runs_a: int
+    num_runs_b: int
+    settings: tuple[SettingChange, ...]
+    metrics: tuple[MetricChange, ...]
+    buckets: tuple[BucketChange, ...]
+    kernels: tuple[KernelChange, ...]
+    """kernels whose time per step changed beyond noise: slower ones first, by the time that they cost"""
+    missing: tuple[str, ...]
+    """what cannot be compared, and why"""
+    runs_needed: int | None = None
+    """number of runs on each side needed to detect a 5 % difference of the step; ``None`` if there are enough"""
+
+
+def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
+    """Compare two jobs. The intervals of the `asked` measures hold together, and so do those of all others."""
+    metrics = _metrics(a.reports, b.reports, asked)
+    slower, why_not = _kernels(a, b)
+    missing = [f"{name}: {text}" for name, side in (("A", a), ("B", b)) for text in side.missing]
+    if not metrics:
+        missing.append("nothing to compare: the runs have no steps of the same kind")
+    return Comparison(
+        format=COMPARISON_FORMAT,
+        ddpprof=__version__,
+        a=a.name,
+        b=b.name,
+        num_runs_a=len(a.reports),
+        num_runs_b=len(b.reports),
+        settings=tuple(_settings(a.typical, b.typical)),
+        metrics=metrics,
+        buckets=_buckets(a.typical.buckets, b.typical.buckets),
+        kernels=slower,
+        missing=(*missing, *([why_not] if why_not else [])),
+        runs_needed=_runs_needed(metrics),
+    )
+
+
+def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) -> Comparison:
+    """Compare two jobs, each given by the report of one run, or by reports of several.
+
+    Raises `DdpprofError` for none.
+    """
+    first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
+    if not first.reports or not second.reports:
+        raise DdpprofError("a job without a report cannot be compared: give at least one report of each job.")
+    return compare(first, second)
+
+
+def medians_ns(report: Report) -> dict[str, int]:
+    """Return each measure of one run in ns: the mean over the ranks, then the median over the steps."""
+    changes = _metrics((report,), (report,), ())
+    return {one.metric: one.a_ns for one in changes if one.a_ns is not None and one.metric != FASTEST_STEP}
+
+
+def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
+    """Compare the typical runs.
+
+    With several runs, keep kernels that differ between every run of A and every run of B.
+    """
+    changes, why_not = compare_kernels(a.typical.kernels, b.typical.kernels)
+    of_runs = [[{k.kernel: k.median_ns for k in report.kernels} for report in side.reports] for side in (a, b)]
+    kept = []
+    for change in changes:
+        in_a, in_b = ([run[change.kernel] for run in runs if change.kernel in run] for runs in of_runs)
+        if max(in_a) < min(in_b) or max(in_b) < min(in_a):
+            kept.append(change)
+    return tuple(kept), why_not
+
+
+def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
+    step = next((change for change in metrics if change.metric == "step"), None)
+    if step is None or not step.a_ns or step.difference is None or step.difference.is_beyond_noise:
+        return None
+    limit_ns = NOTICEABLE * step.a_ns
+    if max(step.difference.high_ns, -step.difference.low_ns) <= limit_ns:
+        return None
+    return step.runs_needed(limit_ns)
+
+
+FASTEST_STEP = "fastest step"
+"""a robust measure: other work on the machine disturbs some steps but not all, so runs differ least in their fastest
+step
+"""
+
+_OF_PROFILED, _OF_LIGHT = (
+    {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)
+)
+METRICS = tuple(dict.fromkeys(("step", FASTEST_STEP, *_OF_PROFILED, "wrapper", *_OF_LIGHT)))
+"""names of all measures by which runs are compared"""
+
+
+def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
+    measures: dict[str, Callable[[Any], int | None]] = dict(_OF_LIGHT)
+    steps_of: Callable[[Report], Sequence[Any]] = _light
+    if all(map(_profiled, (*a, *b))):
+        measures, steps_of = {**_OF_PROFILED, "wrapper": _wrapper((*a, *b))}, _profiled
+    measures = {"step": measures["step"], FASTEST_STEP: measures["step"], **measures}
+    sides = [
+        [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
+    ]
+    are_timed = all(report.timed_steps_ns for report in (*a, *b))
+    if are_timed:  # as in the reports, not lengthened by the profiler
+        for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
+            run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
+    known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
+    num_asked = sum(name in asked for name in known)
+    noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
+    usual = {FASTEST_STEP: min, "step": fmean if steps_of is _profiled and not are_timed else median}
+    changes = []
+    for name in known:
+        of_a, of_b = ([run[name] for run in side if run[name]] for side in sides)
+        questions = num_asked if name in asked else len(known) - num_asked
+        changes.append(_change(name, of_a, of_b, noise_ns, questions, usual.get(name, median)))
+    return tuple(changes)
+
+
+def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
+    """Return DDP's own work as far as all runs know it. A trace that ddpprof did not record lacks some parts of it."""
+    parts = [field.name for field in fields(WrapperCost)]
+    known = [
+        part
+        for part in parts
+        if all(any(getattr(step.wrapper, part) is not None for step in _profiled(report)) for report in reports)
+    ]
+    return lambda step: sum(getattr(step.wrapper, part) or 0 for part in known)
+
+
+def _profiled(report: Report) -> list[StepReport]:
+    """Return the steps that the tables of the report average over."""
+    return [step for rank in report.ranks for step in report.averaged(rank)]
+
+
+def _light(report: Report) -> list[LightStepReport]:
+    return [step for rank in report.ranks for step in rank.light_steps]
+
+
+def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> list[float]:
+    """Return one value per step number: the mean over the ranks that have it."""
+    found: dict[int, list[int]] = {}
+    for step in steps:
+        measured = value(step)
+        if measured is not None:
+            found.setdefault(step.step, []).append(measured)
+    return [mean(values) for values in found.values()]
+
+
+def _change(
+    name: str,
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    noise_ns: float,
+    num_questions: int,
+    usual: Callable[[Sequence[float]], float],
+) -> MetricChange:
+    """Compare one measure. `a` and `b` have the steps of each run, from which `usual` makes one value."""
+    runs_a, runs_b = ([usual(steps) for steps in side] for side in (a, b))
+    return MetricChange(
+        metric=name,
+        a_ns=round(median(runs_a)),
+        b_ns=round(median(runs_b)),
+        num_steps_a=sum(map(len, a)),
+        num_steps_b=sum(map(len, b)),
+        runs_a_ns=tuple(map(round, runs_a)),
+        runs_b_ns=tuple(map(round, runs_b)),
+        difference=difference_between(runs_a, runs_b, noise_ns, num_questions),
+        of_steps=shift_between(a[0], b[0]) if len(a) == len(b) == 1 and name != FASTEST_STEP else None,
+        num_questions=num_questions,
+    )
+
+
+def _settings(a: Report, b: Report) -> list[SettingChange]:
+    of_a, of_b = facts_of(a), facts_of(b)
+    return [SettingChange(name, of_a.get(name, "-"), of_b.get(name, "-")) for name in differing_facts((a, b))]
+
+
+def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:
+    """Pair the buckets in the order of `a`; those that only `b` has come last."""
+    left = {_bucket_key(bucket): bucket for bucket in b}
+    changes = [BucketChange(bucket, left.pop(_bucket_key(bucket), None)) for bucket in a]
+    return (*changes, *(BucketChange(None, bucket) for bucket in left.values()))
+
+
+def _bucket_key(bucket: BucketRow) -> tuple[object, ...]:
+    """Return the bucket's parameters as its key, or its position and size if they are only known from a trace."""
+    if bucket.first_parameter is None:
+        return (bucket.module, bucket.index, bucket.num_bytes)
+    return (bucket.module, bucket.num_bytes, bucket.num_parameters, bucket.first_parameter, bucket.last_parameter)
+
+
+_FEWEST_RUNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChange:
+    """A kernel with the same name, launch shape and input shapes in both runs."""
+
+    a: KernelSummary
+    b: KernelSummary
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.a.kernel
+
+    @property
+    def ratio(self) -> float | None:
+        """Ratio of the medians, B over A."""
+        return self.b.median_ns / self.a.median_ns if self.a.median_ns else None
+
+    @property
+    def lost_ns_per_step(self) -> int:
+        """Time that a step of B loses, ns: the extra time of a usual run of the kernel, times the number of runs."""
+        return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        noises = [_noise_ns(summary) for summary in (self.a, self.b)]
+        known = [noise for noise in noises if noise is not None]
+        return len(known) == len(noises) and abs(self.b.median_ns - self.a.median_ns) > sum(known)
+
+
+def _noise_ns(summary: KernelSummary) -> float | None:
+    if summary.num_runs < _FEWEST_RUNS or summary.spread is None:
+        return None
+    return 1.57 * summary.spread * summary.median_ns / sqrt(summary.num_runs)
+
+
+def compare_kernels(
+    a: Sequence[KernelSummary], b: Sequence[KernelSummary]
+) -> tuple[tuple[KernelChange, ...], str | None]:
+    """Return the kernels whose median changed beyond noise, most time lost first, and why others are not compared."""
+    in_b = {summary.kernel: summary for summary in b}
+    changes = [KernelChange(summary, in_b[summary.kernel]) for summary in a if summary.kernel in in_b]
+    changed = sorted((c for c in changes if c.is_beyond_noise), key=lambda c: -c.lost_ns_per_step)
+    return tuple(changed), _unmatched(a, b, {change.kernel for change in changes})
+
+
+def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: set[Kernel]) -> str | None:
+    only = [[summary for summary in summaries if summary.kernel not in matched] for summaries in (a, b)]
+    if not a or not b or not any(only) or MOST_KERNELS in (len(a), len(b)):
+        return None  # a kernel missing from a truncated list may still be in the run
+    words = [
+        f"{len(rows)} only in {run} ({_ms(rows)} ms per step)" for run, rows in zip("AB", only, strict=True) if rows
+    ]
+    return f"kernels in only one of the runs, by name, launch shape and input shapes: {', '.join(words)}"
+
+
+def _ms(summaries: Sequence[KernelSummary]) -> str:
+    return f"{sum(summary.total_ns_per_step for summary in summaries) / 1e6:.2f}"

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpprof.comparison.compare import medians_ns
-from ddpprof.comparison.run_set import RunSet
+from ddpprof.comparison import RunSet, medians_ns
 from ddpprof.engine.finding import Finding
 from ddpprof.report import Report
 from ddpprof.version import __version__

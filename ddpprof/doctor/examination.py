@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from ddpprof.child_processes import adopt_orphans, kill_descendants
-from ddpprof.doctor.check import CannotCheck, Check, CheckResult, CheckStatus, Context, Setup, setups
-from ddpprof.doctor.harmless import check_unchanged
-from ddpprof.doctor.installation import check_torch, check_versions
-from ddpprof.doctor.machine import check_clock, check_disk, check_limits, check_shared_memory
-from ddpprof.doctor.network import check_gloo_interface, check_nccl_interface
+from ddpprof.doctor import CannotCheck, Check, CheckResult, CheckStatus, Context, Setup, setups
+from ddpprof.doctor.installation import check_torch, check_unchanged, check_versions
+from ddpprof.doctor.machine import (
+    check_clock,
+    check_disk,
+    check_gloo_interface,
+    check_limits,
+    check_nccl_interface,
+    check_shared_memory,
+)
 from ddpprof.errors import DdpprofError
+from ddpprof.own_files import scratch_folder
 from ddpprof.redaction import without_secrets
-from ddpprof.scratch import scratch_folder
 from ddpprof.version import __version__
 
 DOCTOR_FORMAT = 2

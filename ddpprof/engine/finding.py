@@ -1,16 +1,169 @@
-"""The output of a rule."""
+"""The output of a rule: a finding, and the change that it recommends, as data that a tool can apply."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, NamedTuple
 
-from ddpprof.engine.change import Change
+from ddpprof.engine.frameworks import ddp_argument, load_with
 from ddpprof.engine.numbers import Number, Part
-from ddpprof.engine.predictions import Predicted
-from ddpprof.engine.track_record import is_trusted
-from ddpprof.model.tried import Measured, Outcome
+from ddpprof.model.json_files import Measured, Outcome
+
+DEFAULT_CAP = "bucket_cap_mb=None"
+ACCUMULATED = 4
+"""number of backward passes per reduction in the prediction of more accumulation"""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predicted gain of one change alone, ns per step; negative if it costs time."""
+
+    gain_ns: Annotated[int, Number("predicted gain per step", column="ns")]
+    low_ns: Annotated[int, Number("lower end of its 95 % interval")]
+    high_ns: Annotated[int, Number("upper end of its 95 % interval")]
+
+
+def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
+    """Return the prediction, limited to the time that the change can remove if that was measured.
+
+    The replay may cover other steps than those in which the time was measured.
+    """
+    if cause_ns is None:
+        return predicted
+    return Predicted(*(min(ns, cause_ns) for ns in (predicted.gain_ns, predicted.low_ns, predicted.high_ns)))
+
+
+@dataclass(frozen=True, slots=True)
+class NewBuckets:
+    """The buckets that DDP makes with a given argument."""
+
+    argument: str
+    """argument of DDP's constructor; empty for the recorded buckets, if no better ones were found"""
+    bucket_bytes: tuple[int, ...]
+    """bucket sizes in launch order"""
+    predicted: Predicted | None = None
+    equal_mb: tuple[float, float] | None = None
+    """smallest and largest single cap that are equally good, if there are several"""
+
+    @property
+    def is_default(self) -> bool:
+        return self.argument == DEFAULT_CAP
+
+
+def since_torch(argument: str) -> str:
+    """Return a note for an argument that older torch versions do not have."""
+    return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
+
+
+def equal_caps(equal_mb: tuple[float, float] | None) -> str:
+    """Return, in words to follow an argument, which caps are equally good."""
+    return "" if equal_mb is None else f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal)"
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Predicted effects of single changes; ``None`` if the run cannot tell, or already has the change."""
+
+    best_buckets: NewBuckets | None = None
+    """best buckets found"""
+    compression: Predicted | None = None
+    """half-precision gradients, in fp16 or bf16, whichever the backend supports"""
+    bucket_views: Predicted | None = None
+    without_unused_search: Predicted | None = None
+    """no search for unused parameters, and buckets in gradient order"""
+    no_sync: Predicted | None = None
+    """reduction only in the last of a step's several backward passes"""
+    double_batch: Predicted | None = None
+    """doubling the batch size; communication time saved per batch of the present size"""
+    accumulation: Predicted | None = None
+    """reduction in every `ACCUMULATED`-th backward pass; communication time saved per backward pass"""
+    double_link: Predicted | None = None
+    """a network with twice the bandwidth"""
+    without_straggler: Predicted | None = None
+    """the slowest rank made as fast as the next one"""
+
+
+_RIGHT = 0.8
+"""minimum share of trials that must confirm a rule for it to be recommended first"""
+
+
+class Tried(NamedTuple):
+    num_cases: int
+    num_confirmed: int
+
+
+TRACK_RECORD: Mapping[str, Tried] = {
+    "buckets-too-large": Tried(4, 4),
+    "idle-for-data": Tried(1, 1),
+    "reduces-every-pass": Tried(1, 1),
+    "trailing-communication": Tried(5, 5),
+}
+"""rule → its trials with a verdict, as in `analyses/advice/results.json`; other rules have not been tried"""
+
+
+def is_trusted(rule: str) -> bool:
+    """Return True if the rule may be recommended first: it is not known to be wrong in more than a fifth of cases."""
+    tried = TRACK_RECORD.get(rule)
+    return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases
+
+
+Value = bool | int | float | str | tuple[float, ...] | None
+
+
+class ChangeKind(StrEnum):
+    """Where a change is made."""
+
+    DDP = "ddp"
+    """in the arguments of ``DistributedDataParallel``"""
+    COMM_HOOK = "comm_hook"
+    """by registering a hook from torch's ``default_hooks``"""
+    ENVIRONMENT = "environment"
+    """by setting environment variables of the ranks"""
+    LOADER = "loader"
+    """in the arguments of a ``DataLoader``"""
+    NO_SYNC = "no_sync"
+    """in the training loop: only the last of ``num_passes`` backward passes reduces gradients"""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change that a user can make, and a tool can apply."""
+
+    kind: ChangeKind
+    values: Mapping[str, Value] = field(hash=False)
+    """name of each argument, variable or hook → its value"""
+    code: str
+    """code of the change, for the framework that makes the DDP module if there is one"""
+    is_lossy: bool = False
+    """True if it rounds gradients"""
+
+
+def ddp_change(framework: str | None, **arguments: Value) -> Change:
+    """Return a change of DDP's constructor arguments."""
+    written = [f"{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in arguments.items()]
+    return Change(ChangeKind.DDP, arguments, ddp_argument(framework, *written))
+
+
+def bucket_change(framework: str | None, new: NewBuckets) -> Change | None:
+    """Return the change that makes those buckets; ``None`` if the best value is unknown."""
+    if not new.argument or (new.predicted is None and not new.is_default):
+        return None
+    name, _, text = new.argument.partition("=")
+    value = ast.literal_eval(text)
+    return ddp_change(framework, **{name: tuple(value) if isinstance(value, list) else value})
+
+
+def environment_change(**variables: str) -> Change:
+    return Change(ChangeKind.ENVIRONMENT, variables, " ".join(f"{name}={value}" for name, value in variables.items()))
+
+
+def loader_change(framework: str | None, num_workers: int, persistent: bool) -> Change:
+    values: dict[str, Value] = {"num_workers": num_workers, **({"persistent_workers": True} if persistent else {})}
+    return Change(ChangeKind.LOADER, values, load_with(framework, num_workers, persistent))
+
 
 _REPLAYED = (
     "trailing-communication",

@@ -1,21 +1,27 @@
 """The interface of a topic: everything about one question about a job, from the measure to the words.
 
 `report/topics.py` lists the topics. Other code only uses this interface, and names no single topic.
+
+Topics of other packages have an entry point in the group ``ddpprof.topics`` that names their `Topic`.
+
+`find` returns the findings of all topics, in the order in which a user should read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, Predicted, Predictions, within
 from ddpprof.engine.numbers import Declared, declared_in
-from ddpprof.engine.predictions import Predicted, Predictions
-from ddpprof.layout import Section
+from ddpprof.errors import DdpprofError
+from ddpprof.layout import ABSENT, Column, Section, Table, clean, megabytes, ms, notes
 from ddpprof.model import DdpModule, OtherFile, Rank, Record
 from ddpprof.model.backends import ON_HOST
-from ddpprof.model.tried import TriedChange
+from ddpprof.model.json_files import Outcome, TriedChange
 from ddpprof.model.whole_run import WholeRun
 
 _OfRank = TypeVar("_OfRank")
@@ -205,3 +211,199 @@ class Topic(Generic[_OfRank, _OfRun]):
     """name of the file type that it reads instead of ranks, if any"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
     """measures a file; ``None`` if the file belongs to another topic"""
+
+
+GROUP = "ddpprof.topics"
+
+
+@cache
+def further_topics() -> dict[str, Topic[Any, Any]]:
+    """Return the topics of installed packages, by entry point name.
+
+    Raises `DdpprofError` if one of them cannot be imported, or does not declare the types of its measures.
+    """
+    return {one.name: _loaded(one) for one in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
+
+
+def _loaded(entry: Any) -> Topic[Any, Any]:
+    package = entry.dist.name if entry.dist is not None else entry.value
+    try:
+        topic = entry.load()
+    except Exception as error:  # other people's code
+        why = f"cannot be imported ({error})"
+        raise DdpprofError(f"the topic {entry.name} of {package} {why}. {_WHAT_TO_DO}") from error
+    if not isinstance(topic, Topic) or None in (topic.of_rank, topic.of_ranks, topic.rank_type, topic.run_type):
+        lacks = "lacks of_rank, of_ranks, rank_type or run_type"
+        raise DdpprofError(f"the topic {entry.name} of {package} {lacks}. {_WHAT_TO_DO}")
+    return replace(topic, name=entry.name)
+
+
+_WHAT_TO_DO = "Uninstall the package, or report this to its authors."
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Return the packages that provide topics, with their versions; summaries of ranks depend on them."""
+    found = [one.dist for one in entry_points(group=GROUP)]
+    return tuple(sorted({f"{one.name} {one.version}" for one in found if one is not None}))
+
+
+_UNITS = {"_ns": (" ms", ms), "_bytes": (" MB", megabytes)}
+"""suffix of a column's name → suffix of its heading, and how to format its values"""
+
+
+def number_table(title: str, rows: Sequence[Any]) -> Table:
+    """Return a table with a row for each of `rows`, all of one dataclass, and a column for each number.
+
+    Times are shown in ms and sizes in MB. The meanings of the columns follow below the table.
+    """
+    kind: type = type(rows[0]) if rows else type(None)
+    declared = declared_in(kind) if rows else ()
+    headings = [_heading(one) for one in declared]
+    columns = [Column(name, is_number=one.kind is not str) for name, one in zip(headings, declared, strict=True)]
+    cells = tuple(tuple(_cell(one, one.value(row)) for one in declared) for row in rows)
+    meanings = [f"{name}: {one.meaning}" for name, one in zip(headings, declared, strict=True)]
+    return Table(title, tuple(columns), cells, notes(*meanings))
+
+
+def _unit_of(one: Declared) -> str | None:
+    return next((unit for unit in _UNITS if one.column.endswith(unit)), None)
+
+
+def _heading(one: Declared) -> str:
+    unit = _unit_of(one)
+    if unit is None:
+        return one.column.removeprefix("num_").replace("_", " ")
+    return one.column.removesuffix(unit).replace("_", " ") + _UNITS[unit][0]
+
+
+def _cell(one: Declared, value: Any) -> str:
+    if value is None:
+        return ABSENT
+    unit = _unit_of(one)
+    if unit is not None:
+        return _UNITS[unit][1](value)
+    return f"{value:.2f}" if one.kind is float else clean(str(value))
+
+
+_NOISE_OF_MEASURED = 0.02
+"""fraction of the step; a smaller measured gain may be chance"""
+_LARGE = 0.05
+"""fraction of the step from which an uncertain gain is worth a trial"""
+_ROUNDS_TO_NOTHING_NS = 5_000
+"""gains smaller than this are shown as 0.00 ms"""
+
+
+def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
+    """Return the findings of all topics that have any, in the order of `in_order`."""
+    used = [(topic, shown) for topic in topics if (shown := view[topic]) is not None]
+    advice = {rule: words for topic, _ in used for rule, words in topic.advice.items()}
+    return in_order((one for topic, shown in used for rule in topic.rules for one in rule(shown, view)), view, advice)
+
+
+def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Sort findings: first broken or distorted training, then gains, then the rest, and noise last.
+
+    Among the gains, changes that keep the results of the training come before changes that round gradients, and rules
+    whose advice often saves less than promised come later. Gains that only a replay could confirm come last if the run
+    could not be replayed. Among the noise, what is worth trying comes first.
+
+    If one change addresses several findings, only the first of them is returned. Rules that recommend the same change
+    use the same entry of `Predictions`. `advice`: rule → advice that replaces its own.
+    """
+    found: dict[object, Finding] = {}
+    for finding in findings:
+        bounded = _measured(_bounded(finding), view)
+        noted = replace(
+            bounded,
+            advice=advice.get(finding.rule, finding.advice),
+            is_noise=is_noise(bounded, view),
+            is_worth_trying=is_worth_trying(bounded, view),
+        )
+        found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
+    beyond = [finding for finding in found.values() if not finding.is_noise]
+    first = sorted((one for one in beyond if one.comes_first), key=lambda one: not one.is_correctness)
+    known = [finding for finding in beyond if finding.expected_ns is not None]
+    told = [finding for finding in known if not finding.is_guess]
+    gains = [
+        *_by_gain([finding for finding in told if finding.is_trusted and not finding.is_lossy]),
+        *_by_gain([finding for finding in told if finding.is_trusted and finding.is_lossy]),
+        *_by_gain([finding for finding in told if not finding.is_trusted]),
+        *_by_gain([finding for finding in known if finding.is_guess]),
+    ]
+    others = [finding for finding in beyond if finding.expected_ns is None and not finding.comes_first]
+    noise = sorted((one for one in found.values() if one.is_noise), key=lambda one: not one.is_worth_trying)
+    return (*first, *gains, *others, *noise)
+
+
+def _bounded(finding: Finding) -> Finding:
+    """Return the finding with its gain limited to its cause."""
+    if finding.cause_ns is None or finding.gain_ns is None:
+        return finding
+    predicted = None if finding.predicted is None else within(finding.predicted, finding.cause_ns)
+    return replace(finding, gain_ns=min(finding.gain_ns, finding.cause_ns), predicted=predicted)
+
+
+def _measured(finding: Finding, view: View) -> Finding:
+    """Return the finding with the measured gain of its change, if `ddpprof try` has tried it."""
+    code = None if finding.change is None else finding.change.code
+    found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, code)]
+    return replace(finding, measured=found[-1]) if found else finding
+
+
+def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
+    """Sort by gain, largest first; gains whose intervals overlap stay in the order of the rules.
+
+    This way, two runs of one job name the same change first.
+    """
+    left = sorted(findings, key=lambda f: f.expected_ns or 0, reverse=True)
+    ordered: list[Finding] = []
+    while left:
+        may_be_first = [finding for finding in left if _most_ns(finding) >= _least_ns(left[0])]
+        ordered.append(min(may_be_first, key=findings.index))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def _least_ns(finding: Finding) -> int:
+    """Return the minimum gain, ns per step; if only an upper bound is known, half of it."""
+    return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
+
+
+def _most_ns(finding: Finding) -> int:
+    return (finding.expected_ns or 0) if finding.predicted is None else finding.predicted.high_ns
+
+
+def is_noise(finding: Finding, view: View) -> bool:
+    """Return True if the finding may be due to chance, its rule says so, or its change did not help when tried.
+
+    A measured cost may be due to chance if it is so close to the threshold that another run might not report it.
+    """
+    gain_ns = finding.expected_ns
+    if finding.gives_nothing or finding.is_noise or gain_ns is None:
+        return finding.gives_nothing or finding.is_noise
+    if finding.measured is not None and finding.measured.outcome in (Outcome.CONFIRMED, Outcome.SMALLER):
+        return False
+    if finding.predicted is not None:
+        return may_be_chance(finding.predicted, view.step_noise_ns)
+    return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _NOISE_OF_MEASURED * (view.step_ns or 0))
+
+
+def is_worth_trying(finding: Finding, view: View) -> bool:
+    """Return True if the finding is noise only because its large predicted gain is uncertain, and can be measured."""
+    if finding.predicted is None or finding.change is None or finding.is_lossy or finding.measured is not None:
+        return False
+    is_uncertain = not finding.is_noise and may_be_chance(finding.predicted, view.step_noise_ns)
+    return is_uncertain and finding.predicted.gain_ns >= max(_LARGE * (view.step_ns or 0), view.step_noise_ns or 0, 1)
+
+
+def may_be_chance(predicted: Predicted, step_noise_ns: int | None) -> bool:
+    """Return True if a prediction may be due to chance.
+
+    This is so if the change may cost time, or if the gain is below the noise of the step and may be less than half of
+    the predicted one.
+    """
+    gain_ns, low_ns = predicted.gain_ns, predicted.low_ns
+    if gain_ns < _ROUNDS_TO_NOTHING_NS or low_ns <= 0:
+        return True
+    return gain_ns < (step_noise_ns or 0) and 2 * low_ns < gain_ns

@@ -19,8 +19,8 @@ from statistics import fmean, median
 import numpy as np
 
 from ddpprof.model import Record, StepMode
+from ddpprof.statistics.between_runs import shift_between
 from ddpprof.statistics.paired_ratio import CONFIDENCE, ENOUGH_ROUNDS, Ratio, student_quantile
-from ddpprof.statistics.shift import shift_between
 
 
 def joint_ratios(

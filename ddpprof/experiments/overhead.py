@@ -16,7 +16,7 @@ from ddpprof.experiments.trials import (
     problems,
     rounds_of,
 )
-from ddpprof.report.tree import Job
+from ddpprof.report import Job
 from ddpprof.statistics.paired_ratio import Pair, Ratio, paired_ratio
 from ddpprof.version import __version__
 

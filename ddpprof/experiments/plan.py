@@ -28,10 +28,9 @@ import msgspec
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord, NotARun, refuse_newer, writing
-from ddpprof.files import Location, RemotePath
-from ddpprof.files.small import read_small
+from ddpprof.files import Location, RemotePath, read_small
+from ddpprof.own_files import is_seal_of, seal_of, user_key
 from ddpprof.redaction import HIDDEN, is_secret, words_without_secrets
-from ddpprof.user_key import is_seal_of, seal_of, user_key
 
 _T = TypeVar("_T")
 

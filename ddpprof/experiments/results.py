@@ -14,7 +14,7 @@ from ddpprof.experiments.trials import TrialResult, read_trial
 from ddpprof.experiments.trying import TryReport, read_trying
 from ddpprof.experiments.tuning import TuneReport, read_tuning
 from ddpprof.files import Location
-from ddpprof.load.other_files import load_times
+from ddpprof.load.rank import load_times
 from ddpprof.model import TimesTable
 
 ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport | TryReport

@@ -29,7 +29,7 @@ from ddpprof.experiments.trials import (
     rounds_of,
     scaled,
 )
-from ddpprof.report.tree import Job
+from ddpprof.report import Job
 from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
 from ddpprof.version import __version__
 

@@ -18,9 +18,7 @@ from statistics import median
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.engine.change import Change, ChangeKind
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.predictions import Predicted
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.joint_ratios import Steps
 from ddpprof.experiments.loss_match import Losses, LossMatch, Match, keeps_order, match_losses
@@ -43,8 +41,8 @@ from ddpprof.experiments.trials import (
     rounds_of,
 )
 from ddpprof.files import Location
-from ddpprof.model.tried import Measured, Outcome, TriedChange
-from ddpprof.report.tree import Job
+from ddpprof.model.json_files import Measured, Outcome, TriedChange
+from ddpprof.report import Job
 from ddpprof.statistics.paired_ratio import ENOUGH_ROUNDS, Ratio, paired_ratio
 from ddpprof.version import __version__
 

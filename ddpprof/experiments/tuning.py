@@ -36,9 +36,9 @@ from ddpprof.model import DdpModule
 from ddpprof.model.backends import backend_of
 from ddpprof.predict.candidates import Candidate, Forecast, Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.network import Network
+from ddpprof.report import Job
 from ddpprof.report.build import build_report
 from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
-from ddpprof.report.tree import Job
 from ddpprof.statistics.paired_ratio import Ratio, paired_ratio
 from ddpprof.version import __version__
 

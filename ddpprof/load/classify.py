@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, backends
-from ddpprof.model.interruptible_enum import InterruptibleEnum
+from ddpprof.model.tables import InterruptibleEnum
 
 
 class Role(IntEnum, metaclass=InterruptibleEnum):

@@ -23,13 +23,12 @@ from ddpprof import own_files
 from ddpprof.files import Location
 from ddpprof.intervals import union
 from ddpprof.load.classify import Identity, Role, classify, step_number
-from ddpprof.load.inflate import opened
-from ddpprof.load.lenient_json import as_int, decode_repaired
-from ddpprof.load.nanoseconds import EXACT_FLOAT_US, LARGEST_US, nanoseconds
-from ddpprof.load.tables.host import cut_out
+from ddpprof.load.file_bytes import opened
+from ddpprof.load.host import cut_out
+from ddpprof.load.lenient_json import EXACT_FLOAT_US, LARGEST_US, as_int, decode_repaired, nanoseconds
 from ddpprof.model import Int64Column, Mark
 from ddpprof.model.backends import KNOWN
-from ddpprof.model.plugin import PluginCollective, PluginView
+from ddpprof.model.tables import PluginCollective, PluginView
 
 _Event = dict[str, Any]
 

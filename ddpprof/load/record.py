@@ -1,18 +1,37 @@
-"""Reads what the recorder wrote for one rank: ``rank-N.facts.json`` and ``rank-N.steps.jsonl``."""
+"""Reads what ddpprof wrote: the record of one rank, the attempts of a job, and the file of `ddpprof netbench`.
+
+If torchrun restarted the ranks of a job, a report shows one attempt, and the run has the records of all of them.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import filterfalse
+from typing import Any
 
 import msgspec
 
-from ddpprof.files import Location
-from ddpprof.files.small import read_small
-from ddpprof.model import DdpModule, Record, RecordedStep
-from ddpprof.model.stack import collective_of, place_of_user, stack_of_crash
-from ddpprof.rundir import FORMAT, LAST_STEP, crash_file, facts_file, last_step_file, losses_file, steps_file
+from ddpprof.errors import BadTrace, RemoteError, refuse_newer
+from ddpprof.files import Location, read_small
+from ddpprof.model import Attempt, DdpModule, ProcessExit, Record, RecordedStep
+from ddpprof.model.json_files import NETBENCH_FORMAT, NetBench, RunFile
+from ddpprof.model.overdue import collective_of, place_of_user, stack_of_crash
+from ddpprof.rundir import (
+    EXITS_FILE,
+    FORMAT,
+    LAST_STEP,
+    RUN_FILE,
+    attempt_of,
+    crash_file,
+    facts_file,
+    last_step_file,
+    losses_file,
+    ranks_in,
+    read_json,
+    steps_file,
+)
 
 _MOST_STEPS_BYTES = 4 * 10**9
 """maximum size of a rank's step file; a million steps take 2 GB"""
@@ -133,3 +152,132 @@ def load_losses(directory: Location, rank: int) -> Losses | None:
         return tuple(tuple(map(float.fromhex, step)) for step in steps)
     except (OSError, ValueError, OverflowError, RecursionError):  # msgspec's errors are ValueErrors
         return None
+
+
+def shown_attempt(attempts: Mapping[int, Location]) -> int:
+    """Return the last attempt that recorded steps or, without one, the last in which a rank left a file."""
+    with_steps = [number for number, path in attempts.items() if _has_steps(path)]
+    with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
+    return max(with_steps or with_ranks, default=0)
+
+
+def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
+    """Load all attempts without their traces. Also return messages about what cannot be read."""
+    loaded, missing = [], []
+    for number, path in attempts.items():
+        records = []
+        for rank in ranks_in(path):
+            try:
+                record = load_record(path, rank)
+            except BadRecordError as error:
+                if number != shown:  # otherwise the message comes with the rest of the run
+                    missing.append(f"attempt {number}, rank {rank}: {error}")
+                continue
+            if record is not None:
+                records.append(record)
+        about = _about(path)
+        loaded.append(
+            Attempt(
+                number=number,
+                restarts=about.elastic.restarts if about.elastic is not None else None,
+                created_unix_s=about.created_unix_s,
+                world_size=about.world_size,
+                records=tuple(records),
+                is_shown=number == shown,
+            )
+        )
+    return tuple(loaded), tuple(missing)
+
+
+def _has_steps(path: Location) -> bool:
+    return any(_holds_anything(path / steps_file(rank)) for rank in ranks_in(path))
+
+
+def _holds_anything(path: Location) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return path.stat().st_size > 0
+    except RemoteError:  # a web server need not report a file's size
+        with suppress(OSError), path.open("rb") as file:
+            return bool(file.read(1))
+        return False
+
+
+def _about(path: Location) -> RunFile:
+    return read_json(path / RUN_FILE, RunFile) or RunFile(format=FORMAT, run_id="")
+
+
+_decode = msgspec.json.Decoder(ProcessExit).decode
+
+
+def load_exits(directory: Location) -> tuple[ProcessExit, ...]:
+    """Return the process exits from every line that can be read.
+
+    All attempts share one file, in the job's directory.
+    """
+    if attempt_of(directory.name):
+        directory = directory.parent
+    found: list[ProcessExit] = []
+    with suppress(OSError):
+        for line in read_small(directory / EXITS_FILE).splitlines():
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                found.append(_decode(line))
+    return tuple(found)
+
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+_MOST = 1 << 62
+_AGAIN = "Measure again with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
+
+
+def load_netbench(path: Location) -> NetBench:
+    """Load a file of `ddpprof netbench`. Raises `BadTrace`."""
+    try:
+        return parse_netbench(read_small(path), str(path))
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def parse_netbench(text: bytes, name: str) -> NetBench:
+    """Parse the text of such a file. `name` identifies the file in errors. Raises `BadTrace`."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        refuse_newer(name, found, NETBENCH_FORMAT, BadTrace)
+        bench = msgspec.json.decode(text, type=NetBench)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadTrace(f"{name} is not a file that ddpprof netbench writes ({error}). {_AGAIN}") from error
+    wrong = _what_is_wrong(bench)
+    if wrong is not None:
+        raise BadTrace(f"{name} is not a file that ddpprof netbench writes ({wrong}). {_AGAIN}")
+    return bench
+
+
+def _what_is_wrong(bench: NetBench) -> str | None:
+    if bench.collective not in _COLLECTIVES:
+        return f"its collective is {bench.collective[:40]!r}"
+    if bench.world_size < 2 or len(bench.hosts) != bench.world_size:
+        return f"it has {bench.world_size} ranks on {len(bench.hosts)} hosts"
+    if not bench.sizes:
+        return "no size was measured"
+    for tables_of in (bench.sizes, bench.concurrent, bench.beside):
+        numbers = [one.num_bytes for one in tables_of]
+        if numbers != sorted(set(numbers)) or not _are_within(numbers, least=1):
+            return "its sizes are not in ascending order"
+    tables = [(one.num_bytes, one.longest_ns, one.shortest_ns, one.cpu_ns) for one in bench.sizes]
+    tables += [(one.num_bytes, one.both_ns, one.alone_ns, one.cpu_ns) for one in bench.concurrent]
+    for one in bench.beside:
+        if not one.taken_ns or len(one.taken_ns) != len(one.lasted_ns):
+            return f"{one.num_bytes} bytes: rounds are missing"
+        if not (_are_within(one.taken_ns, least=0) and _are_within(one.lasted_ns, least=1)):
+            return f"{one.num_bytes} bytes: an invalid time"
+    for num_bytes, times_ns, others_ns, cpu_ns in tables:
+        if not times_ns or len(others_ns) != len(times_ns) or len(cpu_ns) != bench.world_size:
+            return f"{num_bytes} bytes: iterations or ranks are missing"
+        if not (_are_within([*times_ns, *others_ns], least=1) and _are_within(cpu_ns, least=0)):
+            return f"{num_bytes} bytes: an invalid time"
+    return None
+
+
+def _are_within(values: Sequence[int], least: int) -> bool:
+    return all(least <= value <= _MOST for value in values)

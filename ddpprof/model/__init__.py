@@ -7,29 +7,28 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ddpprof.model.ddp_module import DdpModule, Parameter
-from ddpprof.model.process_exit import ProcessExit
+from ddpprof.model.json_files import ProcessExit, TriedChange
 from ddpprof.model.record import (
+    DETAILED_MODES,
+    BackwardPass,
     Batch,
+    BucketTimes,
     CollectiveOfSomeRanks,
     DataParallelModule,
+    DeviceMemory,
+    Forward,
     HostRead,
     Loader,
+    Memory,
     OptimizerFacts,
     Record,
+    RecordedStep,
     Replica,
+    RpcCall,
+    StepMode,
     UnaveragedParameters,
     UnusualCollective,
 )
-from ddpprof.model.recorded_step import (
-    BackwardPass,
-    BucketTimes,
-    DeviceMemory,
-    Forward,
-    Memory,
-    RecordedStep,
-    RpcCall,
-)
-from ddpprof.model.step_mode import DETAILED_MODES, StepMode
 from ddpprof.model.tables import (
     NO_STEP,
     UNKNOWN,
@@ -46,7 +45,6 @@ from ddpprof.model.tables import (
     Trace,
     Work,
 )
-from ddpprof.model.tried import TriedChange
 from ddpprof.model.whole_run import WholeRun
 
 __all__ = [

@@ -1,13 +1,27 @@
-"""A DDP module as the recorder saw it: settings, parameters, buckets."""
+"""A DDP module as the recorder saw it, and the buckets into which DDP puts its gradients.
+
+    a bucket is closed by the gradient with which it reaches or exceeds its cap
+
+There is one open bucket per kind of gradient, and each kind goes through the list of caps on its own; the last cap
+applies to all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size``, as called by
+``DistributedDataParallel`` and its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is
+not set.
+
+DDP starts with buckets in reverse model order. Unless it searches for unused parameters in every iteration, it then
+rebuilds them in the order in which rank 0's gradients became ready: at the second forward, or with a static graph at
+the third.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
 from msgspec import Struct
 
 from ddpprof.model.backends import sends_half, sends_unchanged
-from ddpprof.model.int64 import Int64
+from ddpprof.model.json_files import Int64
 
 
 class Parameter(Struct, frozen=True, array_like=True):
@@ -63,3 +77,126 @@ class DdpModule(Struct, frozen=True):
         """Return the size of a bucket in bytes; ``None`` with sparse gradients, of which only some rows are sent."""
         parameters = [self.parameters[index] for index in self.buckets[bucket]]
         return None if any(one.is_sparse for one in parameters) else sum(one.num_bytes for one in parameters)
+
+
+MIB = 1 << 20
+DEFAULT_CAP_MIB = 25
+"""torch's ``_DEFAULT_BUCKET_CAP_MB``, MiB"""
+DEFAULT_FIRST_CAP_MIB = 1
+
+Buckets = tuple[tuple[int, ...], ...]
+"""parameter indices of each bucket, in launch order"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of one parameter."""
+
+    num_bytes: int
+    kind: str = ""
+    """dtype and device; a bucket holds gradients of one kind"""
+    is_sparse: bool = False
+    """True if it is expected to be sparse, and therefore gets its own bucket"""
+    item_bytes: int = 4
+    """bytes per number"""
+    shape: tuple[int, ...] = ()
+    """shape; empty if unknown"""
+
+
+def gradient_of(parameter: Parameter) -> Gradient:
+    items = prod(parameter.shape) if parameter.dtype is not None else 0
+    return Gradient(
+        parameter.num_bytes,
+        parameter.dtype or "",
+        is_sparse=parameter.is_sparse,
+        item_bytes=parameter.num_bytes // items if items else 4,
+        shape=parameter.shape,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
+    others_bytes: int = DEFAULT_CAP_MIB * MIB
+    per_bucket_bytes: tuple[int, ...] = ()
+    """caps of the buckets in order, instead of the two above"""
+
+    @classmethod
+    def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
+        """Return the caps for DDP's arguments. A list overrides a cap; only the default has a small first bucket."""
+        if bucket_cap_mb_list:
+            return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
+        if bucket_cap_mb is None:
+            return cls()
+        return cls(int(bucket_cap_mb * MIB), int(bucket_cap_mb * MIB))
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        return self.per_bucket_bytes or (self.first_bytes, self.others_bytes)
+
+
+def same_buckets(one: Buckets, other: Buckets) -> bool:
+    """Return True if the buckets are equal in any order; records do not show the order of buckets of several kinds."""
+    return sorted(map(sorted, one)) == sorted(map(sorted, other))
+
+
+def rebuilds_buckets(*, find_unused_parameters: bool, static_graph: bool) -> bool:
+    """Return True if DDP rebuilds its buckets in the gradient order of the first backward pass."""
+    return static_graph or not find_unused_parameters
+
+
+def is_rebuilt(module: DdpModule) -> bool:
+    """Return True if `rebuilds_buckets` applies to a recorded module."""
+    return rebuilds_buckets(
+        find_unused_parameters=bool(module.settings.get("find_unused_parameters")),
+        static_graph=bool(module.settings.get("static_graph")),
+    )
+
+
+def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
+    """Return the buckets that DDP would make from the module's gradients with these caps, in launch order."""
+    return final_buckets(
+        tuple(map(gradient_of, module.parameters)),
+        caps,
+        [index for bucket in module.buckets for index in bucket],
+        rebuilt=is_rebuilt(module),
+    )
+
+
+def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool) -> Buckets:
+    """Return the buckets after DDP's rebuild, or the initial ones if it never rebuilds them.
+
+    `ready_order`: indices of gradients in the order in which they became ready on rank 0. Missing ones were never ready
+    in the first backward pass, which a static graph allows, and come last in a rebuild.
+    """
+    if not rebuilt:
+        return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))
+    seen = set(ready_order)
+    unused = [index for index in range(len(gradients)) if index not in seen]
+    return tuple(_cut(gradients, [*ready_order, *unused], caps.limits))
+
+
+def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the buckets in the order in which they were closed, followed by those left open.
+
+    Torch orders the open ones by a hash table, last kind first. If three or more kinds are left and two of them collide
+    in the table, as complex128 and float8_e5m2 do, torch's order differs.
+    """
+    closed: list[tuple[int, ...]] = []
+    filled: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    num_closed: dict[str, int] = {}
+    for index in order:
+        gradient = gradients[index]
+        if gradient.is_sparse:
+            closed.append((index,))
+            continue
+        kind = gradient.kind
+        filled.setdefault(kind, []).append(index)
+        sizes[kind] = sizes.get(kind, 0) + gradient.num_bytes
+        cap_index = min(num_closed.get(kind, 0), len(limits) - 1)
+        if sizes[kind] >= limits[cap_index]:
+            closed.append(tuple(filled[kind]))
+            filled[kind], sizes[kind] = [], 0
+            num_closed[kind] = num_closed.get(kind, 0) + 1
+    return [*closed, *(tuple(open_bucket) for open_bucket in reversed(filled.values()) if open_bucket)]

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from ddpprof.model.int64 import Count, Int64
+from ddpprof.model.json_files import Count, Int64
 
 VERDICT_FORMAT = 1
 

@@ -12,8 +12,7 @@ from enum import IntEnum, IntFlag
 import msgspec
 import numpy as np
 
-from ddpprof.model.interruptible_enum import InterruptibleEnum
-from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
+from ddpprof.model.tables import UNKNOWN, Int64Column, InterruptibleEnum, rows_of
 
 
 class Activity(IntEnum, metaclass=InterruptibleEnum):

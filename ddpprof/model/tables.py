@@ -4,21 +4,33 @@ All spans are half-open: ``start_ns <= t < end_ns``. Times are on the trace file
 get nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into
 ``Trace.steps``, or ``NO_STEP``. On an accelerator, it is the step whose host span contains the row's *launch*; on CPU,
 the step that contains its start.
+
+`PluginView` is what TensorBoard's profiler plugin (torch-tb-profiler) shows of a rank, equal to the data of the report.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
+from enum import EnumType, IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.model.interruptible_enum import InterruptibleEnum
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+class InterruptibleEnum(EnumType):
+    """Metaclass of an enumeration that runs no Python code when NumPy looks up ``__array_ufunc__`` on its members.
+
+    Before Python 3.12, `EnumType` has a ``__getattr__`` written in Python. A signal's exception may be raised inside
+    it, and NumPy takes any exception for a missing attribute.
+    """
+
+    __getattr__ = type.__getattribute__
+
 
 Int64Column = NDArray[np.int64]
 Int32Column = NDArray[np.int32]
@@ -268,3 +280,29 @@ def moved(table: TableT, shift_ns: int) -> TableT:
     if launched_ns is not None:
         times["launched_ns"] = np.where(launched_ns == UNKNOWN, UNKNOWN, launched_ns + shift_ns)
     return replace(table, **times)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginCollective:
+    """A collective under a name that the plugin knows."""
+
+    name: str
+    """``nccl:all_reduce``, …; the plugin pairs the rank's i-th collective by start with the i-th of the other ranks"""
+    start_ns: int
+    end_ns: int
+    num_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PluginView:
+    """The steps and collectives of one rank that the plugin counts."""
+
+    device: str
+    """``"cpu"`` or ``"gpu"``"""
+    epoch_ns: int | None
+    """offset from the view's times to nanoseconds since 1970"""
+    steps: tuple[Step, ...]
+    collectives: Mapping[tuple[int, int], PluginCollective]
+    """collectives by their start in the trace and their position among those with the same start; those that are not on
+    all ranks are left out
+    """

@@ -18,9 +18,8 @@ from msgspec import structs
 
 from ddpprof.model.backends import backend_of
 from ddpprof.model.hang import Fault, Hint, Verdict
-from ddpprof.model.overdue import Call, KindOfCall
+from ddpprof.model.overdue import WORK_WAIT, Call, KindOfCall
 from ddpprof.model.pulse import Activity
-from ddpprof.model.stack import WORK_WAIT
 from ddpprof.monitor.position import REDUCER, Position, Table, others_of
 from ddpprof.monitor.verdicts import lost_a_peer, unusual_collective_of, verdict_on, verdict_on_all
 from ddpprof.words import clauses

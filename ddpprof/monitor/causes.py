@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpprof.model.pulse import PulseSamples, PulseSteps, PulseSummaries
-from ddpprof.model.slowdown import SlowdownCause, StepPart
 from ddpprof.model.tables import UNKNOWN, Int64Column
+from ddpprof.model.whole_run import SlowdownCause, StepPart
 
 _HALF = 0.5
 _AS_BAD = 0.6

@@ -18,13 +18,11 @@ from pathlib import Path
 from ddpprof import rundir
 from ddpprof.child_processes import helper_environment, start
 from ddpprof.errors import DdpprofError, how_to_install
-from ddpprof.load.attempts import load_exits
-from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.record import BadRecordError, load_exits, load_record
 from ddpprof.model import ProcessExit, Record
-from ddpprof.model.overdue import OverdueFacts, Wait, crc_of
-from ddpprof.model.process_exit import oom_kills_seen
+from ddpprof.model.json_files import oom_kills_seen
+from ddpprof.model.overdue import Frame, OverdueFacts, Wait, crc_of, read_stack
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
-from ddpprof.model.stack import Frame, read_stack
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.processes import Process, holder_of_lock, look_at, num_swapped_in, workers_of
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof import rundir
-from ddpprof.load.attempts import load_exits
+from ddpprof.load.record import load_exits
 from ddpprof.model import ProcessExit
 from ddpprof.model.hang import Standstill, Verdict
-from ddpprof.model.process_exit import last_exit_of_job
+from ddpprof.model.json_files import last_exit_of_job
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.evidence import RankEvidence, gather, record_of
 from ddpprof.monitor.hang_detector import HangDetector, Overdue

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import msgspec
 
 from ddpprof.errors import DdpprofError
-from ddpprof.files.small import read_small
+from ddpprof.files import read_small
 from ddpprof.model.hang import Fault, Verdict
 
 _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")

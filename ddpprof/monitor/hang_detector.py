@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.model.hang import Standstill, Verdict
-from ddpprof.model.overdue import Wait
+from ddpprof.model.overdue import Wait, collective_of, is_of_ddp, place_of_user
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
-from ddpprof.model.stack import collective_of, is_of_ddp, place_of_user
 from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu, gather
 from ddpprof.monitor.judge import judge
 from ddpprof.monitor.position import (

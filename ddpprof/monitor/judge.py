@@ -16,8 +16,8 @@ from msgspec import structs
 
 from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.overdue import collective_of
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
-from ddpprof.model.stack import collective_of
 from ddpprof.monitor.calls import (
     OddRank,
     behind_by_calls,

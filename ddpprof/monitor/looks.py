@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpprof import own_files, rundir
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended, Pulse
-from ddpprof.model.slowdown import Slowdowns, StepSlowdown
+from ddpprof.model.whole_run import Slowdowns, StepSlowdown
 from ddpprof.monitor.evidence import dump_stacks, gather
 from ddpprof.monitor.examination import examine
 from ddpprof.monitor.hang_detector import HangDetector

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpprof.model.hang import Fault, Hint
-from ddpprof.model.overdue import Call, Wait
+from ddpprof.model.overdue import Call, Frame, Wait, collective_of, is_of_ddp, is_of_peers, place_of_user
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.model.stack import Frame, collective_of, is_of_ddp, is_of_peers, place_of_user
 from ddpprof.monitor.evidence import RankEvidence
 
 REDUCER = "the reducer"

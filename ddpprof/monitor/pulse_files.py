@@ -27,8 +27,8 @@ from ddpprof.model.hang import Verdict
 from ddpprof.model.overdue import OverdueFacts, decode_facts
 from ddpprof.model.pulse import Ended, Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps
 from ddpprof.model.pulse_layout import NotAPulseError
-from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import Slowdowns
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"

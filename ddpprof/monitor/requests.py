@@ -11,7 +11,7 @@ import msgspec
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
-from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.model.json_files import CaptureAnswer, CaptureRequest
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import is_gone, read_head
 

@@ -21,8 +21,8 @@ from typing import TypeVar
 import numpy as np
 
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, StepFlag
-from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
 from ddpprof.model.tables import Int64Column, rows_of
+from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
 from ddpprof.monitor.causes import Portrait, RankChange, Reason, portrait, reason_for
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelShifts
 

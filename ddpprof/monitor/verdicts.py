@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ddpprof.model import UNKNOWN, DdpModule, ProcessExit, Record, UnusualCollective
 from ddpprof.model.hang import Fault, Hint, Verdict
+from ddpprof.model.overdue import WORK_WAIT, is_of_ddp
 from ddpprof.model.pulse import Activity, activity_word, usual_ns
 from ddpprof.model.record import error_in
-from ddpprof.model.stack import WORK_WAIT, is_of_ddp
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.position import Position
 from ddpprof.topics.failure import is_of_a_lost_peer

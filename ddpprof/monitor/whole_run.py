@@ -22,9 +22,8 @@ from ddpprof.model.pulse import (
     StepFlag,
     activity_word,
 )
-from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
-from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, Stretch, WholeRun
+from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, Slowdowns, Stretch, WholeRun
 
 _LATEST_NS = 1 << 62
 _MOST_STEPS = 10**9

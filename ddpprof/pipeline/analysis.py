@@ -8,22 +8,30 @@ from dataclasses import dataclass, replace
 
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.load.run import complete, find_parts
 from ddpprof.model import DdpModule, RecordedStep, StepMode
-from ddpprof.pipeline.cache import Cache, cache_of
-from ddpprof.pipeline.entry import RankTask, read_about, read_drawing, read_summary
-from ddpprof.pipeline.numbers import Numbers
-from ddpprof.pipeline.pool import run_on_cores
-from ddpprof.pipeline.progress import Watch
-from ddpprof.predict.setting import BucketCaps, Setting
+from ddpprof.pipeline.entry import (
+    Cache,
+    Progress,
+    RankTask,
+    Watch,
+    cache_of,
+    num_bytes,
+    read_about,
+    read_drawing,
+    read_here,
+    read_summary,
+)
+from ddpprof.pipeline.pool import processes_for, read_in_processes
+from ddpprof.predict import BucketCaps, Setting
+from ddpprof.ranks_and_steps import Numbers
 from ddpprof.report import Report
 from ddpprof.report.build import Reduced, reduce_summary
-from ddpprof.report.predicted_gains import ranks_to_replay
-from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, of_each
 from ddpprof.report.run_profile import NO_BENCHES, KnownRun, profile_run
-from ddpprof.report.whatif import Asked, WhatIf, build_whatif
+from ddpprof.report.topics import RankSummary, RunSummary, merge_summaries, of_each
+from ddpprof.report.whatif import Asked, WhatIf, build_whatif, ranks_to_replay
 from ddpprof.topics.ranks.across import RecordedSteps
 from ddpprof.topics.ranks.own_time import StepProgress, measure_recorded_progress
 from ddpprof.topics.ranks.stragglers import find_stragglers
@@ -223,13 +231,26 @@ def _map(
 
         made, failed = run_on_cluster(tasks, cache, choice.scheduler, watch)
     else:
-        made, failed = None, run_on_cores(tasks, cache, choice.jobs, watch)
+        made, failed = None, _read(tasks, cache, choice.jobs, watch)
     if made is None:
         known += [task.files for index, task in enumerate(tasks) if index not in failed]
     if failed and len(failed) == len(ranks):
         raise DdpprofError(f"no rank could be read: {failed[0]}.")
     without = {(rank := tasks[index].files.rank or 0): (f"rank {rank}: {why}",) for index, why in failed.items()}
     return _merged(known, cache, made or RunSummary()), {**without}
+
+
+def _read(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
+    """Write an entry for each rank. Return, by index, why tasks failed.
+
+    `jobs`: processes, ``None`` for all that fit.
+    """
+    sizes = [num_bytes(task.files) for task in tasks]
+    num_processes, per_rank = processes_for(tasks, sizes, jobs)
+    progress = Progress(watch, [task.files for task in tasks], sizes)
+    if num_processes < 2:
+        return read_here(tasks, cache, per_rank, progress)
+    return read_in_processes(tasks, cache, num_processes, per_rank, progress)
 
 
 def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> RunSummary:

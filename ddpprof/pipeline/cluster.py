@@ -20,14 +20,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ddpprof.engine.packing import decode, encode
 from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.files import Location
 from ddpprof.model import DdpModule
-from ddpprof.pipeline.cache import Cache, code_version
-from ddpprof.pipeline.entry import RankTask, read_summary, run_task
-from ddpprof.pipeline.progress import Progress, Watch, num_bytes
-from ddpprof.report.rank_summary import RunSummary, merge_summaries
+from ddpprof.pipeline.entry import Cache, Progress, RankTask, Watch, code_version, num_bytes, read_summary, run_task
+from ddpprof.report.topics import RunSummary, decode, encode, merge_summaries
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -7,17 +7,23 @@ An entry is a zip file, so that single steps can be read:
     drawing     `DrawnRank`; absent without a trace
     step-N      `StepTimeline` of the step with that index
 
-`engine/packing.py` makes bytes of each member.
+`report/topics.py` makes bytes of each member.
+
+Entries are stored in the user's cache folder, or only for one command. An entry is valid as long as its files have the
+same size and modification time. Entries made by other code, for other modules or other steps have other names.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 import zipfile
 import zlib
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -25,17 +31,91 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from ddpprof.engine.packing import decode, encode
+from ddpprof import own_files
+from ddpprof.engine.topic import versions
 from ddpprof.errors import DdpprofError
-from ddpprof.files import identity
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
+from ddpprof.files import Location, RemotePath, identity, spelled
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits, telling
+from ddpprof.load.rank import LoadedRank, RankFiles, load_rank, some_file
 from ddpprof.model import NO_STEP, Collectives, DdpModule, HostSpans, Rank, StepMode, Trace, Work
 from ddpprof.model.tables import rows_of
-from ddpprof.report.rank_summary import RunSummary, summarise_rank
+from ddpprof.own_files import is_of_this_user, scratch_folder, user_folder
+from ddpprof.report.topics import RunSummary, decode, encode, summarise_rank
 from ddpprof.rundir import facts_file, last_step_file, steps_file
 from ddpprof.topics.steps.timeline import Drawing, DrawnRank, StepTimeline, drawing_of
+from ddpprof.version import __version__
 from ddpprof.words import utf8_text
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProgress:
+    """Progress at one moment."""
+
+    path: Location
+    """one of the files being read"""
+    num_done: int
+    num_ranks: int
+    done_bytes: int
+    all_bytes: int
+    """total size of the files in bytes; 0 if unknown"""
+
+
+Watch = Callable[[ReadProgress], None]
+
+
+class Progress:
+    """Progress of all ranks, which are identified by their index."""
+
+    def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
+        self._watch, self._ranks, self._sizes = watch, ranks, sizes
+        self._read: dict[int, int] = {}
+        """bytes read so far of each rank that was started"""
+        self._num_done = 0
+        self._path: Location = some_file(ranks[0]) if ranks else Path()
+
+    def begin(self, index: int) -> None:
+        self._path = some_file(self._ranks[index])
+        self.read(index, 0)
+
+    def read(self, index: int, num_bytes: int) -> None:
+        """Record how many bytes of the rank's files have been read so far."""
+        self._read[index] = min(num_bytes, self._sizes[index])
+        self._tell()
+
+    def end(self, index: int) -> None:
+        self._num_done += 1
+        self.read(index, self._sizes[index])
+
+    def _tell(self) -> None:
+        self._watch(
+            ReadProgress(self._path, self._num_done, len(self._ranks), sum(self._read.values()), sum(self._sizes))
+        )
+
+
+class FileBytes:
+    """Sum of the bytes of successive files, each counted from 0."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told = told
+        self._before = self._last = 0
+
+    def __call__(self, num_bytes: int) -> None:
+        if num_bytes < self._last:
+            self._before += self._last
+        self._last = num_bytes
+        self._told(self._before + num_bytes)
+
+
+def num_bytes(files: RankFiles) -> int:
+    """Return the total size of the rank's traces in bytes; 0 if unknown."""
+    total = 0
+    for path in files.traces:
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
+
 
 _T = TypeVar("_T")
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
@@ -183,3 +263,134 @@ def _only(trace: Trace, steps: Container[int]) -> Trace:
         collectives=chosen(trace.collectives),
         host_spans=chosen(trace.host_spans),
     )
+
+
+_FOLDER = "summaries"
+_UNUSED_S = 30 * 24 * 3600
+"""seconds after which a path's entries are removed if they are not read"""
+
+
+class Cache:
+    """Entries of one run in one folder."""
+
+    def __init__(self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, is_kept: bool) -> None:
+        self.folder = folder
+        self.is_kept = is_kept
+        """True if the next command can use it"""
+        chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
+        self._kind = f"{code_version()}-{chosen}"
+
+    def path(self, files: RankFiles) -> Path:
+        """Return the path of the rank's entry, which may not exist yet."""
+        name = f"rank-{files.rank}" if files.rank is not None else "trace"
+        return self.folder / f"{name}.{self._kind}.zip"
+
+    def written_ns(self, files: RankFiles) -> int | None:
+        """Return when the rank's entry was written, ns since 1970; ``None`` if there is none."""
+        try:
+            return self.path(files).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def holds(self, files: RankFiles) -> bool:
+        """Return True if there is an entry for the current state of the rank's files."""
+        try:
+            about = read_about(self.path(files))
+        except BadEntryError:
+            return False
+        return about.is_whole and about.files == stamps_of(files)
+
+    def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
+        """Replace the rank's entry by what `make` writes to a temporary file. Raises `DdpprofError`."""
+        try:
+            with own_files.whole_file(self.path(files)) as part:
+                make(part)
+        except OSError as error:
+            why = error.strerror or error
+            raise DdpprofError(
+                f"cannot write {self.folder}: {why}. Free some space, or try --no-cache, which writes to $TMPDIR"
+            ) from error
+
+    def tidy(self) -> None:
+        """Delete entries of other code versions, and unfinished entries of dead processes."""
+        own_files.remove_left_parts(self.folder)
+        with suppress(OSError):
+            for path in self.folder.glob("*.zip"):
+                if f".{code_version()}-" not in path.name:
+                    own_files.remove_file(path)
+
+
+@contextmanager
+def cache_of(
+    path: Location, modules: Sequence[DdpModule], steps: Container[int] | None, *, keep: bool
+) -> Iterator[Cache]:
+    """Open the cache of a path. Without `keep`, open an empty temporary one that is removed at the end."""
+    folder = _folder_of(path) if keep else None
+    if folder is not None:
+        yield Cache(folder, modules, steps, is_kept=True)
+        return
+    with scratch_folder() as scratch:
+        yield Cache(scratch, modules, steps, is_kept=False)
+
+
+def _folder_of(path: Location) -> Path | None:
+    """Return the folder for a path's entries, and mark it as used now; ``None`` if it cannot be written."""
+    users = user_folder()
+    if users is None:
+        return None
+    try:
+        name = spelled(path if isinstance(path, RemotePath) else path.absolute())
+        folder = users / _FOLDER / hashlib.blake2b(os.fsencode(name), digest_size=12).hexdigest()
+        own_files.make_private_folder(folder.parent)
+        own_files.make_private_folder(folder)
+        os.utime(folder)
+        if not is_of_this_user(folder.stat()) or not os.access(folder, os.W_OK):
+            return None
+        for other in folder.parent.iterdir():
+            if other.stat().st_mtime < time.time() - _UNUSED_S:
+                own_files.remove_folder(other)
+    except OSError:
+        return None
+    return folder
+
+
+@cache
+def code_version() -> str:
+    """Return a digest of all code that an entry depends on, because a checkout changes between releases."""
+    digest = hashlib.blake2b("\n".join((__version__, *versions())).encode(), digest_size=6)
+    root = Path(__file__).parents[1]
+    for part in _DEPENDS_ON:
+        for file in sorted((root / part).rglob("*.py")) if (root / part).is_dir() else [root / part]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+_DEPENDS_ON = (
+    "intervals.py", "words.py", "engine", "load", "model", "pipeline", "report", "statistics", "topics",
+)  # fmt: skip
+
+
+_NO_MEMORY = "too little memory: try again with --jobs 1 on a machine with more memory"
+
+
+def read_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:
+    """Write an entry for each rank, one after the other. Return, by index, why tasks failed."""
+    failed = {}
+    for index, task in enumerate(tasks):
+        progress.begin(index)
+        try:
+            make_entry(task, cache, partial(progress.read, index), num_processes)
+        except MemoryError:
+            failed[index] = _NO_MEMORY
+        progress.end(index)
+    return failed
+
+
+def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
+    """Write an entry. `told` receives the bytes read so far; `num_processes` share the rank. Raises `DdpprofError`."""
+
+    def make(part: Path) -> None:
+        with part.open("wb") as out, telling(FileBytes(told)):
+            run_task(task, out, num_processes)
+
+    cache.write(task.files, make)

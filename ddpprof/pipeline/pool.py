@@ -1,56 +1,21 @@
-"""How much memory is available, in the system and in the control groups of this process?
-
-Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File cache that a group
-could drop counts as used there, but is available.
-"""
+"""Reads ranks in several processes: as many as cores and memory allow, and several per rank if there are few ranks."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from ddpprof import own_files
 from ddpprof.child_processes import safe_path, start_resource_tracker
-from ddpprof.linux_files import groups_around, number_in
-from ddpprof.load.helper_process import begin_reading_process
-from ddpprof.load.inflate import telling
-from ddpprof.pipeline.cache import Cache
-from ddpprof.pipeline.entry import RankTask, run_task
-from ddpprof.pipeline.progress import FileBytes, Progress, Watch, num_bytes
-from ddpprof.scratch import choose_temporary_directory
+from ddpprof.linux_files import available_bytes
+from ddpprof.load.file_bytes import begin_reading_process
+from ddpprof.own_files import choose_temporary_directory
+from ddpprof.pipeline.entry import Cache, Progress, RankTask, make_entry
 from ddpprof.signals import children_without_ctrl_c
-
-_ROOT = Path("/")
-
-
-def available_bytes(root: Path = _ROOT) -> int | None:
-    """Return the available memory in bytes; ``None`` if the system does not report it.
-
-    `root`: root of the file system.
-    """
-    available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
-    found = [] if available_kib is None else [available_kib * 1024]
-    for group in groups_around("memory", root):
-        for names in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            with suppress(OSError, ValueError):
-                found.append(_left(group, *names))
-    return min(found, default=None)
-
-
-def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
-    """Return the bytes available in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
-    most, used = (int((group / name).read_text()) for name in (limit, usage))
-    return max(0, most - used + (number_in(group / "memory.stat", forgettable) or 0))
-
 
 _BASE_BYTES = 150_000_000
 """bytes that a process needs for itself and for measuring"""
@@ -63,18 +28,21 @@ _MOST_PER_RANK = 4
 """maximum number of processes per rank; with more, each would mostly decompress"""
 
 
-def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
-    """Write an entry for each rank. Return, by index, why tasks failed.
+def processes_for(tasks: Sequence[RankTask], sizes: Sequence[int], jobs: int | None) -> tuple[int, int]:
+    """Return how many ranks are read at a time, and how many processes read each; one at a time: in this process.
 
-    `jobs`: processes, ``None`` for all that fit.
+    `sizes`: bytes of each task. `jobs`: processes, ``None`` for all that fit.
     """
-    sizes = [num_bytes(task.files) for task in tasks]
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
-    progress = Progress(watch, [task.files for task in tasks], sizes)
     is_known = all(size or not task.files.traces for size, task in zip(sizes, tasks, strict=True))
     is_little = is_known and sum(sizes) < _WORTH_A_POOL_BYTES
-    if num_processes < 2 or (jobs is None and is_little):
-        return _run_here(tasks, cache, per_rank, progress)
+    return (1 if jobs is None and is_little else num_processes), per_rank
+
+
+def read_in_processes(
+    tasks: Sequence[RankTask], cache: Cache, num_processes: int, per_rank: int, progress: Progress
+) -> dict[int, str]:
+    """Write an entry for each rank. Return, by index, why tasks failed."""
     failed: dict[int, str] = {}
     left = list(range(len(tasks)))
     while left:
@@ -92,29 +60,6 @@ _KILLED = (
     "the process that read it was killed, possibly because it ran out of memory. Try again with --jobs 1 on a "
     "machine with more memory"
 )
-_NO_MEMORY = "too little memory: try again with --jobs 1 on a machine with more memory"
-
-
-def _run_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:
-    failed = {}
-    for index, task in enumerate(tasks):
-        progress.begin(index)
-        try:
-            make_entry(task, cache, partial(progress.read, index), num_processes)
-        except MemoryError:
-            failed[index] = _NO_MEMORY
-        progress.end(index)
-    return failed
-
-
-def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
-    """Write an entry. `told` receives the bytes read so far; `num_processes` share the rank. Raises `DdpprofError`."""
-
-    def make(part: Path) -> None:
-        with part.open("wb") as out, telling(FileBytes(told)):
-            run_task(task, out, num_processes)
-
-    cache.write(task.files, make)
 
 
 def _run(

@@ -16,12 +16,12 @@ from itertools import product, takewhile
 from math import log
 
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Buckets, Caps, final_buckets, same_buckets
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, Buckets, Caps, final_buckets, same_buckets
+from ddpprof.predict import AcceptedCaps, BucketCaps, Setting, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.setting import AcceptedCaps, BucketCaps, Setting, as_written, up_to_one_bucket, with_own_ends
-from ddpprof.predict.training import Training
+from ddpprof.predict.replay import Training
 
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _EQUAL = 1e-3

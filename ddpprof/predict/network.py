@@ -14,11 +14,10 @@ from math import sqrt
 from statistics import median
 
 from ddpprof.model.backends import backend_of
-from ddpprof.model.netbench import NetBench
+from ddpprof.model.json_files import NetBench
 from ddpprof.predict.observed_steps import ObservedStep
-from ddpprof.predict.replay import NOTHING, Cost, Link
-from ddpprof.predict.training import Training, replay_in_turn
-from ddpprof.statistics.medians import first_quartile
+from ddpprof.predict.replay import NOTHING, Cost, Link, Training, replay_in_turn
+from ddpprof.statistics import first_quartile
 from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _LEAST_OF_LARGEST = 8

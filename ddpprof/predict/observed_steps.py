@@ -21,8 +21,8 @@ import numpy as np
 from msgspec import structs
 
 from ddpprof.model import BackwardPass, RecordedStep, StepMode
-from ddpprof.model.bucket_assignment import Buckets
-from ddpprof.statistics.medians import first_quartile
+from ddpprof.model.ddp_module import Buckets
+from ddpprof.statistics import first_quartile
 from ddpprof.topics.buckets.traced import TracedPass, TracedPasses, usual_passes
 
 

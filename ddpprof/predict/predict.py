@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
 from ddpprof.model.backends import Compression, backend_of
-from ddpprof.model.bucket_assignment import same_buckets
+from ddpprof.model.ddp_module import same_buckets
+from ddpprof.predict import Algorithm, Setting, sent_share
 from ddpprof.predict.network import Network
 from ddpprof.predict.profile import PassProfile, Profile
-from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed
-from ddpprof.predict.setting import Algorithm, Setting, sent_share
-from ddpprof.predict.training import Computed, Training
+from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, Replayed, Training
 
 _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1

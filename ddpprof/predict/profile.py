@@ -19,9 +19,8 @@ from statistics import median
 from ddpprof.errors import DdpprofError
 from ddpprof.predict.network import Network
 from ddpprof.predict.observed_steps import ObservedStep
-from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket
-from ddpprof.predict.training import Computed, Times, Training, replay_in_turn
-from ddpprof.statistics.medians import error_of_median
+from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, SentBucket, Times, Training, replay_in_turn
+from ddpprof.statistics import error_of_median
 
 _MOST_COPIED = 4.0
 """ns per byte; anything slower is not a copy but the script's own work before its optimizer"""

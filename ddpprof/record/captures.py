@@ -29,7 +29,7 @@ import numpy as np
 from torch.distributed import Store
 
 from ddpprof import own_files, rundir
-from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.model.json_files import CaptureAnswer, CaptureRequest
 from ddpprof.model.tables import Int64Column
 from ddpprof.monitor.pulse_files import machine_id, read_head
 from ddpprof.record.job import JobRank

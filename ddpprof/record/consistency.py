@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import TensorWeakRef
 
 from ddpprof.model import CollectiveOfSomeRanks, OptimizerFacts, Replica, UnaveragedParameters
-from ddpprof.model.stack import COLLECTIVES_OF_ALL
+from ddpprof.model.overdue import COLLECTIVES_OF_ALL
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
 from ddpprof.record.events import EVENTS, Listener
 from ddpprof.record.machine import PATIENCE_S, TrainingDevice

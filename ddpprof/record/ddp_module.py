@@ -24,7 +24,7 @@ from ddpprof.model import (
     Parameter,
     StepMode,
 )
-from ddpprof.model.recorded_step import TORCH_TIMES
+from ddpprof.model.record import TORCH_TIMES
 from ddpprof.record.consistency import ReplicaNotes
 from ddpprof.record.ddp_construction import ReducerParameters, reducer_parameters
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ddpprof.model import HostRead
-from ddpprof.model.stack import Frame
+from ddpprof.model.overdue import Frame
 from ddpprof.record.events import EVENTS
 
 _METHODS = {

@@ -38,8 +38,8 @@ from torch.distributed import PrefixStore, Store
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Record, RecordedStep
+from ddpprof.model.overdue import collective_of, frames_of, place_of_user
 from ddpprof.model.pulse import PulseIdentity
-from ddpprof.model.stack import collective_of, frames_of, place_of_user
 from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
 from ddpprof.record.events import Listener

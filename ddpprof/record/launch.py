@@ -36,10 +36,10 @@ from ddpprof.child_processes import (
     start,
 )
 from ddpprof.errors import CannotRecord, how_to_install
+from ddpprof.own_files import scratch_folder
 from ddpprof.record import run_directory
 from ddpprof.record.run_directory import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
-from ddpprof.scratch import scratch_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

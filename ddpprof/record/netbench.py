@@ -3,7 +3,7 @@
 All ranks call this. For each size, up to three warm-up iterations run, and then as many as fit into the time limit,
 each after a barrier. All ranks compute that number from the same data. Measuring stops after the first size at which
 one iteration exceeds the limit. Measurements of two concurrent collectives alternate with those of one, so that a
-temporary slowdown of the machine affects both. `ddpprof.model.netbench` describes the fields of the result.
+temporary slowdown of the machine affects both. `ddpprof.model.json_files` describes the fields of the result.
 
 On an accelerator, several iterations follow one barrier, and the device times them, because launching and awaiting a
 short collective takes longer on the host than the collective takes on the device.
@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from ddpprof.errors import CannotRecord
 from ddpprof.model import backends
-from ddpprof.model.netbench import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
+from ddpprof.model.json_files import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
 from ddpprof.record.launch import STORE_VARIABLE
 from ddpprof.version import __version__
 

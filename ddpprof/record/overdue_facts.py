@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts, Wait, crc_of
-from ddpprof.model.stack import Frame, frames_of, place_of_user
+from ddpprof.model.overdue import Call, Frame, KindOfCall, OverdueFacts, Wait, crc_of, frames_of, place_of_user
 from ddpprof.monitor.processes import wait_of
 
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"

@@ -33,9 +33,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddpprof import own_files, rundir
 from ddpprof.model.backends import ACTIVITIES
+from ddpprof.own_files import choose_temporary_directory, scratch_folder
 from ddpprof.record.machine import GRACE_S, PATIENCE_S, STANDBY, TrainingDevice, resident_bytes, signals_end_a_hang
 from ddpprof.record.settings import Settings
-from ddpprof.scratch import choose_temporary_directory, scratch_folder
 
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05

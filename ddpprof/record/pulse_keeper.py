@@ -19,10 +19,9 @@ from types import FrameType
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.overdue import encode_facts
+from ddpprof.model.overdue import encode_facts, frames_of
 from ddpprof.model.pulse import OVERDUE_S, Activity, Ended, PulseState, PulseSteps, overdue_after_s, usual_ns
 from ddpprof.model.pulse_layout import write_state
-from ddpprof.model.stack import frames_of
 from ddpprof.model.tables import rows_of
 from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import machine

@@ -22,10 +22,10 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from ddpprof import own_files, profiled_ranks, rundir
+from ddpprof import own_files, ranks_and_steps, rundir
 from ddpprof.errors import RunExists
 from ddpprof.linux_files import stat_of
-from ddpprof.model.run_file import RunFile, TorchrunJob
+from ddpprof.model.json_files import RunFile, TorchrunJob
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import words_without_secrets
 from ddpprof.version import __version__
@@ -177,7 +177,7 @@ def _about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
         created_unix_s=time.time(),
         command=words_without_secrets(settings.command),
         world_size=world_size,
-        profiled_ranks=profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
+        profiled_ranks=ranks_and_steps.rule(world_size, settings.profile_ranks) if settings.profiler else None,
     )
 
 

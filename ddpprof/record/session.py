@@ -25,8 +25,9 @@ import ddpprof.record
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
-from ddpprof.model.capture import CaptureRequest
+from ddpprof.model.json_files import CaptureRequest
 from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.ranks_and_steps import options_for
 from ddpprof.record import patches
 from ddpprof.record.captures import Captures
 from ddpprof.record.ddp_construction import ddp_modules, known_to_ddp
@@ -42,7 +43,6 @@ from ddpprof.record.settings import Settings
 from ddpprof.record.step_notes import LossNotes, StepNotes
 from ddpprof.record.steps import StepDetector
 from ddpprof.record.window import Baseline, Graphs, Window
-from ddpprof.step_options import options_for
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _COMPILED = "optimizer_hooks"

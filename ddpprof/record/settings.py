@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.step_options import COST_STEPS, REBUILT, SKIP_FIRST, STEPS, WARMUP
+from ddpprof.ranks_and_steps import COST_STEPS, REBUILT, SKIP_FIRST, STEPS, WARMUP
 
 if TYPE_CHECKING:
-    from ddpprof.model.capture import CaptureRequest
+    from ddpprof.model.json_files import CaptureRequest
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0, "steps": 0, "profiler": False}

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddpprof.model import StepMode
+from ddpprof.ranks_and_steps import TORCH_WAITS, least_skipped
 from ddpprof.record.settings import Settings
-from ddpprof.step_options import TORCH_WAITS, least_skipped
 
 _SETTLE = 3
 """uncounted steps at the beginning of a block: DDP rebuilds its buckets in the second, and memory is reallocated"""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpprof import profiled_ranks
+from ddpprof import ranks_and_steps
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
@@ -131,7 +131,7 @@ class Window:
     def begin(self) -> None:
         """Begin with step 0 of the training."""
         self._thread = threading.get_ident()
-        if not profiled_ranks.is_profiled(self._job.rank, self._job.world_size, self._settings.profile_ranks):
+        if not ranks_and_steps.is_profiled(self._job.rank, self._job.world_size, self._settings.profile_ranks):
             self._profiles, self._no_trace = False, "it is not among the profiled ranks"
         if self._notes.device.is_accelerator:
             self._schedule = Schedule(self._settings, on_accelerator=True)

@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import msgspec
 
-from ddpprof.comparison.compare import Comparison, SettingChange
+from ddpprof.comparison import Comparison, SettingChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
-from ddpprof.engine.change import Change
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Change, Finding
 from ddpprof.layout import clean
-from ddpprof.model.tried import Measured
+from ddpprof.model.json_files import Measured
 from ddpprof.render.sections.overview import change_sentence, verdict
 from ddpprof.report import Report
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison import Comparison
 from ddpprof.comparison.gate import ConditionVerdict
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.experiments.overhead import OverheadReport

@@ -9,17 +9,16 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
-from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison import Comparison
 from ddpprof.layout import Column, FindingList, Line, Section, Table
-from ddpprof.render.html.blocks import blocks_html
+from ddpprof.render.html.charts import blocks_html
 from ddpprof.render.sections import topics
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.job import job_lines
 from ddpprof.render.sections.overview import FINDINGS, finding_list, verdict
 from ddpprof.render.sections.whatif import whatif_sections
-from ddpprof.report import Report
+from ddpprof.report import Report, ShownInNotebooks
 from ddpprof.report.whatif import WhatIf
-from ddpprof.shown_in_notebooks import ShownInNotebooks
 from ddpprof.topics.failure import failure_sentence
 
 _NOT_MATHEMATICS = "tex2jax_ignore mathjax_ignore"

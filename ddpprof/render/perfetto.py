@@ -15,7 +15,7 @@ import numpy as np
 
 from ddpprof.intervals import Spans
 from ddpprof.model import UNKNOWN, Collectives, Int64Column, Phase, Work
-from ddpprof.report.tree import Report
+from ddpprof.report import Report
 from ddpprof.topics.steps.timeline import BucketSpan, RankTimeline, StepTimeline, Timeline
 from ddpprof.words import utf8_text
 

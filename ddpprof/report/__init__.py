@@ -1,8 +1,69 @@
-"""`build.build_report(run)`: everything that is known about a run, in one tree."""
+"""The report: the measures of a run as one tree.
 
-from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
+The JSON report is this tree, field by field; ``ddpprof schema`` prints its schema. ``None`` means that this run cannot
+tell. Times are ns, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+
+from ddpprof.engine.finding import Finding
+from ddpprof.engine.numbers import DEVICE, HOST
+from ddpprof.engine.topic import Topic
+from ddpprof.model import StepMode
+from ddpprof.model.whole_run import WholeRun
+from ddpprof.predict import AcceptedCaps, accepted_caps
+from ddpprof.statistics import mean_known, median_known
+from ddpprof.topics.attempts import AttemptSummary
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
+from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.data_parallel import DataParallelReport
+from ddpprof.topics.failure import Failure
+from ddpprof.topics.horovod.view import HorovodSummary
+from ddpprof.topics.kernels import KernelSummary
+from ddpprof.topics.memory import RankMemory
+from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport
+from ddpprof.topics.own_reduction import OwnReduction
+from ddpprof.topics.ranks.across import AcrossRanks
+from ddpprof.topics.rpc import RankRpc
+from ddpprof.topics.script_collectives import OutsideCalls
 from ddpprof.topics.steps.measure import LightStepReport, RankReport, StepReport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class ShownInNotebooks:
+    """A result that Jupyter shows as HTML and ``print`` shows as a short summary.
+
+    `ddpprof.render.notebook` renders it.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        """Define `_repr_pretty_` in the subclass itself; otherwise IPython would prefer the subclass's ``__repr__``."""
+        cls._repr_pretty_ = ShownInNotebooks._repr_pretty_  # type: ignore[method-assign]
+
+    def _repr_html_(self) -> str:
+        from ddpprof.render.notebook import as_html
+
+        return as_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the summary in IPython's terminal. `cycle` is for containers that contain themselves."""
+        printer.text("…" if cycle else str(self))
+
+    def __str__(self) -> str:
+        from ddpprof.render.notebook import as_text
+
+        return as_text(self)
+
 
 __all__ = [
     "REPORT_FORMAT",
@@ -17,3 +78,199 @@ __all__ = [
     "WhatHelps",
     "WouldHelp",
 ]
+
+
+_OfRun = TypeVar("_OfRun")
+_TIMED = (StepMode.OFF, StepMode.LIGHT)
+"""steps whose duration is affected only by the light recorder"""
+
+REPORT_FORMAT = 2
+"""version of the JSON report; it increases when a field changes its meaning or is removed, not when one is added"""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One DDP module."""
+
+    name: str
+    num_parameters: int
+    parameter_bytes: int
+    num_buckets: int
+    bucket_cap_mib: float | None
+    comm_hook: str | None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """DDP's constructor arguments by torch's names, as text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job that ran."""
+
+    name: str
+    command: tuple[str, ...]
+    world_size: int | None
+    num_ranks_read: int
+    hosts: tuple[str, ...]
+    device: str | None
+    backend: str | None
+    torch: str | None
+    modules: tuple[Module, ...]
+    num_steps: int | None = None
+    """number of steps that the training took; ``None`` if unknown"""
+    num_micro_steps: int | None = None
+    """number of batches that a step accumulates before the optimizer steps; ``None`` without a recording"""
+    recorded_with: tuple[str, ...] = ()
+    """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
+    framework: str | None = None
+    """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    is_compiled: bool = False
+    """True if torch.compile compiled something in the training"""
+    only_watched: bool = False
+    """True if steps were not recorded in detail, as with ``ddpprof watch``"""
+    group_ranks: tuple[int, ...] | None = None
+    """ranks with which the lowest rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
+
+    def averages(self, rank: int) -> bool:
+        """Return whether a rank averages its gradients with the lowest rank."""
+        return self.group_ranks is None or rank in self.group_ranks
+
+    @property
+    def num_averaging(self) -> int | None:
+        """Number of ranks that average their gradients together."""
+        return self.world_size if self.group_ranks is None else len(self.group_ranks)
+
+    @property
+    def accepted_caps(self) -> AcceptedCaps:
+        """Return which caps of buckets a user can give to its DDP module."""
+        return accepted_caps(self.torch, self.framework, self.is_compiled)
+
+    def trace_command(self, *options: str) -> str:
+        """Return the command that records such a run again, with further options."""
+        return " ".join(("ddpprof trace", *options, shlex.join(self.recorded_with) or "train.py"))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tables:
+    """The tables of one report. Pandas, polars, DuckDB and others read Arrow tables without a copy.
+
+    Columns have their unit in their name, and their description in the metadata of their field.
+    """
+
+    steps: pa.Table
+    light_steps: pa.Table
+    ranks: pa.Table
+    buckets: pa.Table
+    collectives: pa.Table
+    kernels: pa.Table
+    findings: pa.Table
+    further: Mapping[str, pa.Table]
+    """tables of topics from other packages, by the topic's name"""
+
+    def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield names and tables, so that ``dict(tables)`` has all of them."""
+        yield from ((one.name, getattr(self, one.name)) for one in fields(self) if one.name != "further")
+        yield from self.further.items()
+
+    def __repr__(self) -> str:
+        return f"Tables({', '.join(f'{name}: {table.num_rows} rows' for name, table in self)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Report(ShownInNotebooks):
+    format: int
+    ddpprof: str
+    job: Job
+    missing: tuple[str, ...]
+    """notes on what the report does not contain, and why"""
+    ranks: tuple[RankReport, ...]
+    buckets: tuple[BucketRow, ...]
+    """buckets from the recorder, or from traces alone"""
+    findings: tuple[Finding, ...]
+    kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
+    """kernels that take the most time on the first rank with a trace"""
+    overlap_slowdown: Annotated[OverlapSlowdownReport | None, DEVICE] = None
+    across: AcrossRanks | None = None
+    outside: Annotated[tuple[OutsideCalls, ...] | None, DEVICE] = None
+    """collectives outside DDP, per step: medians, of the rank with the least exposed time"""
+    data_parallel: Annotated[DataParallelReport | None, DEVICE] = None
+    memory: tuple[RankMemory, ...] = ()
+    rpc: Annotated[tuple[RankRpc, ...], HOST] = ()
+    """calls of ranks through ``torch.distributed.rpc``"""
+    horovod: HorovodSummary | None = None
+    """summary of a Horovod timeline, which has no other data"""
+    attempts: tuple[AttemptSummary, ...] = ()
+    """attempts of a job that torchrun restarted; the rest is about one of them"""
+    bound: Bound | None = None
+    """what limits the step; ``None`` if little communication is exposed, or if unknown"""
+    usual_steps: tuple[int, ...] = ()
+    """numbers of the profiled steps that tables average over; see `topics.steps.breakdown`"""
+    failure: Failure | None = None
+    """how the job failed; ``None`` if no failure is known"""
+    own_reduction: Annotated[OwnReduction | None, DEVICE] = None
+    """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
+    times: Mapping[str, str] = field(default_factory=dict)
+    """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
+    whole_run: Annotated[WholeRun | None, HOST] = None
+    """how the whole training went; ``None`` if no rank left a pulse"""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """results of topics from other packages, by the topic's name"""
+
+    @property
+    def tables(self) -> Tables:
+        """The report as Arrow tables, created on each access. Raises `DdpprofError` if pyarrow is not installed."""
+        from ddpprof.report.topics import make_tables
+
+        return make_tables(self)
+
+    @property
+    def ranks_together(self) -> tuple[RankReport, ...]:
+        """Ranks that average their gradients with the lowest rank; others may train another model at another pace."""
+        return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
+
+    @property
+    def step_ns(self) -> int | None:
+        """Length of a step from the best source: the median of the steps that ran without the profiler.
+
+        If there are none, or on an accelerator, where the host's times do not show it: the mean of the profiled steps.
+        Without profiled steps: the median of the whole run.
+        """
+        timed_ns = self.timed_steps_ns
+        if timed_ns:
+            return round(median(timed_ns))
+        light = median_known(step.duration_ns for rank in self.ranks for step in rank.light_steps)
+        steps = self.whole_run.steps if self.whole_run is not None else None
+        known = (self.profiled_step_ns, light, None if steps is None else steps.median_ns)
+        return next((ns for ns in known if ns is not None), None)
+
+    @property
+    def timed_steps_ns(self) -> list[float]:
+        """Lengths of the steps that ran without the profiler, as the mean over the ranks, which run in step; on CPU."""
+        by_number: dict[int, list[int]] = {}
+        for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
+            by_number.setdefault(step.step, []).append(step.duration_ns)
+        return [] if self.times else [fmean(of_ranks) for _, of_ranks in sorted(by_number.items())]
+
+    @property
+    def profiled_step_ns(self) -> int | None:
+        """Mean length of the profiled steps that the tables cover, ns."""
+        return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
+
+    def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
+        """Return the rank's steps that tables average over."""
+        return rank.averaged(self.usual_steps)
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        return self.job.modules
+
+    @property
+    def on_accelerator(self) -> bool:
+        return bool(self.times)
+
+    def trace_command(self, *options: str) -> str:
+        """Return the command that records such a run again, with further options."""
+        return self.job.trace_command(*options)
+
+    def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
+        """Return what a topic shows, if the report has a field of its name; ``None`` if it shows nothing."""
+        return cast("_OfRun | None", getattr(self, topic.name, None) or None)

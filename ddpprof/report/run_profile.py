@@ -10,7 +10,7 @@ from statistics import fmean, median
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.backends import sends_unchanged
-from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
 from ddpprof.predict.network import Network, network_of_steps
 from ddpprof.predict.observed_steps import (
     HostTimes,
@@ -21,9 +21,8 @@ from ddpprof.predict.observed_steps import (
     observe_steps,
 )
 from ddpprof.predict.profile import ObservedPasses, Profile, profile_of
-from ddpprof.predict.replay import NOTHING, Cost, Link
-from ddpprof.predict.training import Training, joint
-from ddpprof.report.tree import Report
+from ddpprof.predict.replay import NOTHING, Cost, Link, Training, joint
+from ddpprof.report import Report
 from ddpprof.topics.buckets.steps import fits
 from ddpprof.topics.buckets.traced import TracedPasses, usual_passes, usual_sizes
 

@@ -1,21 +1,37 @@
-"""The only list of topics: what each of them measures, finds and shows about a run."""
+"""The only list of topics, and what they measure of each rank, find and show about a run.
+
+A summary holds the contribution of ranks to a report: a few kilobytes, derived from traces and records, which are then
+not needed. It is first made for a single rank, independently of all others, so that processes and machines can share
+the work. Summaries merge in any order and grouping, with bit-identical results.
+
+Each topic's measures are kept as bytes: compressed msgpack, in which equal objects give equal bytes. Columns of times
+grow slowly, so their differences compress well. Only the code that wrote them reads them, since the cache knows its
+version.
+
+`Report.tables` holds a report as Arrow tables, for data frames and SQL. A table has a column for every number of its
+row, with the name and meaning that `engine.numbers` declares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ddpprof.engine.finding import Finding
-from ddpprof.engine.findings import find
-from ddpprof.engine.packing import decode, encode
-from ddpprof.engine.registry import further_topics
-from ddpprof.engine.topic import Chapter, Topic, View
+from ddpprof.engine.numbers import Declared, Number, Part, declared_in
+from ddpprof.engine.topic import Chapter, ReportView, TableSchema, Topic, View, find, further_topics
+from ddpprof.errors import DdpprofError, how_to_install
 from ddpprof.layout import Section
 from ddpprof.model import DdpModule, Rank
-from ddpprof.report.tree import Report
+from ddpprof.report import Report, Tables
 from ddpprof.topics.accumulation import ACCUMULATION
 from ddpprof.topics.attempts import ATTEMPTS
 from ddpprof.topics.bound import BOUND
@@ -24,15 +40,17 @@ from ddpprof.topics.checkpoints import CHECKPOINTS
 from ddpprof.topics.data import DATA
 from ddpprof.topics.data_parallel import DATA_PARALLEL
 from ddpprof.topics.devices import DEVICES
-from ddpprof.topics.facts import FACTS
+from ddpprof.topics.facts import FACTS, RankFacts, RecordSummary
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hangs import HANGS
 from ddpprof.topics.horovod.view import HOROVOD
 from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
+from ddpprof.topics.overlap_slowdown.measure import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.topics.overlap_slowdown.view import KERNELS, OVERLAP_SLOWDOWN
 from ddpprof.topics.own_reduction import OWN_REDUCTION
 from ddpprof.topics.random_numbers import RANDOM_NUMBERS
@@ -45,6 +63,10 @@ from ddpprof.topics.steps.view import STEPS
 from ddpprof.topics.unused_parameters import UNUSED_PARAMETERS
 from ddpprof.topics.whole_run import WHOLE_RUN
 from ddpprof.topics.wrapper import BUFFER_SYNCS, GRADIENT_COPIES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 TOPICS: tuple[Topic[Any, Any], ...] = (
     FACTS,
@@ -148,3 +170,223 @@ def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:
 def file_of(report: Report) -> str | None:
     """Return the name of the kind of file that was read instead of ranks; ``None`` if ranks were read."""
     return next((topic.file for topic, _ in topics_of(report) if topic.file is not None), None)
+
+
+_T = TypeVar("_T")
+_LEVEL = 1
+"""compression level; higher ones take longer than reading the trace"""
+
+
+def encode(value: object) -> bytes:
+    return zlib.compress(_ENCODER.encode(value), _LEVEL)
+
+
+def decode(content: bytes, kind: type[_T]) -> _T:
+    """Decode a value. Raises ``zlib.error`` and ``msgspec.MsgspecError``."""
+    return msgspec.msgpack.decode(zlib.decompress(content), type=kind, dec_hook=_decoded)
+
+
+class _Column(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    is_differences: bool
+    content: bytes
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, array):
+        return value.tobytes()
+    if isinstance(value, np.ndarray):
+        as_differences = value.dtype == np.int64 and value.ndim == 1
+        content = np.diff(value, prepend=np.int64(0)) if as_differences else np.ascontiguousarray(value)
+        return _Column(value.dtype.str, value.shape, as_differences, content.tobytes())
+    raise NotImplementedError(type(value))
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    if kind is array:
+        return array("d", value)
+    assert get_origin(kind) is np.ndarray, kind
+    column = msgspec.convert(value, _Column)
+    values: NDArray[Any] = np.frombuffer(column.content, np.dtype(column.dtype)).reshape(column.shape)
+    return np.cumsum(values, dtype=np.int64) if column.is_differences else values
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
+
+
+_OfRank = TypeVar("_OfRank")
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    rank: int
+    world_size: int | None
+    measured: Mapping[str, bytes]
+    """topic name → its measures; see `measure_topics`"""
+
+    def of(self, topic: Topic[_OfRank, Any]) -> _OfRank | None:
+        """Return what a topic measured of the rank; ``None`` if nothing."""
+        return decode(self.measured[topic.name], topic.rank_type) if topic.name in self.measured else None
+
+    @cached_property
+    def facts(self) -> RankFacts:
+        return self.of(FACTS) or RankFacts(None, None)
+
+    @property
+    def record(self) -> RecordSummary | None:
+        return self.facts.record
+
+    @property
+    def host(self) -> str | None:
+        trace = self.facts.trace
+        return self.record.facts.host if self.record else trace.host if trace else None
+
+
+def of_each(topic: Topic[_OfRank, Any], ranks: Iterable[RankSummary]) -> dict[int, _OfRank]:
+    """Return what a topic measured, by rank."""
+    found = ((one.rank, one.of(topic)) for one in ranks)
+    return {rank: of_rank for rank, of_rank in found if of_rank is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    ranks: tuple[RankSummary, ...] = ()
+    """ranks in ascending order"""
+    overlap_slowdown: OverlapSlowdown | None = None
+    """``None`` if none of them has a trace"""
+    kernels: tuple[KernelSummary, ...] = ()
+    """kernels that take the most time on rank `kernels_of`"""
+    kernels_of: int | None = None
+    """lowest rank with steps; ``None`` if no rank has any"""
+    missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """rank → description of its data that could not be read"""
+
+
+def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
+    """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
+    trace, steps = rank.trace, rank.measured_step_indices
+    slowdown = measure_slowdown(trace, steps, rank.baseline_step_indices) if trace is not None else None
+    return RunSummary(
+        ranks=(RankSummary(rank.rank, rank.world_size, measure_topics(rank, steps, modules)),),
+        overlap_slowdown=thinned(slowdown) if slowdown is not None else None,
+        kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
+        kernels_of=rank.rank if steps else None,
+    )
+
+
+def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
+    """Merge summaries of disjoint ranks."""
+    slowdowns = [one.overlap_slowdown for one in summaries if one.overlap_slowdown is not None]
+    with_steps = [one for one in summaries if one.kernels_of is not None]
+    first = min(with_steps, key=lambda one: one.kernels_of or 0, default=None)
+    return RunSummary(
+        ranks=tuple(sorted((rank for one in summaries for rank in one.ranks), key=lambda rank: rank.rank)),
+        overlap_slowdown=merge_slowdowns(slowdowns) if slowdowns else None,
+        kernels=first.kernels if first is not None else (),
+        kernels_of=first.kernels_of if first is not None else None,
+        missing=dict(sorted(pair for one in summaries for pair in one.missing.items())),
+    )
+
+
+UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
+"""suffixes of columns that have a unit; counts begin with ``num_``"""
+_ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
+
+
+def arrow_type(column: Declared) -> str:
+    """Return the Arrow type name of a column. Every column may contain nulls if the run cannot tell."""
+    return _ARROW[column.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberedFinding:
+    number: Annotated[int, Number("number of the finding in the report")]
+    finding: Annotated[Finding, Part()]
+
+
+def _numbered(findings: Sequence[Finding], _report: ReportView) -> Iterable[_NumberedFinding]:
+    return map(_NumberedFinding, range(1, len(findings) + 1), findings)
+
+
+_FINDINGS: Topic[None, tuple[Finding, ...]] = Topic(
+    "findings",
+    tables=(
+        TableSchema(
+            "findings",
+            "One row per finding, in the order of the report: incorrect training, gains, other findings, and finally "
+            "findings that may be noise.",
+            _NumberedFinding,
+            _numbered,
+        ),
+    ),
+)
+_TOPIC_OF = {table.name: (topic, table) for topic in (*TOPICS, _FINDINGS) for table in topic.tables}
+TABLES = tuple(_TOPIC_OF[one.name][1] for one in fields(Tables) if one.name in _TOPIC_OF)
+
+
+def make_tables(report: Report) -> Tables:
+    """Make the tables of a report. Raises `DdpprofError` if pyarrow is not installed."""
+    arrow = require_arrow()
+    further = {table.name: _table(arrow, table, found, report) for table, found in _further(report)}
+    own = {name: _table(arrow, table, report[topic], report) for name, (topic, table) in _TOPIC_OF.items()}
+    return Tables(**own, further=further)
+
+
+def _further(report: Report) -> Iterator[tuple[TableSchema[Any], Any]]:
+    """Yield the tables of topics from other packages whose results are rows of a dataclass with numbers."""
+    for name, topic in further_topics().items():
+        row = _row_of(topic.run_type)
+        if name in report.further and row is not None:
+            found = msgspec.convert(report.further[name], topic.run_type)
+            rows = found if isinstance(found, tuple) else (found,)
+            yield TableSchema(name, (row.__doc__ or name).partition("\n")[0], row, lambda rows, _: rows), rows
+
+
+def _row_of(run_type: Any) -> type | None:
+    """Return the dataclass with numbers in a topic's results; ``None`` if they consist of something else."""
+    row = next(iter(get_args(run_type)), run_type)
+    return row if isinstance(row, type) and is_dataclass(row) and declared_in(row) else None
+
+
+def _table(arrow: Any, table: TableSchema[Any], found: Any, report: Report) -> pa.Table:
+    rows = [] if found is None else list(table.rows(found, report))
+    columns, declared = [], []
+    for one in table.columns:
+        try:
+            columns.append(arrow.array([one.value(row) for row in rows], arrow_type(one)))
+        except (OverflowError, arrow.ArrowInvalid) as error:  # a report in JSON may hold any number
+            raise DdpprofError(f"{report.job.name}: {table.name}.{one.column} does not fit: {error}.") from error
+        declared.append(arrow.field(one.column, arrow_type(one), metadata={"description": one.meaning}))
+    about = {"description": table.description, "run": report.job.name, "ddpprof": report.ddpprof}
+    return arrow.Table.from_arrays(columns, schema=arrow.schema(declared, metadata=about))
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """Return the content of a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+def require_arrow() -> Any:
+    """Return the module pyarrow. Raises `DdpprofError` if it is not installed."""
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError:
+        raise DdpprofError(f"tables need pyarrow. {how_to_install('pyarrow')}") from None
+    return pa
+
+
+def schema_as_markdown(tables: Iterable[TableSchema[Any]]) -> str:
+    """Return a section for each table that describes its columns, in Markdown."""
+    return "\n".join(map(_section, tables))
+
+
+def _section(table: TableSchema[Any]) -> str:
+    head = [f"## {table.name}", "", table.description, "", "| column | type | meaning |", "| --- | --- | --- |"]
+    rows = [f"| `{one.column}` | {arrow_type(one)} | {one.meaning} |" for one in table.columns]
+    return "\n".join([*head, *rows, ""])

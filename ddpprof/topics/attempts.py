@@ -15,7 +15,7 @@ from ddpprof.engine.numbers import HOST
 from ddpprof.engine.topic import ReportView, Topic
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, cut_off, ms, notes, optional, table_of
 from ddpprof.model import Attempt, DdpModule, ProcessExit, StepMode
-from ddpprof.statistics.shift import Shift, shift_between
+from ddpprof.statistics.between_runs import Shift, shift_between
 from ddpprof.topics.failure import RankEnd, rank_end, with_exits
 from ddpprof.words import ranks_in_words
 

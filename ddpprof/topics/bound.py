@@ -15,10 +15,9 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import Annotated, Any
 
-from ddpprof.engine.findings import may_be_chance
+from ddpprof.engine.finding import ACCUMULATED, Predicted, within
 from ddpprof.engine.numbers import DEVICE
-from ddpprof.engine.predictions import ACCUMULATED, Predicted, within
-from ddpprof.engine.topic import ReportView, Topic, View
+from ddpprof.engine.topic import ReportView, Topic, View, may_be_chance
 from ddpprof.layout import Line, Remark, Section, count, megabytes, ms, percent
 from ddpprof.topics.accumulation import ACCUMULATION
 from ddpprof.topics.buckets.rows import BucketRow

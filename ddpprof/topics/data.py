@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpprof.engine.change import Change, loader_change
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Change, Finding, in_ms, loader_change, only_known
 from ddpprof.engine.frameworks import divide_data, reshuffle
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import Batch, Loader

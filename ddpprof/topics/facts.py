@@ -10,7 +10,7 @@ from msgspec import structs
 
 from ddpprof.engine.topic import Topic
 from ddpprof.model import Rank, Record, RecordedStep
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 from ddpprof.topics.accumulation import count_micro_steps
 from ddpprof.topics.replicas import is_always_reduced
 

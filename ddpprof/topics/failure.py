@@ -17,7 +17,7 @@ from ddpprof.engine.topic import ReportView, Topic
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.model import DdpModule, ProcessExit, Record
 from ddpprof.model.backends import backend_of, refusal_of_shared_gpu
-from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
+from ddpprof.model.json_files import last_exit_of_job, oom_kills_seen
 from ddpprof.model.record import error_in
 from ddpprof.topics.error_words import NOT_KNOWN, advice_on_error, killer_sentence, shortened, signal_name
 from ddpprof.topics.hangs import SAME_COLLECTIVES

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddpprof.engine.change import environment_change
-from ddpprof.engine.finding import Finding, only_known
+from ddpprof.engine.finding import Finding, environment_change, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun

@@ -20,7 +20,7 @@ from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, union_of
 from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, Trace, Work
-from ddpprof.model.interruptible_enum import InterruptibleEnum
+from ddpprof.model.tables import InterruptibleEnum
 
 BLOCK_ROWS = 100_000
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
-from ddpprof.engine.change import ddp_change
-from ddpprof.engine.finding import Finding, only_known
+from ddpprof.engine.finding import Finding, ddp_change, only_known
 from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
 from ddpprof.model import DdpModule, DeviceMemory, Memory, Record, StepMode
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 from ddpprof.topics.model_memory import ModelMemory, measure_model_memory, model_memory_table
 from ddpprof.words import ranks_in_words
 

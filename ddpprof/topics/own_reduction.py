@@ -14,7 +14,7 @@ from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.layout import Line, Section, count, megabytes, ms
 from ddpprof.model import UNKNOWN, Mark, Trace
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 from ddpprof.topics.buckets.steps import gradient_all_reduces, reduces_without_ddp
 from ddpprof.topics.steps.overlap import spans_of
 

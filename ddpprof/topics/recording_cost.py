@@ -17,7 +17,7 @@ from typing import Annotated
 
 from ddpprof.engine.numbers import Number
 from ddpprof.model import RecordedStep, StepMode
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 
 
 @dataclass(frozen=True, slots=True)

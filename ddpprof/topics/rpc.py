@@ -19,7 +19,7 @@ from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import union
 from ddpprof.layout import ABSENT, Line, Section, clean, cut_off, ms, notes, table_of
 from ddpprof.model import Record, RpcCall, StepMode
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 
 _LONG_SHARE = 0.1
 """least share of the step that one call takes for it to be long"""

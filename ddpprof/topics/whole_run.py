@@ -24,9 +24,8 @@ from ddpprof.layout import (
     percent,
     table_of,
 )
-from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
-from ddpprof.model.whole_run import RankWholeRun, WholeRun
-from ddpprof.statistics.medians import mean_known, median_known
+from ddpprof.model.whole_run import Pause, PauseKind, RankWholeRun, SlowdownCause, StepPart, StepSlowdown, WholeRun
+from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.failure import FAILURE
 from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
 from ddpprof.words import ranks_in_words

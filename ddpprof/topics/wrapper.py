@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddpprof.engine.change import ddp_change
-from ddpprof.engine.finding import Finding, at_most, in_ms, only_known, size
+from ddpprof.engine.finding import Finding, at_most, ddp_change, in_ms, only_known, size
 from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule, RecordedStep
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from mkdocs.structure.pages import Page
 from terms import terms_page
 
 from ddpprof import rundir
-from ddpprof.report.tables import TABLES, schema_as_markdown
+from ddpprof.report.topics import TABLES, schema_as_markdown
 
 CHECKOUT = Path(__file__).parents[2]
 _TABLES = """# Tables

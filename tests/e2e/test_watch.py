@@ -14,8 +14,8 @@ from pulses import no_samples
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
 from ddpprof.model.pulse import Ended, Pulse
-from ddpprof.model.slowdown import StepPart
 from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import StepPart
 from ddpprof.monitor.causes import RankChange, portrait, reason_for
 from ddpprof.rundir import pulses_in
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor.check import Context, Setup, setups
-from ddpprof.doctor.harmless import SCRIPTS, Trained, run_script
+from ddpprof.doctor import Context, Setup, setups
+from ddpprof.doctor.installation import SCRIPTS, Trained, run_script
 
 Train = Callable[..., Trained]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpprof.doctor.check import Setup
-from ddpprof.doctor.harmless import Trained
+from ddpprof.doctor import Setup
+from ddpprof.doctor.installation import Trained
 from ddpprof.load.run import load_run
 from ddpprof.model import Record
 

@@ -15,8 +15,8 @@ from subprocess import DEVNULL, STDOUT
 import pytest
 
 from ddpprof.child_processes import descendants, kill_descendants
-from ddpprof.doctor.check import Context
-from ddpprof.doctor.harmless import job_environment, trace_command
+from ddpprof.doctor import Context
+from ddpprof.doctor.installation import job_environment, trace_command
 from ddpprof.linux_files import stat_of
 
 LATER_S = 10.0

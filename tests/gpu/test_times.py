@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from bootstraps import bootstrap_interval
 
-from ddpprof.doctor.check import Context, Setup
-from ddpprof.doctor.harmless import Trained, ddpprof_command, run_command
+from ddpprof.doctor import Context, Setup
+from ddpprof.doctor.installation import Trained, ddpprof_command, run_command
 from ddpprof.load.run import load_run
 from ddpprof.report import Report
 from ddpprof.report.build import build_report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpprof.model import Rank
-from ddpprof.report.rank_summary import RankSummary, summarise_rank
+from ddpprof.report.topics import RankSummary, summarise_rank
 from ddpprof.topics.steps.timeline import DrawnRank, drawing_of
 
 

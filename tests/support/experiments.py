@@ -15,7 +15,7 @@ from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.sections.experiments import experiment_sections
-from ddpprof.report.tree import Job
+from ddpprof.report import Job
 
 MS = 1_000_000
 

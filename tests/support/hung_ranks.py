@@ -9,9 +9,9 @@ import numpy as np
 from msgspec.structs import replace as replace_struct
 
 from ddpprof.model import DdpModule, Parameter, ProcessExit, Record
+from ddpprof.model.overdue import Frame
 from ddpprof.model.pulse import Activity, PulseIdentity, PulseSteps
 from ddpprof.model.pulse_layout import decode_rows, empty_state
-from ddpprof.model.stack import Frame
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.processes import Process
 from ddpprof.monitor.pulse_files import machine_id

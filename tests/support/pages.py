@@ -32,7 +32,7 @@ def page_of(run: Run) -> str:
 
 
 def unpacked(text: str) -> bytes:
-    """Undo `ddpprof.render.html.page.packed`."""
+    """Undo `ddpprof.render.html.packed`."""
     return gzip.decompress(base64.b85decode(text.translate(str.maketrans(":,.", "&<>"))))
 
 

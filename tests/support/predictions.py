@@ -8,12 +8,11 @@ pass's.
 from itertools import count
 from typing import Any
 
-from ddpprof.model.bucket_assignment import Caps, Gradient
+from ddpprof.model.ddp_module import Caps, Gradient
 from ddpprof.predict.network import Network
 from ddpprof.predict.observed_steps import ObservedStep
 from ddpprof.predict.profile import PassProfile, Profile
-from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.training import Computed, Training
+from ddpprof.predict.replay import Computed, Cost, Link, Training
 
 UNIT = MIB = 2**20
 

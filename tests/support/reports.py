@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpprof.comparison.compare import Comparison, compare
-from ddpprof.comparison.run_set import RunSet
+from ddpprof.comparison import Comparison, RunSet, compare
 from ddpprof.engine.finding import Finding
 from ddpprof.model import DataParallelModule, Kernel
 from ddpprof.render.html.result_pages import result_page

@@ -1,14 +1,13 @@
-"""Measures of the package's structure, counted from its source.
+"""Measures of the package's structure, counted from its source: modules, lines, functions and import circles.
 
-python tests/support/structure.py              modules, lines, functions and import circles
-python tests/support/structure.py RUN          and the modules that `ddpprof report RUN` enters
+python tests/support/structure.py
+
+`analyses/roads/count.py` counts the modules that data passes through.
 """
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,31 +87,6 @@ def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
     return found
 
 
-_TRACED = """
-import sys, threading
-entered = set()
-def note(frame, event, arg):
-    if event == "call":
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("ddpprof") and frame.f_code.co_name != "<module>":
-            entered.add(name)
-sys.setprofile(note)
-threading.setprofile(note)
-from ddpprof.cli import main
-try:
-    main(["report", sys.argv[1], "--no-cache", "--jobs", "1"])
-finally:
-    sys.setprofile(None)
-    print("\\n".join(sorted(entered)), file=sys.stderr)
-"""
-
-
-def modules_entered(run: Path) -> list[str]:
-    """Return the modules of which `ddpprof report` calls a function, in its own process."""
-    ran = subprocess.run([sys.executable, "-c", _TRACED, run], capture_output=True, text=True, check=False)
-    return [line for line in ran.stderr.splitlines() if line.startswith("ddpprof")]
-
-
 def main() -> None:
     known = modules()
     lengths = [length for one in known for length in one.function_lines]
@@ -123,8 +97,6 @@ def main() -> None:
     )
     for group in circles(imports_at_start(known)):
         print(f"circle: {', '.join(group)}")
-    for run in map(Path, sys.argv[1:]):
-        print(f"{len(modules_entered(run))} modules are entered by: ddpprof report {run}")
 
 
 if __name__ == "__main__":

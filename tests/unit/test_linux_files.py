@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.linux_files import ProcessStat, cpu_quota, is_frozen, number_in, own_groups, stat_of
+from ddpprof.linux_files import ProcessStat, available_bytes, cpu_quota, is_frozen, number_in, own_groups, stat_of
 
 
 def test_numbers_by_name(tmp_path: Path) -> None:
@@ -96,3 +96,71 @@ def test_a_process_whose_group_is_frozen(membership: str, files: dict[str, str],
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert is_frozen(77, tmp_path) is frozen
+
+
+GB_OF_MEMORY = 10**9
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+SYSTEM = {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {64 * GB_OF_MEMORY // 1024} kB\n"}
+JOB = "sys/fs/cgroup/slurm/job_1"
+V2 = {
+    **SYSTEM,
+    "proc/self/cgroup": "0::/slurm/job_1/step_0\n",
+    "sys/fs/cgroup/slurm/job_1/step_0/memory.max": "max\n",
+    "sys/fs/cgroup/slurm/job_1/step_0/memory.current": f"{GB_OF_MEMORY}\n",
+    f"{JOB}/memory.max": f"{8 * GB_OF_MEMORY}\n",
+    f"{JOB}/memory.current": f"{7 * GB_OF_MEMORY}\n",
+    f"{JOB}/memory.stat": f"anon {GB_OF_MEMORY}\ninactive_file {5 * GB_OF_MEMORY}\n",
+}
+V1 = {
+    **SYSTEM,
+    "proc/self/cgroup": "9:cpu,cpuacct:/a\n5:memory:/slurm/job_1\n0::/\n",
+    "sys/fs/cgroup/memory/slurm/job_1/memory.limit_in_bytes": f"{4 * GB_OF_MEMORY}\n",
+    "sys/fs/cgroup/memory/slurm/job_1/memory.usage_in_bytes": f"{GB_OF_MEMORY}\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GB_OF_MEMORY}\n",
+}
+CONTAINER_V1 = {
+    **SYSTEM,
+    "proc/self/cgroup": "5:memory:/docker/1f2e\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "700000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "300000000\n",
+}
+CONTAINER = {
+    **SYSTEM,
+    "proc/self/cgroup": "0::/\n",
+    "sys/fs/cgroup/memory.max": f"{2 * GB_OF_MEMORY}\n",
+    "sys/fs/cgroup/memory.current": f"{GB_OF_MEMORY}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "left_gb"),
+    [
+        pytest.param(SYSTEM, 64, id="no-groups"),
+        pytest.param(V2, 6, id="a-group-around-ours-less-what-it-could-forget"),
+        pytest.param(V1, 3, id="version-1"),
+        pytest.param(CONTAINER, 1, id="container"),
+        pytest.param(CONTAINER_V1, 0.4, id="container-of-version-1-which-sees-its-own-group-as-the-root"),
+        pytest.param({**CONTAINER, "sys/fs/cgroup/memory.current": f"{3 * GB_OF_MEMORY}"}, 0, id="more-than-there-is"),
+    ],
+)
+def test_the_least_that_is_left_counts(tmp_path: Path, files: dict[str, str], left_gb: float) -> None:
+    assert available_bytes(written(tmp_path, files)) == pytest.approx(left_gb * GB_OF_MEMORY, abs=1024)
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) is None
+
+
+def test_this_machine_says_what_is_available() -> None:
+    available = available_bytes()
+    assert available is not None
+    assert 10**6 < available < 10**14

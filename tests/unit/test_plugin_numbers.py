@@ -16,7 +16,7 @@ from ddpprof.intervals import Spans, clip, intersect, subtract, union
 from ddpprof.load.plugin_trace import write_plugin_trace
 from ddpprof.load.rank import load_trace
 from ddpprof.model import Rank, Trace
-from ddpprof.render.tensorboard.plugin_view import plugin_views
+from ddpprof.render.tensorboard_plugin import plugin_views
 from ddpprof.topics.steps.overlap import spans_of
 
 data = pytest.importorskip("torch_tb_profiler.profiler.data", reason="pip install 'ddpprof[tensorboard]'")

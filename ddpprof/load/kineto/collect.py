@@ -29,7 +29,6 @@ from ddpprof.load.classify import (
     may_queue_work,
     waits_for_device,
 )
-from ddpprof.load.kineto.arguments import Arguments, LaunchArguments, OpArguments, collective_details, decode_arguments
 from ddpprof.load.kineto.columns import (
     NAMED_LANE,
     Collected,
@@ -44,15 +43,19 @@ from ddpprof.load.kineto.columns import (
 from ddpprof.load.kineto.events import (
     KEPT_FAMILIES,
     AnySpan,
+    Arguments,
     Entries,
+    LaunchArguments,
     NeededEvents,
+    OpArguments,
     SpanType,
+    collective_details,
+    decode_arguments,
     is_exact,
     needed_events,
     sees_shapes,
 )
-from ddpprof.load.lenient_json import as_int, integers
-from ddpprof.load.nanoseconds import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
+from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, nanoseconds, nanoseconds_of_texts
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000

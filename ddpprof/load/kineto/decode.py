@@ -24,20 +24,23 @@ import msgspec
 
 from ddpprof.child_processes import safe_path
 from ddpprof.files import Location
-from ddpprof.load.helper_process import (
+from ddpprof.load.file_bytes import (
+    MAX_EVENTS_OPTION,
+    Limits,
+    Stream,
+    UnreadableError,
     begin_reading_process,
+    expected_bytes,
+    opened,
     receive_with_arrays,
     send_with_arrays,
     signals_later,
     start_context,
 )
-from ddpprof.load.inflate import Stream, UnreadableError, expected_bytes, opened
 from ddpprof.load.kineto.collect import Collector
 from ddpprof.load.kineto.columns import Collected
 from ddpprof.load.kineto.events import decode_entries, span_type
-from ddpprof.load.lenient_json import Text, decode_repaired
-from ddpprof.load.limits import MAX_EVENTS_OPTION, Limits
-from ddpprof.load.nanoseconds import NeedsExactTimesError, TimeOutOfRangeError
+from ddpprof.load.lenient_json import NeedsExactTimesError, Text, TimeOutOfRangeError, decode_repaired
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.load.inflate import Stream, UnreadableError, opened, read_whole
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits, Stream, UnreadableError, opened, read_whole
 from ddpprof.load.kineto.columns import Columns, columns_of
 from ddpprof.load.kineto.decode import (
     BLANKS,
@@ -27,9 +27,7 @@ from ddpprof.load.kineto.decode import (
     refuse_many,
     split_at_array,
 )
-from ddpprof.load.lenient_json import decode_or_none, decode_repaired
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.nanoseconds import TimeOutOfRangeError
+from ddpprof.load.lenient_json import TimeOutOfRangeError, decode_or_none, decode_repaired
 from ddpprof.model.backends import standard_name
 
 DIVISION = Division()

@@ -1,1 +1,160 @@
-"""Rendering of reports, comparisons and experiments as one HTML file each, which only needs a browser."""
+"""The skeleton of a page: one file, which may load nothing.
+
+Its Content-Security-Policy allows only the embedded scripts, by their hashes, and blocks every request. So even a name
+that is mistaken for markup can do no harm.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from ddpprof.errors import DdpprofError, how_to_install
+from ddpprof.layout import clean
+from ddpprof.render.glossary import TERMS, Term
+from ddpprof.version import __version__
+
+_FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
+"""code around plotly's source; browsers compile a parenthesised function at once, but otherwise parse its 5 MB twice"""
+
+_SCRIPTS = ("page.js", "charts.js", "timeline.js", "address.js", "start.js")
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """A part of the page, listed in the table of contents."""
+
+    name: str
+    """name of its anchor, and its name in the table of contents"""
+    title: str
+    html: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    title: str
+    head: str
+    """HTML below the title"""
+    parts: Sequence[PagePart]
+    data: Mapping[str, bytes] = field(default_factory=dict)
+    """JSON data, by the name under which scripts find it"""
+
+
+def render_page(page: Page) -> str:
+    """Return the page as HTML. Raises `DdpprofError` if plotly is not installed."""
+    title = escape(clean(page.title, most=120))
+    library, scripts = plotly_source(), list(map(_shipped, _SCRIPTS))
+    return Template(_shipped("page.html")).substitute(
+        policy=escape(_policy([text_hash(library), *map(script_hash, scripts)])),
+        version=__version__,
+        title=title,
+        css=_shipped("page.css"),
+        contents="".join(f'<li><a href="#{part.name}">{part.name.capitalize()}</a></li>' for part in page.parts),
+        head=page.head,
+        parts="\n".join(map(_section, page.parts)),
+        data="\n".join(data_element(f"{name}-data", content) for name, content in page.data.items()),
+        scripts="\n".join([_packed_library(), *map(script_element, scripts)]),
+    )
+
+
+def _section(part: PagePart) -> str:
+    heading = f'<h2 id="{part.name}-title"><a href="#{part.name}">{escape(part.title)}</a></h2>'
+    return f'<section id="{part.name}" aria-labelledby="{part.name}-title">{heading}{part.html}</section>'
+
+
+def _policy(hashes: Sequence[str]) -> str:
+    # plotly styles its charts in place, and saves pictures through blobs.
+    return (
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _shipped(name: str) -> str:
+    return files("ddpprof.render.html").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _packed_library() -> str:
+    return packed_script_element("plotly-source", plotly_source())
+
+
+@cache
+def plotly_source() -> str:
+    """Return the JavaScript of the chart library. Raises `DdpprofError` if it is not installed."""
+    try:
+        source = files("plotly.package_data").joinpath("plotly.min.js").read_text(encoding="utf-8").rstrip()
+    except ModuleNotFoundError:
+        raise DdpprofError(f"an HTML page needs plotly. {how_to_install('plotly')}") from None
+    head, found, tail = source.partition(_FACTORY)
+    return f"{head}{_FACTORY_AT_ONCE}{tail[:-3]})));" if found and tail.endswith("}));") else source
+
+
+_LARGE = 20_000
+"""size of JSON in bytes above which it is compressed, although it is then unreadable in the file"""
+_NO_MARKUP = str.maketrans("&<>", ":,.")
+"""characters of Python's base 85 with a meaning in HTML, and those that replace them in `bytes` of page.js"""
+_MARKUP = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+"""JSON escapes for characters that could end the element or a line"""
+
+
+def data_element(name: str, content: bytes) -> str:
+    """Return an element with JSON for `readData` in page.js."""
+    if len(content) < _LARGE:
+        return f'<script type="application/json" id="{name}">{content.decode().translate(_MARKUP)}</script>'
+    return f'<script type="application/json" id="{name}" data-encoding="gzip">{packed(content)}</script>'
+
+
+def packed(content: bytes) -> str:
+    """Return content as text for `unpack` in page.js, without characters that have a meaning in HTML."""
+    return base64.b85encode(gzip.compress(content, 9, mtime=0)).decode().translate(_NO_MARKUP)
+
+
+def packed_script_element(name: str, source: str) -> str:
+    """Return an element with a script for `loadScript` in page.js. Browsers do not run it by themselves."""
+    return f'<script type="text/plain" id="{name}" data-encoding="gzip">{packed(source.encode())}</script>'
+
+
+def script_element(source: str) -> str:
+    return f"<script>{_closed(source)}</script>"
+
+
+def script_hash(source: str) -> str:
+    """Return the hash with which a Content-Security-Policy permits the script of `script_element` and no other."""
+    return text_hash(_closed(source))
+
+
+def text_hash(text: str) -> str:
+    """Return the hash with which it permits a script element with this text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _closed(source: str) -> str:
+    """Escape text that would close the element early; it can only occur in strings and regular expressions."""
+    return source.replace("</script", r"<\/script").replace("<!--", r"<\!--")
+
+
+def definitions() -> PagePart:
+    return PagePart("definitions", "Definitions", f"<dl>{''.join(map(_term, TERMS))}</dl>")
+
+
+def term_id(term: Term) -> str:
+    return "term-" + "".join(c if c.isalnum() else "-" for c in term.name.lower())
+
+
+def _term(term: Term) -> str:
+    formula = f"<code>{escape(term.formula)}</code>" if term.formula else ""
+    found = f"<code>in the JSON report: {escape(term.field)}</code>" if term.field else ""
+    return (
+        f'<dt id="{term_id(term)}" tabindex="-1">{escape(term.name)}</dt>'
+        f"<dd>{escape(term.definition)}{formula}{found}</dd>"
+    )

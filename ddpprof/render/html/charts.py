@@ -9,15 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
+from html import escape as html_escape
+from importlib.resources import files
 from math import ceil, floor, log2, log10
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
-from ddpprof.layout import MAX_RANKS, PARTS, Bars, Line, clean, duration, median_of, megabytes, ms, three_digits
+from ddpprof.layout import (
+    MAX_RANKS,
+    PARTS,
+    Bars,
+    Line,
+    Section,
+    clean,
+    duration,
+    median_of,
+    megabytes,
+    ms,
+    three_digits,
+)
 from ddpprof.model.whole_run import CurvePoint, WholeRun
-from ddpprof.render.html.page import data_element
+from ddpprof.render.glossary import find_term
+from ddpprof.render.html import data_element, term_id
 from ddpprof.report import Report
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.collectives.table import CollectiveSummary, power_of_two
@@ -58,8 +75,8 @@ def chart_html(chart: Chart, name: str, level: int = 3) -> str:
     """Return a chart as HTML. Without scripts, only the title of bars is shown, because their table follows."""
     figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
     shown = "" if chart.has_table else ' class="needs-script"'
-    heading = f'<h{level} id="{name}-title"{shown}>{escape(chart.title)}</h{level}>'
-    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    heading = f'<h{level} id="{name}-title"{shown}>{html_escape(chart.title)}</h{level}>'
+    note = f'<p class="note">{html_escape(chart.note)}</p>' if chart.note else ""
     return (
         f'{heading}<figure class="chart needs-script" aria-labelledby="{name}-title">'
         f'<div class="plot" id="{name}" data-kind="{chart.kind}" data-figure="{name}-figure" '
@@ -375,3 +392,36 @@ def _marks(marks: Sequence[tuple[int, str]], begin_ns: int) -> dict[str, Any]:
         for x, (_, text) in zip(at, marks, strict=True)
     ]
     return {"shapes": lines, "annotations": notes} if marks else {}
+
+
+Block = Section | Chart
+
+
+def blocks_html(blocks: Iterable[Block], names: str = "", level: int = 3) -> str:
+    """Return sections and charts as HTML. `Lanes` yield nothing: they are for terminals, and a page has its timeline.
+
+    `names`: prefix of ids; empty in a notebook, which gets the titles of charts, and no links and buttons. `level`:
+    level of headings.
+    """
+    return _template().render(blocks=tuple(blocks), names=names, level=level).strip()
+
+
+@cache
+def _template() -> Template:
+    markup = files("ddpprof.render.html").joinpath("blocks.html").read_text(encoding="utf-8")
+    environment = Environment(
+        loader=FunctionLoader(lambda _name: markup), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals.update(chart=_chart, column_name=column_name)
+    return environment.get_template("blocks.html")
+
+
+def _chart(chart: Bars | Chart, name: str, level: int) -> Markup:
+    made = bars_chart(chart) if isinstance(chart, Bars) else chart
+    return Markup(chart_html(made, name, level))  # noqa: S704 (it escapes its texts itself)
+
+
+def column_name(name: str) -> Markup:
+    """Return the name as HTML, linked to its definition."""
+    term = find_term(name) or find_term(name.rsplit(" ", 1)[0])
+    return escape(name) if term is None else Markup('<a class="term" href="#{}">{}</a>').format(term_id(term), name)

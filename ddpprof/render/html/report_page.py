@@ -8,16 +8,18 @@ from html import escape
 from typing import Any
 
 from ddpprof.layout import PARTS, Bars, Line, Section, clean, ms
-from ddpprof.render.html.blocks import Block, blocks_html, column_name
+from ddpprof.render.html import Page, PagePart, definitions, render_page
 from ddpprof.render.html.charts import (
+    Block,
     bars_chart,
+    blocks_html,
     bucket_chart,
     collective_chart,
+    column_name,
     ranks_chart,
     slowdown_chart,
     whole_run_chart,
 )
-from ddpprof.render.html.page import Page, PagePart, definitions, render_page
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.comparison.compare import Comparison, MetricChange
+from ddpprof.comparison import Comparison, MetricChange
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCurve, SweepPoint, SweepReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.layout import Line, Section, clean, ms
 from ddpprof.predict.predict import PredictedParts
-from ddpprof.render.html.blocks import blocks_html
-from ddpprof.render.html.charts import Chart, bar_trace, bars_layout, decade_ticks, error_bars, limit_line
-from ddpprof.render.html.page import Page, PagePart, definitions, render_page
+from ddpprof.render.html import Page, PagePart, definitions, render_page
+from ddpprof.render.html.charts import Chart, bar_trace, bars_layout, blocks_html, decade_ticks, error_bars, limit_line
 from ddpprof.render.json import render_json
 from ddpprof.render.json_documents import ComparisonFile, Written
 from ddpprof.render.sections.comparison import interval_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, KernelChange, MetricChange
+from ddpprof.comparison import NOTICEABLE, BucketChange, Comparison, KernelChange, MetricChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms

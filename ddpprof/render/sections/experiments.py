@@ -28,7 +28,7 @@ from ddpprof.layout import (
     table_of,
     three_digits,
 )
-from ddpprof.model.tried import Outcome
+from ddpprof.model.json_files import Outcome
 from ddpprof.render.sections.job import machine_words
 from ddpprof.render.sections.overview import measured_gain
 from ddpprof.statistics.paired_ratio import Ratio

@@ -24,11 +24,11 @@ from ddpprof.layout import (
     percent,
 )
 from ddpprof.model.backends import is_accelerator
-from ddpprof.model.tried import Measured
+from ddpprof.model.json_files import Measured
+from ddpprof.ranks_and_steps import STEP_OPTIONS, default_steps, options_for
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.report import Report
 from ddpprof.report.topics import file_of, sections_of_topics
-from ddpprof.step_options import STEP_OPTIONS, default_steps, options_for
 from ddpprof.topics.attempts import attempt_table
 from ddpprof.topics.bound import bound_remarks
 from ddpprof.topics.failure import failure_lines, failure_sentence

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from ddpprof.engine.numbers import DEVICE, HOST, Number
 from ddpprof.model import DdpModule
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 from ddpprof.topics.buckets.steps import BucketStep
 
 

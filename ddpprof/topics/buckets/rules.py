@@ -7,14 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpprof.engine.change import Change, ChangeKind, bucket_change
-from ddpprof.engine.finding import Finding, at_most, in_ms, only_known, size
+from ddpprof.engine.finding import (
+    DEFAULT_CAP,
+    Change,
+    ChangeKind,
+    Finding,
+    NewBuckets,
+    Predicted,
+    Predictions,
+    at_most,
+    bucket_change,
+    equal_caps,
+    in_ms,
+    only_known,
+    since_torch,
+    size,
+)
 from ddpprof.engine.frameworks import accumulation, compression, ddp_argument, without_ddp_argument
-from ddpprof.engine.predictions import DEFAULT_CAP, NewBuckets, Predicted, Predictions, equal_caps, since_torch
 from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
-from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.traced import RankBuckets, buckets_of_rank
 from ddpprof.topics.buckets.view import BUCKET_TABLE, bucket_tables

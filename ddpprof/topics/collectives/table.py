@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ddpprof.engine.numbers import Number
 from ddpprof.layout import ABSENT, Section, clean, cut_off, gigabytes_per_s, megabytes, ms, notes, table_of
 from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, ProcessGroup
-from ddpprof.model.netbench import CollectiveTimes, NetBench
+from ddpprof.model.json_files import CollectiveTimes, NetBench
 from ddpprof.model.tables import rows_of
-from ddpprof.statistics.medians import first_quartile
+from ddpprof.statistics import first_quartile
 from ddpprof.topics.collectives.matching import MatchedCollectives, RankCollectives, common_groups
 from ddpprof.topics.ranks.arrivals import Arrivals
 

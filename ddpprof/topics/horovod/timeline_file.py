@@ -21,9 +21,8 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.load.inflate import UnreadableError, opened, read_whole
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, UnreadableError, opened, read_whole
 from ddpprof.load.lenient_json import repair_json
-from ddpprof.load.limits import DEFAULT_LIMITS
 
 HOROVOD_TIMELINE = "Horovod timeline"
 """name in messages and in the report"""

@@ -25,7 +25,7 @@ from ddpprof.engine.topic import FileMeasures, ReportView, Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract, union
 from ddpprof.layout import Section, Table, columns, median_of, ms, notes
 from ddpprof.model import OtherFile
-from ddpprof.statistics.medians import median_known
+from ddpprof.statistics import median_known
 from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, HorovodTimeline, TensorOp
 
 _ONE_CYCLE_NS = 500_000

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddpprof.engine.change import environment_change
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, environment_change, in_ms, only_known
 from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.topic import ReportView, TableSchema, Topic, View
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, percent, table_of

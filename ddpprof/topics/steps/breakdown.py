@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ddpprof.engine.numbers import Number
 from ddpprof.intervals import Spans, intersect, merge, subtract, union_of
 from ddpprof.model import UNKNOWN, Collectives, Mark, Phase, Step, Trace, Work
-from ddpprof.model.recorded_step import RecordedStep
+from ddpprof.model.record import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from ddpprof.engine.numbers import DEVICE, HOST, Number, Part
 from ddpprof.model import DdpModule, Mark, Rank, RecordedStep, Trace
-from ddpprof.model.recorded_step import TORCH_TIMES
+from ddpprof.model.record import TORCH_TIMES
 from ddpprof.topics.buckets.steps import BucketStep, measure_buckets
 from ddpprof.topics.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.topics.idle import Gaps, Idle, find_gaps, measure_idle

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from fleets import make_fleet
 
-from ddpprof.load.limits import Limits
+from ddpprof.load.file_bytes import Limits
 from ddpprof.load.run import load_run
 from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed
-from ddpprof.pipeline.progress import ReadProgress
+from ddpprof.pipeline.entry import ReadProgress
 from ddpprof.render.json import render_json
 from ddpprof.report.build import build_report
 

@@ -13,7 +13,7 @@ from fleets import make_fleet
 from ddpprof.load.run import find_ranks
 from ddpprof.pipeline import cluster
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
-from ddpprof.pipeline.cache import Cache
+from ddpprof.pipeline.entry import Cache
 from ddpprof.render.json import render_json
 
 distributed = pytest.importorskip("distributed", reason="pip install 'ddpprof[cluster]'")

@@ -43,7 +43,7 @@ def test_only_the_given_command_is_imported() -> None:
 
 
 def test_report_on_a_run_imports_no_experiments(trace_file: Path) -> None:
-    assert not loaded_by("report", str(trace_file)) & {"ddpprof.experiments.tuning", "ddpprof.comparison.compare"}
+    assert not loaded_by("report", str(trace_file)) & {"ddpprof.experiments.tuning", "ddpprof.comparison"}
 
 
 @pytest.mark.parametrize("form", ["terminal", "json", "markdown"])

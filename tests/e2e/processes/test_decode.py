@@ -12,10 +12,9 @@ from random_traces import Event
 from shared_decoding import SMALL, assert_same, kernels, ops, written
 
 from ddpprof.errors import BadTrace
-from ddpprof.load.inflate import telling
+from ddpprof.load.file_bytes import Limits, telling
 from ddpprof.load.kineto import decode, read
 from ddpprof.load.kineto.read import read_trace
-from ddpprof.load.limits import Limits
 
 
 @pytest.fixture

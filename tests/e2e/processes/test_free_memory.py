@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import sys
 import numpy as np
-from ddpprof.load.limits import give_back_holes, give_back_large_arrays
+from ddpprof.load.file_bytes import give_back_holes, give_back_large_arrays
 
 def resident_mb():
     with open("/proc/self/statm") as file:

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from ddpprof.errors import RemoteError
-from ddpprof.files import location, redirects
+from ddpprof.files import explain, location
 
 
 @contextmanager
@@ -40,10 +40,8 @@ def server(address: str, redirects_to: str = "") -> Iterator[str]:
 @pytest.fixture
 def two_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.2 and 127.0.0.3 stand for other machines."""
-    own = redirects._place
-    monkeypatch.setattr(
-        redirects, "_place", lambda address: 1 if address in ("127.0.0.2", "127.0.0.3") else own(address)
-    )
+    own = explain._place
+    monkeypatch.setattr(explain, "_place", lambda address: 1 if address in ("127.0.0.2", "127.0.0.3") else own(address))
 
 
 @pytest.mark.usefixtures("two_of_the_network")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.scratch import scratch_folder
+from ddpprof.own_files import scratch_folder
 
 HOLDS_ONE = """
 import sys, time
-from ddpprof.scratch import scratch_folder
+from ddpprof.own_files import scratch_folder
 with scratch_folder() as folder:
     (folder / "file").write_text("x")
     print(folder, flush=True)

@@ -7,7 +7,7 @@ import pytest
 from ddpprof.cli import main
 from ddpprof.cli.commands import COMMANDS
 from ddpprof.cli.report import TOPICS
-from ddpprof.comparison.compare import METRICS
+from ddpprof.comparison import METRICS
 from ddpprof.render import sections
 
 

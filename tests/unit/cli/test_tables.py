@@ -10,7 +10,7 @@ from reports import report
 
 from ddpprof.cli import main
 from ddpprof.render.json import render_json
-from ddpprof.report.tables import TABLES
+from ddpprof.report.topics import TABLES
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'ddpprof[tables]'")
 GLOO = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"

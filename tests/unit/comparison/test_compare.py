@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from reports import bucket, compare_runs, light_report, rank, report, step
 
-from ddpprof.comparison.compare import Comparison, compare, compare_kernels, compare_reports
+from ddpprof.comparison import Comparison, RunSet, compare, compare_kernels, compare_reports
 from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
-from ddpprof.comparison.run_set import RunSet
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Kernel
 from ddpprof.report import Report

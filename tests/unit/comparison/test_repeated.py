@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from reports import light_report, report
 
+from ddpprof.comparison import RunSet
 from ddpprof.comparison.repeated import RepeatedFinding, report_on_runs
-from ddpprof.comparison.run_set import RunSet
 from ddpprof.engine.finding import Finding
 from ddpprof.render.json import render_json
 

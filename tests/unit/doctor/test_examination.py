@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import examination
-from ddpprof.doctor.check import CannotCheck, Check, CheckResult, CheckStatus, Context, judge
+from ddpprof.doctor import CannotCheck, Check, CheckResult, CheckStatus, Context, examination, judge
 from ddpprof.doctor.examination import NAMES, examine
 
 

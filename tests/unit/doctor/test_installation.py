@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddpprof.doctor import installation
-from ddpprof.doctor.check import CheckResult, CheckStatus, Context, setups
+from ddpprof.doctor import CheckResult, CheckStatus, Context, Setup, installation, setups
 from ddpprof.doctor.examination import anonymous, document
+from ddpprof.doctor.installation import Trained
 
 HERE = Context(Path(), Path())
 
@@ -74,3 +76,21 @@ def test_the_document_tells_nothing_of_who_asked(monkeypatch: pytest.MonkeyPatch
     assert "ada" not in str(told)
     assert "titan7" not in str(told)
     assert told["counts"] == {"PASS": 0, "FAIL": 1, "SKIP": 0}
+
+
+GPUS = Context(Path("folder"), Path(), 2, Setup("nccl", 2, "cuda", 2))
+
+
+@pytest.mark.parametrize(
+    ("with_ddpprof", "verdicts"),
+    [
+        pytest.param({"synchronising_calls": 4, "foreign_contexts": []}, ["PASS", "PASS"], id="as-without"),
+        pytest.param({"synchronising_calls": 5, "foreign_contexts": []}, ["FAIL", "PASS"], id="waits-for-the-device"),
+        pytest.param({"synchronising_calls": 4, "foreign_contexts": [0]}, ["PASS", "FAIL"], id="a-context-elsewhere"),
+    ],
+)
+def test_devices_are_left_alone(with_ddpprof: Mapping[str, Any], verdicts: list[str]) -> None:
+    run = Path("run")
+    without = Trained({"synchronising_calls": 4, "foreign_contexts": []}, run)
+    found = installation._on_devices(GPUS, without, Trained(with_ddpprof, run))
+    assert [one.verdict for one in found] == verdicts

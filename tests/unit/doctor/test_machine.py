@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.doctor import machine, network
-from ddpprof.doctor.check import CheckResult, CheckStatus, Context
-from ddpprof.linux_files import cpu_quota
-from ddpprof.pipeline.pool import available_bytes
+from ddpprof.doctor import CheckResult, CheckStatus, Context, machine
+from ddpprof.linux_files import available_bytes, cpu_quota
 
 Usage = namedtuple("Usage", "total used free")
 Patch = pytest.MonkeyPatch
@@ -75,7 +73,7 @@ def without_address(patch: Patch) -> None:
 
 def without_network(patch: Patch) -> None:
     patch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    patch.setattr(network, "_INTERFACES", Path(os.environ["CGROUP"]))
+    patch.setattr(machine, "_INTERFACES", Path(os.environ["CGROUP"]))
 
 
 CASES = [
@@ -86,18 +84,18 @@ CASES = [
     ("memory", machine.check_limits, cgroup("max 100000", "1500000000"), cgroup("400000 100000", "max")),
     (
         "gloo-interface",
-        network.check_gloo_interface,
+        machine.check_gloo_interface,
         variable("GLOO_SOCKET_IFNAME", "lo,eth77"),
         variable("GLOO_SOCKET_IFNAME", "lo"),
     ),
-    ("gloo-interface", network.check_gloo_interface, without_address, variable("GLOO_SOCKET_IFNAME", "lo")),
+    ("gloo-interface", machine.check_gloo_interface, without_address, variable("GLOO_SOCKET_IFNAME", "lo")),
     (
         "nccl-interface",
-        network.check_nccl_interface,
+        machine.check_nccl_interface,
         variable("NCCL_SOCKET_IFNAME", "=eth77"),
         variable("NCCL_SOCKET_IFNAME", "l"),
     ),
-    ("nccl-interface", network.check_nccl_interface, without_network, variable("NCCL_SOCKET_IFNAME", "^eth77")),
+    ("nccl-interface", machine.check_nccl_interface, without_network, variable("NCCL_SOCKET_IFNAME", "^eth77")),
 ]
 
 
@@ -152,5 +150,5 @@ def test_a_system_that_does_not_tell_its_memory(tmp_path: Path, monkeypatch: Pat
     ],
 )
 def test_interfaces_are_chosen_as_nccl_chooses_them(asked: str, found: list[str], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(network, "_up", lambda: ["eth0", "eth01", "ib0"])
-    assert network._of_pattern(asked) == found
+    monkeypatch.setattr(machine, "_up", lambda: ["eth0", "eth01", "ib0"])
+    assert machine._of_pattern(asked) == found

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from experiments import MS, planned, result
 
-from ddpprof.engine.change import Change, ChangeKind, ddp_change, environment_change, loader_change
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.predictions import Predicted
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, ddp_change, environment_change, loader_change
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import ExperimentKind, Trial, Variant
 from ddpprof.experiments.trying import Promise, TriedPromise, Trying, TryPlan, promise_of, variant_with
 from ddpprof.layout import Line
-from ddpprof.model.tried import Outcome
+from ddpprof.model.json_files import Outcome
 from ddpprof.render.sections.experiments import trying_sections
 
 NOW = (100, 101, 99, 100)

@@ -18,7 +18,7 @@ from ddpprof.layout import Line, Table
 from ddpprof.predict.candidates import Candidate
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.render.sections.experiments import tuning_sections
-from ddpprof.report.tree import Job
+from ddpprof.report import Job
 
 CAP = Candidate({"bucket_cap_mb": 5})
 HOOK = Candidate({}, "fp16_compress_hook")

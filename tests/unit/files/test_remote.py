@@ -11,9 +11,8 @@ import fsspec
 import pytest
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
-from ddpprof.files import RemotePath, identity, local, location, spelled
+from ddpprof.files import RemotePath, identity, local, location, read_small, spelled
 from ddpprof.files.explain import explained
-from ddpprof.files.small import read_small
 from ddpprof.redaction import without_secrets
 
 

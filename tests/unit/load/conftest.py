@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from ddpprof.load.file_bytes import Limits
 from ddpprof.load.kineto import read as read_module
 from ddpprof.load.kineto.columns import Columns
 from ddpprof.load.kineto.decode import Division
 from ddpprof.load.kineto.read import Header, read_trace
-from ddpprof.load.limits import Limits
 from ddpprof.load.rank import load_trace
 from ddpprof.model import Trace
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ddpprof.errors import NotARun
-from ddpprof.load.attempts import load_exits
+from ddpprof.load.record import load_exits
 from ddpprof.load.run import load_run
 from ddpprof.model import ProcessExit
-from ddpprof.model.process_exit import oom_kills_seen
+from ddpprof.model.json_files import oom_kills_seen
 from ddpprof.record import torchrun
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal

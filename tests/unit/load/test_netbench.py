@@ -10,8 +10,8 @@ import pytest
 from netbenches import netbench
 
 from ddpprof.errors import BadTrace
-from ddpprof.load.netbench import load_netbench
-from ddpprof.model.netbench import NETBENCH_FORMAT, CollectiveTimes, ConcurrentTimes
+from ddpprof.load.record import load_netbench
+from ddpprof.model.json_files import NETBENCH_FORMAT, CollectiveTimes, ConcurrentTimes
 
 
 def times(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from ddpprof.load.plugin_trace import write_plugin_trace
 from ddpprof.model import Trace
-from ddpprof.model.plugin import PluginCollective, PluginView
+from ddpprof.model.tables import PluginCollective, PluginView
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 BEGIN = 5_000_000

@@ -16,11 +16,10 @@ from ddpprof.load.run import load_run
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.model.pulse_layout import FORMAT, MAGIC
-from ddpprof.model.slowdown import Pause, PauseKind, Slowdowns
-from ddpprof.model.whole_run import WholeRun
+from ddpprof.model.whole_run import Pause, PauseKind, Slowdowns, WholeRun
 from ddpprof.monitor.pulse_files import write_slowdowns, write_verdict
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
-from ddpprof.pipeline.numbers import Numbers
+from ddpprof.ranks_and_steps import Numbers
 from ddpprof.report import Report
 
 

@@ -10,9 +10,8 @@ from hung_ranks import ENGINE, USER, died, distributed, rank, waiting
 from msgspec import structs
 
 from ddpprof.model.hang import Fault, Hint
-from ddpprof.model.overdue import Call, KindOfCall, OverdueFacts
+from ddpprof.model.overdue import Call, Frame, KindOfCall, OverdueFacts
 from ddpprof.model.pulse import Activity
-from ddpprof.model.stack import Frame
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.judge import judge
 

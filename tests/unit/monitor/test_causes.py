@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pulses import MS, no_samples, samples_of, steps_of
 
-from ddpprof.model.slowdown import SlowdownCause, StepPart
 from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import SlowdownCause, StepPart
 from ddpprof.monitor.causes import RankChange, Reason, portrait, reason_for
 
 

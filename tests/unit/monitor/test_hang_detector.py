@@ -12,9 +12,8 @@ from hung_ranks import NOW_NS, USER, S, died, distributed, on_device, process, r
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault, Hint, Verdict
-from ddpprof.model.overdue import OverdueFacts, Wait
+from ddpprof.model.overdue import Frame, OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
-from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.hang_detector import HangDetector, Overdue, overdue_limit_s

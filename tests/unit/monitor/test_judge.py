@@ -12,9 +12,8 @@ from msgspec.structs import replace as replace_struct
 
 from ddpprof.model import ProcessExit, UnusualCollective
 from ddpprof.model.hang import Fault, Hint
-from ddpprof.model.overdue import OverdueFacts, Wait
+from ddpprof.model.overdue import Frame, OverdueFacts, Wait
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.model.stack import Frame
 from ddpprof.monitor.evidence import RankEvidence
 from ddpprof.monitor.judge import judge, judge_exit, judge_records
 from ddpprof.monitor.processes import Process

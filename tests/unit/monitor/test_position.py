@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hung_ranks import ENGINE, USER, distributed
 
-from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack, stack_of_crash
+from ddpprof.model.overdue import Frame, collective_of, place_of_user, read_stack, stack_of_crash
 from ddpprof.monitor.position import (
     is_at_a_lock,
     is_debugged,

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown
+from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown
 from ddpprof.monitor.pulse_files import read_slowdowns, read_verdict, write_slowdowns, write_verdict
 from ddpprof.rundir import HANG_FILE, SLOWDOWNS_FILE
 

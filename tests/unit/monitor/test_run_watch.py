@@ -14,7 +14,7 @@ from pulse_files import MadeStep, write_pulse
 
 from ddpprof.model.hang import Fault, Hint, Standstill, Verdict
 from ddpprof.model.pulse import Ended
-from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
+from ddpprof.model.whole_run import SlowdownCause, StepSlowdown
 from ddpprof.monitor import looks, run_watch
 from ddpprof.monitor.hang_detector import Overdue
 from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook

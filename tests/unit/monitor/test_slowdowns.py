@@ -9,8 +9,8 @@ import pytest
 from pulses import BEGIN_NS, MS, pulse_of, steps_of, summaries_of, with_noise
 
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
-from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart
 from ddpprof.model.tables import rows_of
+from ddpprof.model.whole_run import Pause, PauseKind, SlowdownCause, StepPart
 from ddpprof.monitor import slowdowns
 from ddpprof.monitor.causes import Reason
 from ddpprof.monitor.level_shifts import LevelShift

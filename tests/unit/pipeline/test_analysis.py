@@ -12,7 +12,7 @@ from ddpprof.cli.arguments import numbers
 from ddpprof.errors import BadTrace, DdpprofError, NotARun
 from ddpprof.load.run import find_ranks, load_run
 from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed, select_ranks
-from ddpprof.pipeline.progress import ReadProgress
+from ddpprof.pipeline.entry import ReadProgress
 from ddpprof.render.json import render_json
 from ddpprof.report.build import build_report
 

@@ -10,8 +10,9 @@ from predictions import MIB, UNIT, computed, network, profile, training
 from predictions import profile as of_four
 
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
+from ddpprof.model.ddp_module import Caps, Gradient, final_buckets
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
+from ddpprof.predict import AcceptedCaps, BucketCaps, Setting, accepted_caps
 from ddpprof.predict.candidates import (
     Candidate,
     Knobs,
@@ -24,9 +25,7 @@ from ddpprof.predict.candidates import (
 )
 from ddpprof.predict.predict import gain, predict
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import AcceptedCaps, BucketCaps, Setting, accepted_caps
-from ddpprof.predict.training import Training
+from ddpprof.predict.replay import Cost, Link, Training
 from ddpprof.report.run_profile import profile_run
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"

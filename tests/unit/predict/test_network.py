@@ -8,8 +8,8 @@ import pytest
 from netbenches import netbench
 from predictions import MIB, UNIT, observed_step, training
 
-from ddpprof.load.netbench import parse_netbench
-from ddpprof.model.bucket_assignment import Gradient
+from ddpprof.load.record import parse_netbench
+from ddpprof.model.ddp_module import Gradient
 from ddpprof.predict.network import network_of_bench, network_of_steps
 from ddpprof.predict.replay import NOTHING
 

@@ -9,10 +9,10 @@ from predictions import MIB, UNIT, computed, network, pass_profile, profile, tra
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.backends import TCP_PAYLOAD, Compression
-from ddpprof.model.bucket_assignment import Caps, Gradient
+from ddpprof.model.ddp_module import Caps, Gradient
+from ddpprof.predict import Algorithm, BucketCaps, Setting, sent_share
 from ddpprof.predict.predict import gain, predict
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import Algorithm, BucketCaps, Setting, sent_share
 
 
 @pytest.mark.parametrize(

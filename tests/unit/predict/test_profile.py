@@ -8,11 +8,10 @@ import pytest
 from predictions import MIB, UNIT, network, observed_step, training
 
 from ddpprof.errors import DdpprofError
-from ddpprof.model.bucket_assignment import Gradient
+from ddpprof.model.ddp_module import Gradient
 from ddpprof.predict.observed_steps import ObservedStep
 from ddpprof.predict.profile import ObservedPasses, PassProfile, Profile, profile_of
-from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.training import Training
+from ddpprof.predict.replay import Cost, Link, Training
 
 READY, FINISHED = (11, 12, 13, 14), {0: 14, 1: 16}
 STEP = observed_step(READY, FINISHED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.model.bucket_assignment import MIB, Caps
-from ddpprof.predict.setting import BucketCaps, as_written, up_to_one_bucket, with_own_ends
+from ddpprof.model.ddp_module import MIB, Caps
+from ddpprof.predict import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from ddpprof.errors import DdpprofError
-from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.model.json_files import CaptureAnswer, CaptureRequest
 from ddpprof.monitor.requests import ask
 from ddpprof.own_files import short_path
 from ddpprof.record import captures

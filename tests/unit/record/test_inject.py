@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ddpprof
-from ddpprof.load.attempts import load_exits
+from ddpprof.load.record import load_exits
 from ddpprof.record import api, patches, session, torchrun
 from ddpprof.record.settings import Settings
 

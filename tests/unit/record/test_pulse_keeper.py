@@ -17,8 +17,8 @@ from pulse_writers import Clock, keep
 from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
+from ddpprof.model.overdue import Frame
 from ddpprof.model.pulse import Ended
-from ddpprof.model.stack import Frame
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.overdue_facts import Collective

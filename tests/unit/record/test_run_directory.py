@@ -15,7 +15,7 @@ import pytest
 
 from ddpprof import rundir
 from ddpprof.errors import RunExists
-from ddpprof.model.run_file import TorchrunJob
+from ddpprof.model.json_files import TorchrunJob
 from ddpprof.record import run_directory
 from ddpprof.record.job import JobRank
 from ddpprof.record.launch import clear_out

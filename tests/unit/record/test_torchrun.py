@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from ddpprof.linux_files import own_groups
-from ddpprof.load.attempts import load_exits
+from ddpprof.load.record import load_exits
 from ddpprof.record import torchrun
 from ddpprof.record.api import _EarlyEnd
 from ddpprof.record.settings import Settings

@@ -10,10 +10,8 @@ import msgspec
 import pytest
 from reports import compare_runs, report
 
-from ddpprof.comparison.compare import SettingChange
-from ddpprof.engine.change import Change, ChangeKind, ddp_change
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.predictions import Predicted
+from ddpprof.comparison import SettingChange
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, ddp_change
 from ddpprof.render.brief import MOST_BYTES, Brief, brief_comparison, brief_report
 from ddpprof.render.json import render_json
 from ddpprof.report import Report

@@ -13,8 +13,8 @@ import ddpprof
 from ddpprof.errors import DdpprofError
 from ddpprof.pipeline.analysis import whatif
 from ddpprof.render.json import read_report, render_json
+from ddpprof.report import ShownInNotebooks
 from ddpprof.report.whatif import WhatIf
-from ddpprof.shown_in_notebooks import ShownInNotebooks
 
 
 class Fragment(HTMLParser):

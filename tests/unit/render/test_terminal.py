@@ -20,8 +20,7 @@ from reports import (
     step,
 )
 
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.predictions import Predicted
+from ddpprof.engine.finding import Finding, Predicted
 from ddpprof.layout import Bars, Column, Remark, Remarks, Table
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal

@@ -20,7 +20,7 @@ from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.json_documents import schema
 from ddpprof.render.sections import sections
-from ddpprof.render.tensorboard.native import scalars_of
+from ddpprof.render.tensorboard import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 from ddpprof.topics.steps.timeline import RankTimeline, Timeline, move_timeline, step_timeline

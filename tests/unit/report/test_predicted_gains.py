@@ -11,13 +11,13 @@ from replayed_runs import MODULE, in_turn, known, light
 from reports import report
 from tables import ddp_module, record, run
 
-from ddpprof.engine.predictions import Predictions
+from ddpprof.engine.finding import Predictions
 from ddpprof.model import BackwardPass, DdpModule, Rank, RecordedStep
+from ddpprof.predict import Setting
 from ddpprof.predict.predict import predict
-from ddpprof.predict.setting import Setting
 from ddpprof.report import Report
 from ddpprof.report.build import build_report
-from ddpprof.report.predicted_gains import _Changes, predict_changes, ranks_to_replay
+from ddpprof.report.whatif import _Changes, predict_changes, ranks_to_replay
 from ddpprof.topics.ranks.stragglers import OwnTimePart, Straggler
 
 

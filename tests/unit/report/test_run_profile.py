@@ -14,10 +14,9 @@ from tables import ddp_module
 from ddpprof.errors import DdpprofError
 from ddpprof.files import location
 from ddpprof.model import Parameter, RecordedStep, StepMode
-from ddpprof.model.bucket_assignment import Caps, Gradient, gradient_of
+from ddpprof.model.ddp_module import Caps, Gradient, gradient_of
 from ddpprof.pipeline.analysis import analysed
-from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.training import joint
+from ddpprof.predict.replay import Cost, Link, joint
 from ddpprof.report.run_profile import Benches, KnownRun, profile_run, training_of
 
 CHECKOUT = Path(__file__).parents[3]

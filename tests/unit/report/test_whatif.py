@@ -10,10 +10,10 @@ from reports import report
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import Line
 from ddpprof.model.backends import Compression
-from ddpprof.model.bucket_assignment import Gradient
+from ddpprof.model.ddp_module import Gradient
+from ddpprof.predict import Algorithm, BucketCaps, Setting
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import Algorithm, BucketCaps, Setting
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.run_profile import Profiled
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif

@@ -6,7 +6,7 @@ import pytest
 from observations import MS, observed, only
 from tables import backward_pass, ddp_module, forward, recorded
 
-from ddpprof.engine.predictions import Predicted, Predictions
+from ddpprof.engine.finding import Predicted, Predictions
 from ddpprof.model import RecordedStep
 from ddpprof.report.topics import find_all
 from ddpprof.topics.accumulation import Accumulation, count_micro_steps, measure_accumulation

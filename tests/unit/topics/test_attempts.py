@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tables import ddp_module, record, recorded
 
 from ddpprof.model import Attempt, Record
-from ddpprof.statistics.shift import Shift
+from ddpprof.statistics.between_runs import Shift
 from ddpprof.topics.attempts import AttemptChange, how_it_ended, summarise_attempts
 from ddpprof.topics.failure import RankEnd
 

@@ -10,10 +10,8 @@ import reports
 from observations import MS, observed
 from reports import report
 
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.findings import is_noise
-from ddpprof.engine.predictions import Predicted, Predictions
-from ddpprof.engine.topic import View
+from ddpprof.engine.finding import Finding, Predicted, Predictions
+from ddpprof.engine.topic import View, is_noise
 from ddpprof.layout import Line
 from ddpprof.report import Bound, BoundBy, Report
 from ddpprof.topics.accumulation import Accumulation

@@ -9,8 +9,7 @@ import pytest
 from observations import BUFFERS, LATE, MIB, MS, loader, observed, of_mib, only
 from tables import ddp_module
 
-from ddpprof.engine.finding import Finding
-from ddpprof.engine.predictions import NewBuckets, Predicted, Predictions
+from ddpprof.engine.finding import Finding, NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View
 from ddpprof.report.topics import find_all
 from ddpprof.topics.host_threads import HostCores

@@ -17,8 +17,16 @@ from reports import HOSTILE, rank, report, step
 from ddpprof.layout import Line, Table
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepPart, StepSlowdown
-from ddpprof.model.whole_run import RankWholeRun, WholeRun
+from ddpprof.model.whole_run import (
+    Pause,
+    PauseKind,
+    RankWholeRun,
+    SlowdownCause,
+    Slowdowns,
+    StepPart,
+    StepSlowdown,
+    WholeRun,
+)
 from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
 from ddpprof.render.html.charts import whole_run_chart

@@ -20,13 +20,12 @@ from shared import TRACES
 from shared_decoding import SMALL, assert_same, kernels, written
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import helper_process
-from ddpprof.load.inflate import UnreadableError
+from ddpprof.load import file_bytes
+from ddpprof.load.file_bytes import DEFAULT_LIMITS, UnreadableError
 from ddpprof.load.kineto import decode, read
 from ddpprof.load.kineto.columns import Collected, Columns
 from ddpprof.load.kineto.decode import Batches, Division, EventReader, OddLayoutError
 from ddpprof.load.kineto.read import Header, read_trace
-from ddpprof.load.limits import DEFAULT_LIMITS
 
 SHARED_TRACES = sorted(TRACES.glob("*rank*.json.gz"))
 
@@ -128,7 +127,7 @@ def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatc
     """What another thread has locked at that moment stays locked in the child."""
 
     def start_method() -> str:
-        return helper_process.start_context().get_start_method()
+        return file_bytes.start_context().get_start_method()
 
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.delitem(sys.modules, "torch", raising=False)

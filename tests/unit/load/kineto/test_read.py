@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import inflate
+from ddpprof.load import file_bytes
+from ddpprof.load.file_bytes import Limits
 from ddpprof.load.kineto import collect
 from ddpprof.load.kineto.columns import Columns
 from ddpprof.load.kineto.read import Header, read_trace
-from ddpprof.load.limits import Limits
 from ddpprof.load.rank import load_trace
 
 if sys.version_info >= (3, 14):
@@ -124,7 +124,7 @@ def test_a_bare_list_of_events_is_a_trace(read: Any, end: str) -> None:
 
 
 def test_without_isal_the_same_is_read(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflate, "_open_gzip", gzip.open)
+    monkeypatch.setattr(file_bytes, "_open_gzip", gzip.open)
     assert content(read(LAYOUTS["gzip"])[1])[:-1] == EXPECTED
 
 
@@ -287,7 +287,7 @@ def test_a_bomb_is_refused_before_it_fills_memory(read: Any, compress: Any) -> N
 
 
 def test_a_bomb_of_events_is_refused_by_its_ratio(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflate, "_ALWAYS_ALLOWED", 10_000)
+    monkeypatch.setattr(file_bytes, "_ALWAYS_ALLOWED", 10_000)
     text = b'{"traceEvents": [' + (ONE + b",") * 100_000 + ONE + b"]}"
     with pytest.raises(BadTrace, match="decompresses to more than 100 times its size"):
         read(gzip.compress(text), inflation=100)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpprof.load.tables.host import holder_of, last_begun, launch_of
+from ddpprof.load.host import holder_of, last_begun, launch_of
 from ddpprof.model import UNKNOWN
 
 TIMES = st.lists(st.integers(0, 20), max_size=8)

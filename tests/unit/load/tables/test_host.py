@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpprof.intervals import union
-from ddpprof.load.tables.host import awaited_until, compute_pieces, cut_out, outermost
+from ddpprof.load.host import awaited_until, compute_pieces, cut_out, outermost
 
 SPAN = st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda span: (span[0], span[0] + span[1]))
 OPS = st.lists(st.tuples(SPAN, st.integers(1, 2), st.booleans()), max_size=12)

@@ -8,7 +8,7 @@ import re
 import pytest
 from pages import unpacked
 
-from ddpprof.render.html.page import data_element, script_element, script_hash
+from ddpprof.render.html import data_element, script_element, script_hash
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "a\u2028b\u2029c", "&lt;", "\u202eabc"]
 

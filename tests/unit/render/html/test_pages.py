@@ -28,7 +28,7 @@ from reports import (
 
 from ddpprof.errors import DdpprofError
 from ddpprof.load.run import load_run
-from ddpprof.render.html.page import plotly_source
+from ddpprof.render.html import plotly_source
 from ddpprof.render.html.report_page import report_page
 from ddpprof.report import Report
 from ddpprof.topics.steps.view import worth_seeing

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from reports import GOLDEN, HOSTILE, bucket, compare_runs, hostile_report, light_report, rank, report, step
 
-from ddpprof.comparison.compare import Comparison, MetricChange
+from ddpprof.comparison import Comparison, MetricChange
 from ddpprof.comparison.gate import judge, parse_conditions
 from ddpprof.layout import Table
 from ddpprof.model import Kernel

@@ -7,8 +7,8 @@ from io import StringIO
 
 from netbenches import netbench
 
-from ddpprof.load.netbench import parse_netbench
-from ddpprof.render.sections.netbench import netbench_sections
+from ddpprof.load.record import parse_netbench
+from ddpprof.render.sections.whatif import netbench_sections
 from ddpprof.render.terminal import render_terminal
 
 

@@ -15,9 +15,8 @@ import pytest
 from large_runs import thousand_ranks
 from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_report, light_report, report
 
-from ddpprof.engine.finding import Finding
+from ddpprof.engine.finding import Finding, Predicted
 from ddpprof.engine.numbers import clocks_of
-from ddpprof.engine.predictions import Predicted
 from ddpprof.layout import Commands, Line, Remark, Remarks, Table
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json

@@ -13,7 +13,7 @@ from reports import HOSTILE, hostile_report, light_report, rank, report, step
 from tables import collective, trace
 
 from ddpprof.model import CollectiveKind, Rank
-from ddpprof.render.tensorboard.native import CHARTS, run_metrics, tensorboard_markdown, write_native
+from ddpprof.render.tensorboard import CHARTS, run_metrics, tensorboard_markdown, write_native
 from ddpprof.report import Report
 from ddpprof.topics.steps.timeline import Drawing, drawing_of
 

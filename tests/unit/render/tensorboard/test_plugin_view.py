@@ -7,8 +7,8 @@ from analysed import as_analysed
 from tables import collective, trace
 
 from ddpprof.model import CollectiveKind, Rank
-from ddpprof.model.plugin import PluginCollective
-from ddpprof.render.tensorboard.plugin_view import PluginViews, plugin_views
+from ddpprof.model.tables import PluginCollective
+from ddpprof.render.tensorboard_plugin import PluginViews, plugin_views
 
 BROADCAST = CollectiveKind.BROADCAST
 GLOO = ("gloo:all_reduce",)

@@ -12,7 +12,7 @@ from netbenches import netbench
 from ranks import call, calls, job, rank, shifted
 
 from ddpprof.intervals import union
-from ddpprof.load.netbench import parse_netbench
+from ddpprof.load.record import parse_netbench
 from ddpprof.load.run import load_run
 from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
 from ddpprof.topics.collectives.matching import RankCollectives, match_collectives, rank_collectives
