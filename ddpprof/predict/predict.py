@@ -48,7 +48,8 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
         return Doubts((link,), ())
     error, reasons = _rate_error(network, link, setting, training)
     slower, faster = _with_rates(link, 1 + error), _with_rates(link, 1 / (1 + error))
-    if training.on_cpu and link.taken == NOTHING:
+    if training.on_cpu and (link.taken == NOTHING or network.guesses_taken):
+        faster = replace(faster, taken=NOTHING)
         reasons.append("it is unknown how much CPU time communication takes; ddpprof netbench measures it")
         alone = replace(slower.alone, constant_ns=slower.alone.constant_ns + _MOST_LATENCY_NS)
         slower = replace(slower, alone=alone, taken=Cost(0.0, _MOST_TAKEN))

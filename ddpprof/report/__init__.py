@@ -129,6 +129,8 @@ class Job:
     """True if steps were not recorded in detail, as with ``ddpprof watch``"""
     group_ranks: tuple[int, ...] | None = None
     """ranks with which the lowest rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
+    spare_cores: float | None = None
+    """number of cores per rank beyond those with which it computes, on the host with the fewest; ``None`` if unknown"""
 
     def averages(self, rank: int) -> bool:
         """Return whether a rank averages its gradients with the lowest rank."""

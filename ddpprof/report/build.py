@@ -11,7 +11,7 @@ from typing import Any
 from ddpprof.engine.finding import Predictions
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.engine.topic import View
-from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
+from ddpprof.model import DdpModule, OtherFile, Record, RecordedStep, Run
 from ddpprof.model.backends import is_accelerator
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.report import REPORT_FORMAT, Job, Module, Report
@@ -39,7 +39,7 @@ from ddpprof.topics.buckets.traced import NO_BUCKETS, RankBuckets, TracedBuckets
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.facts import RankFacts
 from ddpprof.topics.failure import find_failure, rank_end
-from ddpprof.topics.host_threads import HOST_THREADS, host_threads
+from ddpprof.topics.host_threads import HOST_THREADS, cores_of_hosts, host_threads
 from ddpprof.topics.overlap_slowdown.view import OVERLAP_SLOWDOWN, OverlapSlowdownReport, slowdown_report
 from ddpprof.topics.ranks.across import ACROSS, AcrossRanks, RecordedSteps, across_ranks
 from ddpprof.topics.ranks.rules import LATENESS, Lateness
@@ -368,7 +368,14 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         recorded_with=_words(run.settings.get("recorded_with")),
         only_watched=run.settings.get("steps") == 0 == run.settings.get("cost_steps"),
         group_ranks=_group_of(ranks[0]) if ranks else None,
+        spare_cores=_spare_cores(facts, run.world_size),
     )
+
+
+def _spare_cores(records: Sequence[Record], world_size: int | None) -> float | None:
+    if len(records) != world_size:  # ranks that were not read may share the cores
+        return None
+    return min(((one.num_cores - one.num_threads) / one.num_ranks for one in cores_of_hosts(records)), default=None)
 
 
 def _group_of(rank: RankSummary) -> tuple[int, ...] | None:

@@ -352,6 +352,10 @@ def _network_report(network: Network) -> NetworkReport:
 def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
     if network.link.taken == NOTHING:
         return ["communication takes no CPU time"]
+    if network.guesses_taken:
+        return [
+            f"communication takes {network.link.taken.ns_per_byte:.2g} ns of CPU time per byte, as is usual for gloo"
+        ]
     if profile.knows_alone:
         return []
     measures_it = " (ddpprof trace --baseline-steps 5 measures it)" if len(profile.passes) == 1 else ""

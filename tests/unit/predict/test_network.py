@@ -11,7 +11,7 @@ from predictions import MIB, UNIT, observed_step, training
 from ddpprof.load.record import parse_netbench
 from ddpprof.model.ddp_module import Gradient
 from ddpprof.predict.network import network_of_bench, network_of_steps
-from ddpprof.predict.replay import NOTHING
+from ddpprof.predict.replay import NOTHING, Cost
 
 SIZES = (MIB, 2 * MIB, 4 * MIB)
 THREE = {"gradients": tuple(map(Gradient, SIZES)), "buckets": ((0,), (1,), (2,))}
@@ -90,3 +90,21 @@ def test_netbench_tells_what_is_taken_of_computation() -> None:
 def test_a_line_needs_three_sizes() -> None:
     made = bench()
     assert network_of_bench(replace(made, sizes=made.sizes[:2])) is None
+
+
+@pytest.mark.parametrize(
+    ("lasts", "taken"),
+    [
+        pytest.param(0.55, 0.55, id="loopback-all-of-it"),
+        pytest.param(2.0, 1.32, id="4-gbit"),
+        pytest.param(8.0, 1.98, id="1-gbit"),
+    ],
+)
+def test_the_usual_cost_of_gloo_to_the_computation_is_what_netbench_measures(lasts: float, taken: float) -> None:
+    """In ns per byte: 0.55 on loopback, 1.3 at 4 Gbit/s, 2 at 1 Gbit/s, on ranks without a core for gloo's threads."""
+    network = network_of_steps([observed_step((20, 24, 25), {0: 22, 1: 31, 2: 36})], training(**THREE, backend="gloo"))
+    assert network is not None
+    slower = replace(network, link=replace(network.link, alone=Cost(0.0, lasts)))
+    guessed = slower.with_guessed_cost()
+    assert (guessed.link.taken.constant_ns, guessed.guesses_taken) == (0, True)
+    assert guessed.link.taken.ns_per_byte == pytest.approx(taken)

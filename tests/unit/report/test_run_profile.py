@@ -150,6 +150,26 @@ def test_steps_without_communication_say_how_long_the_backward_pass_takes_alone(
     assert profile.step_ns == 20 * UNIT
 
 
+@pytest.mark.parametrize(
+    ("num_cores", "num_threads", "spare", "guesses"),
+    [
+        pytest.param(2, 1, 0, True, id="none-is-spare"),
+        pytest.param(2, 2, -1, True, id="too-few"),
+        pytest.param(4, 1, 1, False, id="one-for-gloo"),
+        pytest.param(None, 1, None, False, id="unknown"),
+    ],
+)
+def test_ranks_without_a_spare_core_pay_for_communication(
+    num_cores: int | None, num_threads: int, spare: float | None, guesses: bool
+) -> None:
+    """Two ranks share the cores of a host. A ns per byte of sending takes a ns per byte of their computation."""
+    run = known(num_cores=num_cores, num_threads=num_threads)
+    network = profile_run(run).profile.network
+    assert run.report.job.spare_cores == spare
+    assert network.guesses_taken is guesses
+    assert network.link.taken.ns_per_byte == pytest.approx(1 if guesses else 0, rel=1e-3)
+
+
 def test_modules_that_are_trained_in_turn() -> None:
     profile = profile_run(known([in_turn(number) for number in (1, 2)], modules=(MODULE, MODULE))).profile
     assert [(one.training.modules, one.num_reduced, one.reduced_ns) for one in profile.passes] == [
