@@ -32,6 +32,7 @@ from ddpprof.report.topics import file_of, sections_of_topics
 from ddpprof.topics.attempts import attempt_table
 from ddpprof.topics.bound import bound_remarks
 from ddpprof.topics.failure import failure_lines, failure_sentence
+from ddpprof.topics.steps.measure import StepReport
 from ddpprof.topics.steps.timeline import Timeline, typical_lanes
 from ddpprof.topics.steps.view import left_out, recording_cost_line, step_bars, unusual_steps_line
 from ddpprof.topics.whole_run import hang_line, whole_run_line
@@ -271,8 +272,26 @@ def verdict_of_steps(report: Report) -> StepVerdict:
             f"{_step_takes(report, step_ns)}. In the profiled steps, exposed communication {is_} {_ms(exposed_ns)} of "
             f"{_ms(profiled_ns)}, {percent(share)}."
         )
+    text += _larger_cost(steps, exposed_ns, profiled_ns)
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
+
+
+def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float) -> str:
+    """Return a sentence if a step loses more time to something other than communication."""
+    parts = [step.parts for step in steps if step.parts is not None]
+    costs = {
+        "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
+        "idle time, in which neither computation nor communication runs": mean_of(parts, lambda one: one.idle_ns) or 0,
+    }
+    name, largest_ns = max(costs.items(), key=lambda one: one[1])
+    if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):
+        return ""
+    return f" The largest cost is {name}: {_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}."
+
+
+_WORTH_NAMING = 0.05
+"""share of the step"""
 
 
 def _left_out(report: Report, num_usual: int) -> str:

@@ -374,3 +374,34 @@ def test_what_comes_next_leads_to_a_result(
     assert offered["before a change"].startswith("ddpprof trace --repeat 5 --out BEFORE ")
     assert offered["after the change"].startswith("ddpprof trace --repeat 5 --out AFTER ")
     assert offered["compare the two"] == "ddpprof compare BEFORE AFTER"
+
+
+@pytest.mark.parametrize(
+    ("data_ms", "idle_ms", "said"),
+    [
+        pytest.param(30, 2, "11%. The largest cost is waiting for data: 30.00 ms, 46%.", id="data"),
+        pytest.param(
+            1, 20, "11%. The largest cost is idle time, in which neither computation nor communication runs: 20.00 ms",
+            id="idle",
+        ),
+        pytest.param(7, 2, "11%.", id="communication"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_a_larger_cost_than_communication(data_ms: int, idle_ms: int, said: str) -> None:
+    """Exposed communication takes 7.45 ms of 65.20 ms."""
+    made = report()
+    ranks = tuple(
+        replace(
+            rank,
+            steps=tuple(
+                replace(
+                    one,
+                    parts=one.parts and replace(one.parts, data_ns=data_ms * 10**6, idle_ns=idle_ms * 10**6),
+                )
+                for one in rank.steps
+            ),
+        )
+        for rank in made.ranks
+    )
+    assert said in verdict(replace(made, ranks=ranks)).text
+    assert verdict(replace(made, ranks=ranks)).text.endswith(said) is (not said.endswith("ms"))
