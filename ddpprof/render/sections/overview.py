@@ -272,17 +272,23 @@ def verdict_of_steps(report: Report) -> StepVerdict:
             f"{_step_takes(report, step_ns)}. In the profiled steps, exposed communication {is_} {_ms(exposed_ns)} of "
             f"{_ms(profiled_ns)}, {percent(share)}."
         )
-    text += _larger_cost(steps, exposed_ns, profiled_ns)
+    text += _larger_cost(
+        steps, exposed_ns, profiled_ns, _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
+    )
     text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
 
 
-def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float) -> str:
+_IDLE_OF_DEVICE = "idle time of the accelerator"
+_IDLE_OF_HOST = "time between operations, such as Python code"
+
+
+def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
     """Return a sentence if a step loses more time to something other than communication."""
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
-        "idle time, in which neither computation nor communication runs": mean_of(parts, lambda one: one.idle_ns) or 0,
+        idle: mean_of(parts, lambda one: one.idle_ns) or 0,
     }
     name, largest_ns = max(costs.items(), key=lambda one: one[1])
     if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):
