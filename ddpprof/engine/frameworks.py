@@ -104,8 +104,8 @@ _REDUCE_ONCE = {
     "`with model.no_sync():`.",
     "transformers": "Let the Trainer accumulate: TrainingArguments(gradient_accumulation_steps=…) reduces only in the "
     "last pass of a step.",
-    "accelerate": "Let Accelerate accumulate: Accelerator(gradient_accumulation_steps=…), and `with "
-    "accelerator.accumulate(model):` around each batch, reduce only in the last pass of a step.",
+    "accelerate": "Let Accelerate accumulate, so that only the last pass of a step reduces: "
+    "Accelerator(gradient_accumulation_steps=…), and `with accelerator.accumulate(model):` around each batch.",
     "lightning": "Let the Trainer accumulate: Trainer(accumulate_grad_batches=…) reduces only in the last pass of a "
     "step. Under manual optimization, run the other passes under `with self.trainer.model.no_sync():`.",
     "fabric": "Reduce only in the last pass of a step: run the forward and backward of the other passes under `with "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from ddpprof.experiments.plan import Experiment
 from ddpprof.experiments.trials import (
@@ -53,6 +53,15 @@ class OverheadReport:
     parts: StepParts | None
     """parts of the step with DDP"""
     missing: tuple[str, ...]
+    transfer_ns: float | None = None
+    """time of a step's communication, hidden or not, without waiting for other ranks; ``None`` if not profiled"""
+    num_samples: int | None = None
+    """number of samples that all ranks train on in a step, if one DataLoader feeds the training"""
+
+    @property
+    def least_ns(self) -> float | None:
+        """Step with DDP if computation hid all the communication that it can."""
+        return None if self.transfer_ns is None else max(self.without_ns, self.transfer_ns)
 
     @property
     def overhead_ns(self) -> float:
@@ -85,7 +94,14 @@ def build_overhead(experiment: Experiment, results: Sequence[TrialResult]) -> Ov
         wrapper=mean_of(WrapperParts, [result.wrapper for result in results if result.wrapper is not None]),
         parts=mean_of(StepParts, [result.parts for result in results if result.parts is not None]),
         missing=problems(experiment, results),
+        transfer_ns=_mean([one.transfer_ns for one in results if one.trial.variant == WITH]),
+        num_samples=next((one.num_samples for one in results if one.num_samples is not None), None),
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:

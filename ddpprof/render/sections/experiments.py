@@ -58,6 +58,7 @@ def _body(report: ExperimentReport) -> Iterable[Section]:
 
 def overhead_sections(report: OverheadReport) -> Iterable[Section]:
     yield Line(_verdict(report))
+    yield from _at_best(report)
     yield _parts(report)
     yield Table(
         "Rounds: median step, ms",
@@ -88,6 +89,19 @@ def _verdict(report: OverheadReport) -> str:
         f"With DDP a step takes as long as without it, within the precision of {pairs}, {on}: {interval(ratio)} × "
         f"({times})."
     )
+
+
+def _at_best(report: OverheadReport) -> Iterable[Section]:
+    """Say how much of the overhead is unavoidable on this link, and how many samples are trained."""
+    said = []
+    if report.least_ns is not None and (report.job.world_size or 1) > 1:
+        transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
+        said.append(f"At best it would take {least:.3f} × as long: a step's communication takes {transfer} ms.")
+    if report.num_samples is not None:
+        with_ddp, without = (report.num_samples / ns * 1e9 for ns in (report.with_ns, report.without_ns))
+        said.append(f"{with_ddp:.0f} samples/s with DDP, {without:.0f} without.")
+    if said:
+        yield Line(" ".join(said))
 
 
 _VAGUE = 0.1

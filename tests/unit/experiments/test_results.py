@@ -15,7 +15,9 @@ from ddpprof.experiments.results import build_experiment
 from ddpprof.experiments.scaling import Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepReport
 from ddpprof.experiments.trials import trial_result
+from ddpprof.layout import Line
 from ddpprof.model import Rank, RecordedStep, StepMode
+from ddpprof.render.sections.experiments import overhead_sections
 
 
 def test_overhead_is_the_ratio_and_its_parts_explain_it() -> None:
@@ -180,3 +182,26 @@ def test_as_many_processes_as_the_script_started() -> None:
     report = build_experiment(experiment, [replace(result(0, 0, (5,)), job=job(3))])
     assert isinstance(report, SweepReport)
     assert (report.points[0].configuration, report.points[0].nproc) == ("3 processes", 3)
+
+
+@pytest.mark.parametrize(
+    ("transfer_ms", "least_ms"),
+    [
+        pytest.param(4, 10, id="can-be-hidden"),
+        pytest.param(11, 11, id="longer-than-the-step"),
+        pytest.param(None, None),
+    ],
+)
+def test_overhead_at_best_and_in_samples(transfer_ms: float | None, least_ms: float | None) -> None:
+    """A step takes 12 ms with DDP and 10 without."""
+    transfer_ns = None if transfer_ms is None else transfer_ms * MS
+    report = overhead_report(transfer_ns=transfer_ns, num_samples=60)
+    assert isinstance(report, OverheadReport)
+    assert (report.least_ns, report.num_samples) == (None if least_ms is None else least_ms * MS, 60)
+    (said,) = [one.text for one in overhead_sections(report) if isinstance(one, Line) and "samples/s" in one.text]
+    assert said == "5000 samples/s with DDP, 6000 without."
+    two = replace(report, job=replace(report.job, world_size=2))
+    texts = [one.text for one in overhead_sections(two) if isinstance(one, Line)]
+    assert any(f"At best it would take {(least_ms or 0) / 10:.3f} × as long" in text for text in texts) is (
+        least_ms is not None
+    )
