@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,9 +57,9 @@ def buffers_broadcast(syncs: BufferSyncs, view: View) -> Iterator[Finding]:
         f"{buffers} broadcast before {_forwards(syncs)}",
         f"broadcasting {size(sum(m.buffer_bytes for m in modules))} takes {in_ms(view.buffer_sync_ns or 0)} per "
         "step, and every rank waits for rank 0",
-        f"{_without_broadcast(view.framework)}. " + _if_they_may_differ(others, number),
+        f"{_without_broadcast(view)}. " + _if_they_may_differ(others, number),
         view.buffer_sync_ns,
-        change=ddp_change(view.framework, broadcast_buffers=False),
+        change=ddp_change(view.framework, **{_argument(view) or "broadcast_buffers": False}),
         numbers=only_known(
             num_buffers=number, buffer_bytes=sum(m.buffer_bytes for m in modules), buffer_sync_ns=view.buffer_sync_ns
         ),
@@ -90,17 +91,30 @@ def _forwards(syncs: BufferSyncs) -> str:
     return f"{syncs.num_buffer_syncs} of {syncs.num_forwards} forwards in a step"
 
 
-def _without_broadcast(framework: str | None) -> str:
+def _without_broadcast(view: View) -> str:
     """Return how to leave out the broadcast before forwards.
 
     The older option also leaves out the one at construction.
     """
-    alike = "if all ranks start with the same buffers"
-    if framework in ("accelerate", "transformers"):
-        return f"{ddp_argument(framework, 'broadcast_buffers=False')}, {alike}"
-    return (
-        f"{ddp_argument(framework, 'forward_sync_buffers=False')} (before torch 2.13: broadcast_buffers=False, {alike})"
-    )
+    argument, alike = _argument(view), "if all ranks start with the same buffers"
+    if argument == "broadcast_buffers":
+        return f"{ddp_argument(view.framework, 'broadcast_buffers=False')}, {alike}"
+    said = ddp_argument(view.framework, "forward_sync_buffers=False")
+    return said if argument else f"{said} (before torch 2.13: broadcast_buffers=False, {alike})"
+
+
+def _argument(view: View) -> str | None:
+    """Return the argument of DDP that leaves out the broadcast; ``None`` if the version of torch is unknown."""
+    if view.framework in ("accelerate", "transformers"):
+        return "broadcast_buffers"
+    found = [_VERSION.match(one.torch) for one in view.records.values()]
+    version = next(((int(one[1]), int(one[2])) for one in found if one is not None), None)
+    if version is None:
+        return None
+    return "forward_sync_buffers" if version >= (2, 13) else "broadcast_buffers"
+
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 def gradient_copies(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from observations import BUFFERS, MS, observed, only
-from tables import ddp_module
+from tables import ddp_module, record
 
 from ddpprof.report.topics import find_all
 
@@ -99,6 +99,26 @@ def test_buffers_broadcast(module: dict[str, Any], sync_ns: int | None, fires: b
     findings = find_all(observed(ddp_module(**module), buffer_sync_ns=sync_ns))
     assert [(f.rule, f.gain_ns) for f in findings] == ([("buffers-broadcast", MS)] if fires else [])
     assert all("forward_sync_buffers=False" in f.advice and "on rank 0" in f.advice for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("torch", "framework", "code", "says"),
+    [
+        ("2.13.0+cpu", None, "DistributedDataParallel(model, forward_sync_buffers=False)", "=False). Training"),
+        ("2.12.1", None, "DistributedDataParallel(model, broadcast_buffers=False)", "start with the same buffers"),
+        ("main", None, "DistributedDataParallel(model, broadcast_buffers=False)", "(before torch 2.13"),
+        ("2.13.0", "transformers", "TrainingArguments(ddp_broadcast_buffers=False)", "start with the same buffers"),
+    ],
+)
+def test_advice_on_buffers_and_its_change_are_those_of_the_version(
+    torch: str, framework: str | None, code: str, says: str
+) -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True)
+    records = {0: record(torch=torch)}
+    (finding,) = find_all(observed(module, buffer_sync_ns=MS, records=records, framework=framework))
+    assert finding.change is not None
+    assert finding.change.code == code
+    assert says in finding.advice
 
 
 def test_buffers_of_a_teacher_without_gradients_are_not_broadcast() -> None:
