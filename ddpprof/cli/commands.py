@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
 
-from ddpprof.cli.presets import COLOR, COLORS, apply_presets
 from ddpprof.cli.saying import add_saying_options
 from ddpprof.errors import DdpprofError, did_you_mean
 from ddpprof.version import __version__
@@ -217,7 +216,7 @@ class _Color(argparse.Action):
     """Option that sets the environment variable from which consoles read whether to use colours."""
 
     def __call__(self, _parser: object, _namespace: object, value: object, _option: object = None) -> None:
-        os.environ[COLOR] = str(value)
+        os.environ["DDPPROF_COLOR"] = str(value)
 
 
 class _Root(_Parser):
@@ -268,6 +267,8 @@ def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str,
 
 
 def _add_options(parser: Parser, command: Command) -> None:
+    from ddpprof.cli.presets import COLORS, apply_presets
+
     command.add_options(parser)
     parser.add_argument(
         "--color", choices=COLORS, action=_Color, help="when to use colours (default: auto, only on a terminal)"

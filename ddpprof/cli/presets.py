@@ -10,7 +10,6 @@ An option on the command line takes precedence over the environment, and the env
 from __future__ import annotations
 
 import os
-import tomllib
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,7 +73,12 @@ def _in_file() -> dict[str, Preset]:
     if path is None:
         return {}
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if "ddpprof" not in text:
+            return {}
+        import tomllib
+
+        tables = tomllib.loads(text)
     except (OSError, ValueError):  # other tools report that
         return {}
     tool = tables.get("tool", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -258,7 +259,7 @@ WHOLE: Topic[Any, Any] = Topic(
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def install(load: Any) -> None:
         entry = SimpleNamespace(name="mine", value="mine:TOPIC", dist=SimpleNamespace(name="p", version="2"), load=load)
-        monkeypatch.setattr(topic, "entry_points", lambda group: [entry] if group == "ddpprof.topics" else [])
+        monkeypatch.setattr(topic, "_entries", lambda: [entry])
 
     topic.further_topics.cache_clear()
     topic.versions.cache_clear()
@@ -289,3 +290,17 @@ def test_one_that_cannot_be_used_is_named_with_its_package(load: Any, says: str,
     installed(load)
     with pytest.raises(DdpprofError, match=says):
         topic.further_topics()
+
+
+@pytest.mark.parametrize(
+    ("declares", "found"), [("[ddpprof.topics]\nmine = mine:TOPIC\n", ["mine"]), ("[console_scripts]\nx = y:z\n", [])]
+)
+def test_topics_are_those_that_installed_packages_declare(
+    declares: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "mine-2.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 2\n")
+    (package / "entry_points.txt").write_text(declares)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "absent")])
+    assert [one.name for one in topic._entries()] == found
