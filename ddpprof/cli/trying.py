@@ -13,7 +13,7 @@ from ddpprof.cli.job import default_out, parse_job
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.reading import finding_of, refuse_missing
 from ddpprof.cli.saying import add_json_option, progress
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import CannotRecord, DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
@@ -89,8 +89,13 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         parser.error("nothing to try: give a run recorded by ddpprof trace")
     else:
         experiment, promises = _planned(options)
-        for variant in experiment.variants:
-            job_of(experiment, variant)  # reports a missing script before anything is created
+        try:
+            for variant in experiment.variants:
+                job_of(experiment, variant)
+        except CannotRecord as error:  # before anything is created
+            raise DdpprofError(
+                f"{error} Call ddpprof try in the folder in which {options.path} was recorded."
+            ) from error
         directory = options.out or Path(default_out(experiment.command, is_module=experiment.as_module, kind="try"))
         refuse_unwritable_folder(directory)
         open_experiment(directory, experiment, options.force)
