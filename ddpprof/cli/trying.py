@@ -93,9 +93,8 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
             for variant in experiment.variants:
                 job_of(experiment, variant)
         except CannotRecord as error:  # before anything is created
-            raise DdpprofError(
-                f"{error} Call ddpprof try in the folder in which {options.path} was recorded."
-            ) from error
+            where = f"call ddpprof try in the folder in which {options.path} was recorded"
+            raise DdpprofError(f"{str(error).partition('. ')[0]} here: {where}.") from error
         directory = options.out or Path(default_out(experiment.command, is_module=experiment.as_module, kind="try"))
         refuse_unwritable_folder(directory)
         open_experiment(directory, experiment, options.force)
