@@ -207,9 +207,11 @@ def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
     if limit.share is not None:
         sizes = f"{power_of_two(limit.at_least_bytes or 0)} to {power_of_two(limit.below_bytes or 0)}"
         yield Line(f"All-reduces of {sizes} {_reached(limit)}.{_overhead(limit)}")
-    elif limit.network is not None and limit.limit_bits_per_s is None:
-        how = "their speed is unknown. State it with --link-speed" if limit.names else "its speed is unknown"
-        yield Line(f"The ranks communicate over {_names(limit)}; {how}.", is_aside=True)
+    elif limit.network is not None and limit.names and limit.limit_bits_per_s is None:
+        yield Line(
+            f"The ranks communicate over {_names(limit)}, whose speed is unknown. State it with --link-speed.",
+            is_aside=True,
+        )
     if limit.nccl is not None:
         yield Line(f"NCCL's log: {_nccl_words(limit.nccl)}.")
     elif limit.kernel_algorithm is not None and limit.network is not None:
