@@ -35,7 +35,9 @@ def connections(root: Path, *pairs: tuple[str, str], state: str = "01") -> None:
     """Write a table of TCP connections, each of an own socket."""
     lines = []
     for inode, (local, remote) in enumerate(pairs, 50):
-        lines.append(f"   0: {local}:01BB {remote}:C350 {state} 00000000:00000000 00:00000000 00000000  0  0 {inode} 1\n")
+        lines.append(
+            f"   0: {local}:01BB {remote}:C350 {state} 00000000:00000000 00:00000000 00000000  0  0 {inode} 1\n"
+        )
         link = root / "proc/self/fd" / str(inode)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"socket:[{inode}]")

@@ -169,8 +169,10 @@ def sentences(made: View) -> list[str]:
 
 def test_what_a_report_says() -> None:
     assert sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(1175)])) == [
-        "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP itself needs "
-        "about 4% of a link."
+        (
+            "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP itself "
+            "needs about 4% of a link."
+        )
     ]
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(100)], link_bits_per_s=GBIT))
     assert "80% of 1 Gbit/s (eth0, as stated)" in said
@@ -184,8 +186,10 @@ def test_what_a_report_says_of_nccl() -> None:
     links = LinkFacts("lo", pcie=(PcieLink(0, "0000:17:00.0", 16.0, 8, 32.0, 16),))
     log = NcclChoices("2.27.5", transports={"SHM": 2}, num_channels=2, algorithm="RING", protocol="LL")
     assert sentences(view(links, links, backend="nccl", logs=[log])) == [
-        "NCCL's log: version 2.27.5; SHM (2 channels); 2 channels per collective; largest all-reduce: RING with "
-        "protocol LL.",
+        (
+            "NCCL's log: version 2.27.5; SHM (2 channels); 2 channels per collective; largest all-reduce: RING with "
+            "protocol LL."
+        ),
         "PCIe links: GPU 0 16 GT/s x8 of x16.",
     ]
 
