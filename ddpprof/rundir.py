@@ -12,7 +12,7 @@
     slowdowns.json         slow-downs of the whole run so far, written by the process that watches it
     hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
     hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
-    nccl/                  NCCL's own log, one file per process, if requested with ``--nccl-log``
+    nccl/                  NCCL's own log, one file per process, with ``--nccl-log``
     control.sock           socket on which the running job accepts requests of ``ddpprof capture``
     board/                 small files through which the ranks agree on a capture
     capture-1/             a run with the steps that ``ddpprof capture`` requested

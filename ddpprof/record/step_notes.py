@@ -164,7 +164,7 @@ class JobEnvironment(Listener):
     def facts(self) -> dict[str, Any]:
         """Return fields of the `Record`."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        if self._links is None and self._world_size > 1:
+        if self._links is None and self._groups:
             with suppress(Exception):  # the rest of the record remains useful
                 self._links = link_facts(self._of_ddp["backend"])
         return {

@@ -142,7 +142,7 @@ def test_the_share_of_the_link_is_what_the_kernel_counts(rate: str, speed: str, 
     assert limit["reached_bytes_per_s"] == pytest.approx(on_wire, rel=0.10)
     assert 8 * on_wire / bits_per_s == pytest.approx(1, rel=0.10)
     (found,) = [one for one in shown["findings"] if one["rule"] == "at-link-limit"]
-    assert found["numbers"]["share"] == pytest.approx(8 * on_wire / bits_per_s, rel=0.10)
+    assert found["numbers"]["link_share"] == pytest.approx(8 * on_wire / bits_per_s, rel=0.10)
     unstated = report_at("", out)
     assert unstated["link_limit"]["limit_bits_per_s"] is None
     assert "at-link-limit" not in [one["rule"] for one in unstated["findings"]]

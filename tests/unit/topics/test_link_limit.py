@@ -199,7 +199,7 @@ def test_a_used_up_link_is_evidence_without_a_gain() -> None:
     found = findings(full)["at-link-limit"]
     assert found.gain_ns is None
     assert found.change is None
-    assert found.numbers == {"share": 0.92, "limit_bits_per_s": 10 * GBIT, "busbw_bytes_per_s": 1150e6}
+    assert found.numbers == {"link_share": 0.92, "limit_bits_per_s": 10 * GBIT, "busbw_bytes_per_s": 1150e6}
     assert found.advice.startswith("Only fewer bytes or a faster link help")
     buckets = NewBuckets("bucket_cap_mb=4", (1, 2), Predicted(20 * MS, 10 * MS, 30 * MS))
     hidden = findings(replace(full, predictions=Predictions(best_buckets=buckets)))["at-link-limit"]
