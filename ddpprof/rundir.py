@@ -12,6 +12,7 @@
     slowdowns.json         slow-downs of the whole run so far, written by the process that watches it
     hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
     hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
+    nccl/                  NCCL's own log, one file per process, with ``--nccl-log``
     control.sock           socket on which the running job accepts requests of ``ddpprof capture``
     board/                 small files through which the ranks agree on a capture
     capture-1/             a run with the steps that ``ddpprof capture`` requested
@@ -58,6 +59,8 @@ SLOWDOWNS_FILE = "slowdowns.json"
 TRIED_FILE = "tried.json"
 _OF_RUN = (RUN_FILE, EXITS_FILE, CONTROL_SOCKET, HANG_FILE, HANG_STACKS_FILE, SLOWDOWNS_FILE, TRIED_FILE)
 BOARD_DIRECTORY = "board"
+NCCL_DIRECTORY = "nccl"
+_NCCL_LOG = re.compile(r"^[\w-]{1,64}\.\d{1,10}\.txt$")
 _NOTE = re.compile(r"^(?:request|open|start)-\d+$|^(?:ready|done)-\d+\.\d+$")
 _CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")
 
@@ -175,6 +178,16 @@ def trace_path(directory: Location, rank: int) -> Location | None:
 def tensorboard_rank(rank: int) -> str:
     """Return the name of the rank's TensorBoard run."""
     return f"rank-{rank}"
+
+
+def nccl_log_file(host: str, process: int | str) -> str:
+    """Return the path of a process's NCCL log in the run directory. NCCL cuts a host's name at the first dot."""
+    return f"{NCCL_DIRECTORY}/{host.partition('.')[0]}.{process}.txt"
+
+
+def remove_nccl_logs(directory: Path) -> None:
+    """Delete the NCCL logs of an earlier run. Those of a new run exist before its ranks create their files."""
+    _remove_files(directory / NCCL_DIRECTORY, _NCCL_LOG.match)
 
 
 def is_run(directory: Location) -> bool:

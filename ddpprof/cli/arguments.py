@@ -135,6 +135,21 @@ def bytes_per_s(text: str) -> float:
     return value if match.group(3) == "B" else value / 8
 
 
+def bits_per_s(text: str) -> int:
+    return round(8 * bytes_per_s(text))
+
+
+def add_link_speed(parser: ArgumentParser) -> None:
+    """Add the option that states the speed of the link."""
+    parser.add_argument(
+        "--link-speed",
+        type=bits_per_s,
+        metavar="RATE",
+        help="speed of the link between the hosts, such as 10Gbit, where their network interfaces do not state it, as "
+        "in virtual machines and containers",
+    )
+
+
 def _above_zero(text: str, what: str, below: float = _LARGEST) -> float:
     try:
         value = float(text)

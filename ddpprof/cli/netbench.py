@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import seconds, sizes_bytes
+from ddpprof.cli.arguments import add_link_speed, seconds, sizes_bytes
 from ddpprof.cli.job import add_torchrun_options
 from ddpprof.cli.saying import CHOICES, add_json_option, progress
 from ddpprof.errors import DdpprofError, writing
@@ -55,6 +55,7 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         help="time to spend on each size; stops after the first size at which one collective takes longer "
         "(%(default)s)",
     )
+    add_link_speed(parser)
     add_json_option(parser)
     add_torchrun_options(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -87,6 +88,7 @@ def _own_words(options: argparse.Namespace) -> list[str]:
     sizes = ",".join(map(str, options.sizes))
     words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
     words += [f"--backend={options.backend}"] if options.backend is not None else []
+    words += [f"--link-speed={options.link_speed / 1000:.3f}Kbit"] if options.link_speed is not None else []
     words += ["--json"] if CHOICES.prints_json else []
     return words + ([f"--out={options.out}"] if options.out is not None else [])
 
@@ -94,7 +96,7 @@ def _own_words(options: argparse.Namespace) -> list[str]:
 def _run_as_a_rank(options: argparse.Namespace) -> int:
     from ddpprof.record.netbench import Plan, measure
 
-    measured = measure(Plan(options.collective, options.sizes, options.backend, options.seconds))
+    measured = measure(Plan(options.collective, options.sizes, options.backend, options.seconds, options.link_speed))
     if measured is not None:
         _show(measured, options.out)
     return 0

@@ -112,6 +112,7 @@ def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbe
         scheduler=options.scheduler,
         limits=Limits.chosen(options.max_trace_gb, options.max_events, options.max_files),
         further_parts=tuple(getattr(options, "further_parts", ())),
+        link_bits_per_s=getattr(options, "link_speed", None),
     )
     with sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import numbers
+from ddpprof.cli.arguments import add_link_speed, numbers
 from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver, show, write
 from ddpprof.cli.reading import (
     add_choosing_options,
@@ -62,6 +62,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only-steps", type=numbers, metavar="N-M", help="measure only steps with these numbers, such as 15-17,19"
     )
+    add_link_speed(parser)
     add_reading_options(parser)
     parser.set_defaults(run=run_report)
 

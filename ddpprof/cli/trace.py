@@ -84,6 +84,12 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         "evenly spaced selection). Light recording covers all ranks",
     )
     add_profiler_options(parser)
+    add(
+        "--nccl-log",
+        action="store_true",
+        help="let NCCL log which networks, transports, channels and algorithms it chooses, into DIR/nccl, for the "
+        "report. NCCL variables that you have set are kept",
+    )
     add("--no-pulse", action="store_true", help="do not watch the steps after the recorded ones")
     add_job_options(parser)
     parser.set_defaults(run_words=run_trace)
@@ -152,6 +158,7 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         stop_after=options.stop_after or options.baseline_steps > 0,
+        nccl_log=options.nccl_log,
         pulse=not options.no_pulse,
     )
     return run_recorded(job, out, settings, "trace", lambda inside, end: after_trace(job, out, inside, end))

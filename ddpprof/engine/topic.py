@@ -91,6 +91,8 @@ class View:
     """number of threads with which a rank computes on its host; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)
     """rank → the facts recorded about it, without its steps"""
+    link_bits_per_s: int | None = None
+    """speed of the link between hosts, if the user states it"""
     whole_run: WholeRun | None = None
     tried: tuple[TriedChange, ...] = ()
     predictions: Predictions = field(default_factory=Predictions)

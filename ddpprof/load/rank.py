@@ -22,6 +22,7 @@ from ddpprof.load.file_bytes import DEFAULT_LIMITS, Limits, give_back_holes
 from ddpprof.load.host import join_cycles
 from ddpprof.load.kineto.columns import TraceRows
 from ddpprof.load.kineto.read import Header, read_header, read_trace
+from ddpprof.load.nccl_log import load_nccl_log
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import OtherFile, Rank, Record, StepMode, TimesTable, Trace
 from ddpprof.model.backends import WITH_KERNELS
@@ -317,7 +318,8 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
             f"rank {rank}: {steps_file(rank)} is incomplete. Steps {', '.join(map(str, unknown))} are only in the "
             "trace and are left out"
         )
-    loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
+    nccl = load_nccl_log(directory, record) if record is not None and record.backend == "nccl" else None
+    loaded = Rank(rank, trace, record, nccl) if trace is not None or record is not None else None
     return LoadedRank(loaded, tuple(missing), is_whole)
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ddpprof.model.ddp_module import DdpModule, Parameter
 from ddpprof.model.json_files import ProcessExit, TriedChange
+from ddpprof.model.links import NcclChoices
 from ddpprof.model.record import (
     DETAILED_MODES,
     BackwardPass,
@@ -99,6 +100,8 @@ class Rank:
     rank: int
     trace: Trace | None
     record: Record | None
+    nccl: NcclChoices | None = None
+    """what NCCL logged about its process"""
 
     @property
     def world_size(self) -> int | None:
@@ -174,6 +177,8 @@ class Run:
     """changes that `ddpprof try` has measured"""
     whole_run: WholeRun | None = None
     """the whole training, not only its recorded steps; ``None`` if no rank left a pulse"""
+    link_bits_per_s: int | None = None
+    """speed of the link between the hosts that the user states, if the machines do not or something limits it"""
 
     @property
     def modules(self) -> tuple[DdpModule, ...]:

@@ -135,6 +135,8 @@ class Verdict(Struct, frozen=True):
     """time at which the job continued"""
     hint: Hint | None = None
     """fact that the advice depends on"""
+    nccl: str | None = None
+    """what differs between the ranks according to NCCL's RAS, in words"""
     format: int = VERDICT_FORMAT
     """version of this layout"""
 

@@ -24,6 +24,8 @@
                          num_bytes
                          taken_ns      per round, computing time that a collective costs the rank that loses most
                          lasted_ns     per round, how long each took, in sequence, with several in flight
+    links            links of each rank's machine: `ddpprof.model.links.LinkFacts`
+    link_bits_per_s  speed of the link, as stated with --link-speed
     left_out         sizes, in bytes, that were requested but not measured, because a smaller one took too long
 
 Times are nanoseconds. Bandwidths follow from them: `ddpprof.topics.collectives.table`.
@@ -37,6 +39,8 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+
+from ddpprof.model.links import LinkFacts
 
 Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 """integer that fits into int64, as does the sum of two"""
@@ -228,3 +232,5 @@ class NetBench:
     concurrent: tuple[ConcurrentTimes, ...]
     left_out: tuple[int, ...]
     beside: tuple[BesideTimes, ...] = ()
+    links: tuple[LinkFacts, ...] = ()
+    link_bits_per_s: int | None = None

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from ddpprof.model.ddp_module import DdpModule
 from ddpprof.model.json_files import Int64
+from ddpprof.model.links import LinkFacts
 
 
 class StepMode(StrEnum):
@@ -405,6 +406,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None
     """total number of cores whose time its control group may use; ``None`` if there is no such limit"""
+    links: LinkFacts | None = None
+    """links of its machine to other ranks; ``None`` in records of an older ddpprof"""
 
     def parameters_in_error(self, modules: Sequence[DdpModule]) -> tuple[str, ...]:
         """Return the names of the parameters in DDP's error; none if it may be about any of several modules."""

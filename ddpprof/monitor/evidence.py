@@ -23,9 +23,10 @@ from ddpprof.model import ProcessExit, Record
 from ddpprof.model.json_files import oom_kills_seen
 from ddpprof.model.overdue import Frame, OverdueFacts, Wait, crc_of, read_stack
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
-from ddpprof.monitor import pulse_files
+from ddpprof.monitor import pulse_files, ras
 from ddpprof.monitor.processes import Process, holder_of_lock, look_at, num_swapped_in, workers_of
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head
+from ddpprof.monitor.ras import NcclRank
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
@@ -63,6 +64,8 @@ class RankEvidence:
     now_ns: int
     facts: OverdueFacts = _NO_FACTS
     """what the process itself reports while its step is overdue"""
+    nccl: NcclRank | None = None
+    """what NCCL's RAS says about the rank, if the job uses NCCL and hangs"""
 
     @property
     def rank(self) -> int:
@@ -133,6 +136,28 @@ def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
     holder = holder_of_lock(one.process.pid)
     is_foreign = holder is not None and holder > 0 and holder not in ranks
     return replace(one, process=replace(one.process, wait=Wait.FOREIGN_LOCK)) if is_foreign else one
+
+
+def with_nccl(evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+    """Return the evidence with what NCCL's RAS says about each rank, if a rank on this machine uses NCCL.
+
+    Takes up to two seconds. Another job of this machine may answer, which shows by the PIDs of its ranks.
+    """
+    asked = next((one for one in evidence if one.process is not None and _uses_nccl(one)), None)
+    answer = None if asked is None else ras.ask(ras.address_of(asked.identity.pid))
+    found = None if asked is None or answer is None else ras.read_answer(answer, asked.identity.world_size)
+    if found is None or any(_is_of_another_job(one, found.get(one.rank)) for one in evidence):
+        return tuple(evidence)
+    return tuple(replace(one, nccl=found.get(one.rank)) for one in evidence)
+
+
+def _uses_nccl(one: RankEvidence) -> bool:
+    return one.record is not None and one.record.backend == "nccl"
+
+
+def _is_of_another_job(one: RankEvidence, said: NcclRank | None) -> bool:
+    pid = None if said is None or not one.is_here else said.pid
+    return pid is not None and pid > 0 and pid != one.identity.pid
 
 
 def are_all_on_cpu(evidence: Sequence[RankEvidence]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddpprof.model.hang import Standstill, Verdict
 from ddpprof.model.overdue import Wait, collective_of, is_of_ddp, place_of_user
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s, usual_ns
-from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu, gather
+from ddpprof.monitor.evidence import RankEvidence, are_all_on_cpu, gather, with_nccl
 from ddpprof.monitor.judge import judge
 from ddpprof.monitor.position import (
     OUTSIDE,
@@ -133,7 +133,7 @@ class HangDetector:
                 return None
             # On a busy machine, a rank that computes may have had no core at the first sample.
             standstill = None if was_told else self.standstill(evidence, overdue, told)
-        return judge(evidence) if standstill is None else standstill
+        return judge(with_nccl(evidence)) if standstill is None else standstill
 
     def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
         """Return True if the launcher has reported that the job hangs in this same step."""

@@ -18,6 +18,7 @@ from ddpprof.model import UNKNOWN, ProcessExit, Record
 from ddpprof.model.hang import Fault, Hint, Verdict
 from ddpprof.model.overdue import collective_of
 from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag
+from ddpprof.monitor import ras
 from ddpprof.monitor.calls import (
     OddRank,
     behind_by_calls,
@@ -75,7 +76,13 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
     if not table:
         return Verdict(Fault.UNKNOWN)
     found = (rule(table) for rule in RULES)
-    return next((verdict for verdict in found if verdict is not None), None) or verdict_on_all(Fault.LINK, table)
+    verdict = next((verdict for verdict in found if verdict is not None), None) or verdict_on_all(Fault.LINK, table)
+    return structs.replace(verdict, nccl=ras.in_words(_communicator(table)))
+
+
+def _communicator(table: Table) -> ras.Communicator:
+    """Return what NCCL's RAS said about the ranks; empty if it was not asked, or did not answer."""
+    return {one.rank: one.evidence.nccl for one in table if one.evidence.nccl is not None}
 
 
 _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
@@ -203,6 +210,21 @@ def _of_rank_behind_its_training(table: Table) -> Verdict | None:
 def _is_in_training(one: Position) -> bool:
     is_elsewhere = one.fault in (Fault.OWN_CODE, Fault.LOCK) and one.waits_in is None
     return not is_elsewhere or is_in_a_loop(one.evidence.stack) is not False
+
+
+def _of_fewer_launches(table: Table) -> Verdict | None:
+    """Judge ranks on accelerators, if NCCL has launched fewer collectives on one of them than on all others.
+
+    The host runs ahead of its accelerator, so ranks that wait for others may stand at any line. If the rank stands
+    elsewhere than all others, what it does there holds them up. Otherwise, it has left out a collective.
+    """
+    rank = ras.behind(_communicator(table))
+    blamed = next((one for one in table if one.rank == rank), None)
+    if blamed is None or blamed.evidence.identity.device in (None, "cpu") or blamed.fault is Fault.DIED:
+        return None
+    others = others_of(table, blamed)
+    is_elsewhere = blamed.waits_in is None and all(one.place != blamed.place for one in others)
+    return verdict_on(blamed.fault if is_elsewhere else Fault.MISSING_COLLECTIVE, blamed, others)
 
 
 def _of_devices(table: Table) -> Verdict | None:
@@ -361,6 +383,7 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     of_collectives_that_met,
     _of_barrier_in_vain,
     _of_timeout,
+    _of_fewer_launches,
     _of_devices,
     _of_all_held,
     _of_rank_behind_its_training,

@@ -123,6 +123,8 @@ class AnalysisOptions:
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
     """further parts of the same run, if its hosts share no file system"""
+    link_bits_per_s: int | None = None
+    """speed of the link between hosts, as the user states it"""
 
 
 ALL = AnalysisOptions()
@@ -193,6 +195,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
         ranks = tuple(one for one in selection.ranks if one.rank not in failed)
         missing = [text for _, texts in sorted({**summary.missing, **failed}.items()) for text in texts]
         run = complete(files, summary.ranks, missing, selection.left_out)
+        run = replace(run, link_bits_per_s=choice.link_bits_per_s)
         run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary, ranks, cache), *run.missing))
         reduced = reduce_summary(run, modules, summary, _recorded_by(ranks, choice.steps))
         yield Analysis(reduced, cache, ranks, modules)

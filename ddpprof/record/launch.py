@@ -132,6 +132,7 @@ def clear_out(settings: Settings, inside: bool = False) -> Settings:
     if settings.force and directory.is_dir():
         try:
             rundir.remove_run(directory)
+            rundir.remove_nccl_logs(directory)
         except OSError as error:
             raise CannotRecord(f"cannot replace the run in {directory}: {error.strerror}.") from error
     elif not rundir.is_run(directory):
@@ -163,6 +164,8 @@ def run_job(
         settings = dataclasses.replace(settings, launched_unix_s=time.time())
         environment = {**_environment(settings, note if explain_rank else None), "DDPPROF_REACHED": str(reached)}
         environment |= variables
+        if settings.nccl_log:
+            environment |= _nccl_log_variables(Path(settings.out), environment)
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
@@ -171,6 +174,26 @@ def run_job(
         was_reached = reached.exists()
     number = -returncode if returncode < 0 else None
     return JobEnd(returncode if number is None else 128 + number, number, needs_rank, interrupted, was_reached)
+
+
+def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make NCCL log into the run directory, without those that are `given`.
+
+    NCCL creates the file of each process, and would print to the terminal if there were no folder. Raises
+    `CannotRecord`.
+    """
+    folder = directory / rundir.NCCL_DIRECTORY
+    try:
+        own_files.make_named_folder(directory)
+        own_files.make_folder(folder)
+    except OSError as error:
+        raise CannotRecord(f"cannot create {folder}: {error.strerror}.") from error
+    variables = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,TUNING,GRAPH",
+        "NCCL_DEBUG_FILE": str(directory / rundir.nccl_log_file("%h", "%p")),
+    }
+    return {name: value for name, value in variables.items() if name not in given}
 
 
 def run_to_its_end(

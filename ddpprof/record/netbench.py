@@ -34,6 +34,7 @@ from ddpprof.errors import CannotRecord
 from ddpprof.model import backends
 from ddpprof.model.json_files import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
 from ddpprof.record.launch import STORE_VARIABLE
+from ddpprof.record.link_facts import link_facts
 from ddpprof.version import __version__
 
 _ROUNDS = 5
@@ -129,6 +130,8 @@ class Plan:
     """``None`` for the device's default"""
     seconds: float
     """time limit for each size"""
+    link_bits_per_s: int | None = None
+    """speed of the link, as the user states it"""
 
 
 def measure(plan: Plan) -> NetBench | None:
@@ -140,7 +143,7 @@ def measure(plan: Plan) -> NetBench | None:
         measured = [one.num_bytes for one in sizes]
         concurrent = [bench.concurrent(size) for size in sorted(measured[::-_EVERY])]
         beside = list(bench.beside(sizes))
-        hosts = _from_all(socket.gethostname())
+        hosts, links = _from_all(socket.gethostname()), _from_all(link_facts(backend))
         if dist.get_rank() != 0:
             return None
     return NetBench(
@@ -158,6 +161,8 @@ def measure(plan: Plan) -> NetBench | None:
         concurrent=tuple(concurrent),
         left_out=tuple(bench.sizes_bytes[len(sizes) :]),
         beside=tuple(beside),
+        links=tuple(links),
+        link_bits_per_s=plan.link_bits_per_s,
     )
 
 

@@ -69,6 +69,8 @@ class Settings:
     """arguments of every `DataLoader`'s constructor that replace the script's"""
     passes_per_reduction: int = 0
     """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
+    nccl_log: bool = False
+    """let NCCL write its log into the run directory"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.linux_files import cpu_quota
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
+from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
@@ -24,6 +26,7 @@ from ddpprof.record.ddp_construction import has_compiled, unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
 from ddpprof.record.host_reads import HostReads
+from ddpprof.record.link_facts import link_facts
 from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
 
 _MOST_CALLS = 2000
@@ -122,6 +125,7 @@ class JobEnvironment(Listener):
         self._groups: set[tuple[int, ...]] = set()
         """ranks of the process groups in which the modules' gradients are averaged"""
         self._world_size = 0
+        self._links: LinkFacts | None = None
 
     def look_who_calls(self) -> None:
         """Record which framework, if any, constructs or calls the DDP module."""
@@ -160,6 +164,9 @@ class JobEnvironment(Listener):
     def facts(self) -> dict[str, Any]:
         """Return fields of the `Record`."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        if self._links is None and self._groups:
+            with suppress(Exception):  # the rest of the record remains useful
+                self._links = link_facts(self._of_ddp["backend"])
         return {
             **self._of_ddp,
             "group_size": len(next(iter(self._groups))) if len(self._groups) == 1 else None,
@@ -170,6 +177,7 @@ class JobEnvironment(Listener):
             "core_list": None if cores is None else ",".join(map(str, cores)),
             "cpu_quota": cpu_quota(),
             "num_threads": torch.get_num_threads(),
+            "links": self._links,
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": consistency.of_main_script(),
         }

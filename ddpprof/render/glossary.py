@@ -160,6 +160,15 @@ TERMS = (
         aliases=("bus bandwidth",),
     ),
     Term(
+        "link limit",
+        "The speed of the network interface or InfiniBand ports through which the ranks of several machines "
+        "communicate, as the machines state it or as given with --link-speed. The report says which share of it the "
+        "largest all-reduces reach. TCP needs about 4 % of a link for itself.",
+        formula="share = 8 × busbw / limit",
+        field="link_limit.limit_bits_per_s",
+        aliases=("link speed",),
+    ),
+    Term(
         "straggler",
         "The rank that takes the longest from one synchronization to the next, excluding time spent waiting for "
         "others. A rank is named only if chance would produce the difference in less than 1 % of runs.",

@@ -26,6 +26,7 @@ from ddpprof.topics.data_parallel import DataParallelReport
 from ddpprof.topics.failure import Failure
 from ddpprof.topics.horovod.view import HorovodSummary
 from ddpprof.topics.kernels import KernelSummary
+from ddpprof.topics.link_limit import LinkLimit
 from ddpprof.topics.memory import RankMemory
 from ddpprof.topics.overlap_slowdown.view import OverlapSlowdownReport
 from ddpprof.topics.own_reduction import OwnReduction
@@ -212,6 +213,8 @@ class Report(ShownInNotebooks):
     """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
+    link_limit: LinkLimit | None = None
+    """the path between the ranks, its limit and what was reached; ``None`` if neither is known"""
     whole_run: Annotated[WholeRun | None, HOST] = None
     """how the whole training went; ``None`` if no rank left a pulse"""
     further: Mapping[str, Any] = field(default_factory=dict)

@@ -113,6 +113,7 @@ def view_of(
         cores_per_rank=min((one.cores_per_rank for one in threads.hosts), default=None) if knows_all else None,
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         records=facts,
+        link_bits_per_s=run.link_bits_per_s,
         whole_run=run.whole_run,
         tried=run.tried,
         shown={**shown, HOST_THREADS.name: threads},

@@ -48,6 +48,7 @@ from ddpprof.topics.host_threads import HOST_THREADS
 from ddpprof.topics.idle import IDLE
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, summarise_kernels
 from ddpprof.topics.layer_collectives import LAYER_COLLECTIVES
+from ddpprof.topics.link_limit import LINK_LIMIT, NCCL_CHOICES
 from ddpprof.topics.losses import LOSSES
 from ddpprof.topics.memory import MEMORY
 from ddpprof.topics.overlap_slowdown.measure import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
@@ -78,6 +79,8 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     ACCUMULATION,
     BUCKETS,
     LATENESS,
+    NCCL_CHOICES,
+    LINK_LIMIT,
     OVERLAP_SLOWDOWN,
     KERNELS,
     IDLE,

@@ -155,6 +155,8 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
     """
     lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict, is_over=is_over)]
     advice = _advice(verdict)
+    if verdict.nccl is not None:
+        lines.append(f"NCCL's RAS: {clean(verdict.nccl, most=400)}.")
     return [*lines, *([advice] if advice else [])]
 
 

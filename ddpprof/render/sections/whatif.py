@@ -26,6 +26,7 @@ from ddpprof.model.backends import sends_unchanged
 from ddpprof.model.json_files import NetBench
 from ddpprof.report.whatif import PredictedSetting, WhatIf
 from ddpprof.topics.collectives.table import is_disturbed, measure_link
+from ddpprof.topics.link_limit import reached_by_netbench
 
 _NS_WITH_TENTHS = 1_000_000
 
@@ -54,6 +55,9 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
         "1 GB is 10⁹ bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one, "
         "undisturbed (1: the second is free, 2: they run in turn)",
     )
+    reached = reached_by_netbench(bench)
+    if reached is not None:
+        yield Line(reached)
     if bench.beside:
         yield _beside(bench)
     if is_disturbed(speeds):

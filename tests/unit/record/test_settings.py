@@ -32,6 +32,7 @@ OTHER = Settings(
     comm_hook="fp16_compress_hook",
     loader={"num_workers": 2},
     passes_per_reduction=4,
+    nccl_log=True,
     pulse=False,
     losses=True,
     without_ddp=True,

@@ -1,0 +1,202 @@
+"""The links of this machine, and which of them this process's sockets use. Read from the kernel, once, without waiting.
+
+Whatever cannot be read is left out: a container may hide parts of ``/sys`` and ``/proc``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddpprof.model.links import LOOPBACK, InfinibandPort, Interface, LinkFacts, PcieLink
+
+_SETTINGS = (
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET"),
+    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO"),
+)
+_MOST_FILES = 4096
+"""maximum number of open files that are looked at"""
+_MOST_DEVICES = 16
+_ESTABLISHED = "01"
+_MBIT, _GBIT = 10**6, 10**9
+_NOT_TOLD = (OSError, ValueError, IndexError)
+
+
+def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
+    """Return the links of this machine, and those that this process uses.
+
+    `backend`: torch's name; accelerators are described for NCCL only. `root`: where ``proc`` and ``sys`` are.
+    """
+    sys_class = root / "sys" / "class"
+    opened = list(_open_files(root / "proc" / "self" / "fd"))
+    addresses = _own_addresses(root)
+    pcie, no_access = _accelerators(root) if backend == "nccl" else ((), ())
+    return LinkFacts(
+        interface=_interface_in_use(root, opened, addresses),
+        interfaces=tuple(_interfaces(sys_class / "net", set(addresses.values()))),
+        infiniband=tuple(_infiniband_ports(sys_class / "infiniband")),
+        opened_infiniband=any(target.startswith("/dev/infiniband/uverbs") for target in opened),
+        pcie=pcie,
+        no_peer_access=no_access,
+        settings={name: os.environ[name] for name in _SETTINGS if name in os.environ},
+    )
+
+
+def _open_files(folder: Path) -> Iterator[str]:
+    with suppress(OSError):
+        for name in os.listdir(folder)[:_MOST_FILES]:
+            with suppress(OSError):  # it has just been closed
+                yield str((folder / name).readlink())
+
+
+def _own_addresses(root: Path) -> dict[str, str]:
+    """Return the IP addresses of this machine → the interface that has each."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                found[_ipv4_of(name)] = name
+    with suppress(*_NOT_TOLD):
+        for line in (root / "proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, *_, name = line.split()
+            found[str(ipaddress.IPv6Address(int(digits, 16)))] = name
+    return found
+
+
+def _ipv4_of(interface: str) -> str:
+    """Return the interface's IPv4 address. Raises ``OSError`` if it has none, or on other systems than Linux."""
+    import fcntl
+
+    siocgifaddr = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked, siocgifaddr, struct.pack("256s", interface.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _interface_in_use(root: Path, opened: list[str], addresses: dict[str, str]) -> str | None:
+    """Return the interface with the most of this process's connections to other machines.
+
+    A connection between two addresses of this machine does not leave it, whatever interface has the address.
+    """
+    inodes = {target[8:-1] for target in opened if target.startswith("socket:[")}
+    used = Counter(
+        LOOPBACK if remote in addresses or ipaddress.ip_address(remote).is_loopback else addresses.get(local, "")
+        for local, remote in _connections(root / "proc" / "self" / "net", inodes)
+    )
+    outside = Counter({name: number for name, number in used.items() if name not in ("", LOOPBACK)})
+    if outside:
+        return outside.most_common(1)[0][0]
+    return LOOPBACK if used[LOOPBACK] else None
+
+
+def _connections(folder: Path, inodes: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the local and the remote address of each established TCP connection of this process."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (folder / table).read_text(encoding="ascii").splitlines()[1:]:
+                with suppress(*_NOT_TOLD):
+                    _, local, remote, state, *rest = line.split()
+                    if state == _ESTABLISHED and rest[5] in inodes:
+                        yield _address(local), _address(remote)
+
+
+def _address(written: str) -> str:
+    """Return an address of ``/proc/net/tcp``: words of 4 bytes in the machine's order, in hexadecimal, and a port."""
+    digits = written.partition(":")[0]
+    words = [struct.pack("=I", int(digits[at : at + 8], 16)) for at in range(0, len(digits), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _interfaces(folder: Path, with_address: set[str]) -> Iterator[Interface]:
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            if name != LOOPBACK and _text(folder / name / "operstate") in ("up", "unknown"):
+                is_hardware = _is_hardware(folder / name)
+                speed = _speed(folder / name) if is_hardware else None
+                yield Interface(name, speed, is_hardware, name in with_address)
+
+
+def _is_hardware(interface: Path) -> bool:
+    """Return True for a device, and for a bond, VLAN or bridge of devices.
+
+    Virtual ones, as in containers, state 10 Gbit/s whatever is behind them.
+    """
+    if (interface / "device").exists():
+        return True
+    with suppress(OSError):
+        lower = [name for name in os.listdir(interface) if name.startswith("lower_")]
+        return bool(lower) and all((interface / name / "device").exists() for name in lower)
+    return False
+
+
+def _speed(interface: Path) -> int | None:
+    """Return the speed in bit/s; ``None`` if its driver does not state one, as those of virtual machines."""
+    with suppress(*_NOT_TOLD):
+        mbit = int(_text(interface / "speed"))
+        return mbit * _MBIT if 0 < mbit < 2**31 - 1 else None  # 2³² - 1 and -1 stand for unknown
+    return None
+
+
+def _infiniband_ports(folder: Path) -> Iterator[InfinibandPort]:
+    """Yield the active ports. Their files say ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
+    with suppress(OSError):
+        for port in sorted(folder.glob("*/ports/*")):
+            rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
+            if _text(port / "state").endswith("ACTIVE") and rate is not None:
+                name = f"{port.parent.parent.name}:{port.name}"
+                is_infiniband = _text(port / "link_layer") == "InfiniBand"
+                yield InfinibandPort(name, round(float(rate[1]) * _GBIT), is_infiniband)
+
+
+def _accelerators(root: Path) -> tuple[tuple[PcieLink, ...], tuple[tuple[int, int], ...]]:
+    """Return the PCIe links of all GPUs that this process sees, and the pairs without access to each other."""
+    with suppress(RuntimeError, AttributeError, AssertionError):  # no GPU, a failed one, or an older torch
+        if torch.cuda.is_initialized():  # otherwise asking would start CUDA
+            devices = range(min(torch.cuda.device_count(), _MOST_DEVICES))
+            links = (_pcie_link(root, device) for device in devices)
+            pairs = ((one, other) for one, other in combinations(devices, 2) if not _have_access(one, other))
+            return tuple(link for link in links if link is not None), tuple(pairs)
+    return (), ()
+
+
+def _have_access(one: int, other: int) -> bool:
+    return bool(torch.cuda.can_device_access_peer(one, other) and torch.cuda.can_device_access_peer(other, one))
+
+
+def _pcie_link(root: Path, device: int) -> PcieLink | None:
+    properties: Any = torch.cuda.get_device_properties(device)
+    ids: list[int] = [getattr(properties, f"pci_{name}_id", -1) for name in ("domain", "bus", "device")]
+    if min(ids) < 0:
+        return None  # an older torch
+    address = "{:04x}:{:02x}:{:02x}.0".format(*ids)
+    link = root / "sys/bus/pci/devices" / address
+    speeds = [_leading_number(link / f"{which}_link_speed") for which in ("current", "max")]
+    widths = [_leading_number(link / f"{which}_link_width") for which in ("current", "max")]
+    now, most = (None if width is None else int(width) for width in widths)
+    return PcieLink(device, address, speeds[0], now, speeds[1], most)
+
+
+def _leading_number(path: Path) -> float | None:
+    """Return the number at the beginning of a file such as ``16.0 GT/s PCIe``."""
+    found = re.match(r"\d+(\.\d+)?", _text(path))
+    return None if found is None else float(found[0])
+
+
+def _text(path: Path) -> str:
+    """Return the content of a small file; empty if it cannot be read."""
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="ascii").strip()
+    return ""

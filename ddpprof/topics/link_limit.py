@@ -1,0 +1,475 @@
+"""What could the path between the ranks give, what did the backend choose, and what was reached?
+
+    reached = bus bandwidth of the largest all-reduces of all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
+              where the transfer does not include waiting for late ranks
+    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports; or the stated speed
+    share   = reached / limit. TCP needs 4 % of a link with frames of 1500 bytes for itself
+
+Within one machine no limit is known. The rules name a path that could be better. That a link is used up is evidence for
+what limits the step, but no advice on buckets: these may still hide its communication.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddpprof.engine.finding import Change, Finding, at_most, environment_change, only_known
+from ddpprof.engine.topic import ReportView, Topic, View
+from ddpprof.layout import Line, Section, clean, count, gigabytes_per_s, percent, three_digits
+from ddpprof.model import CollectiveKind, DdpModule, Rank, Record
+from ddpprof.model.backends import ON_HOST
+from ddpprof.model.json_files import NetBench
+from ddpprof.model.links import InfinibandPort, LinkFacts, NcclChoices, PcieLink, common_interfaces
+from ddpprof.topics.collectives.table import CollectiveSummary, measure_link, power_of_two
+from ddpprof.topics.ranks.across import ACROSS
+from ddpprof.words import listed
+
+_LEAST_BYTES = 1 << 20
+"""smaller all-reduces are dominated by latency"""
+_AT_LIMIT = 0.85
+"""share of the limit from which a link counts as used up"""
+_IMPOSSIBLE = 1.1
+"""share from which the limit must be wrong"""
+_FASTER = 2.0
+"""factor by which another path must be faster"""
+_SOCKET, _INFINIBAND = "socket", "infiniband"
+_MOST_NAMES = 4
+_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_AllReduce_(?:\w+_)?(RING|TREE)_")
+
+
+@dataclass(frozen=True, slots=True)
+class RankChoices:
+    """What one rank's NCCL chose."""
+
+    rank: int
+    log: NcclChoices | None
+    kernel_algorithm: str | None
+    """``"TREE"`` or ``"RING"`` in the names of most all-reduce kernels; the latter also stands for NVLS and CollNet. No
+    name tells the protocol: NCCL's kernels are named after one protocol, and run all of them
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimit:
+    """The path between the ranks, its limit, and what was reached on it."""
+
+    network: str | None
+    """``"socket"`` or ``"infiniband"``; ``None`` if all ranks are on one machine, or if unknown"""
+    names: tuple[str, ...] = ()
+    """network interfaces or InfiniBand ports"""
+    limit_bits_per_s: int | None = None
+    is_stated: bool = False
+    """whether the user stated the limit"""
+    reached_bytes_per_s: float | None = None
+    """bus bandwidth of the largest all-reduces"""
+    at_least_bytes: int | None = None
+    """smallest size of these all-reduces"""
+    below_bytes: int | None = None
+    nccl: NcclChoices | None = None
+    """what NCCL logged, with the transports of all ranks"""
+    kernel_algorithm: str | None = None
+    """algorithm in the names of NCCL's kernels: ``"TREE"``, or ``"RING"``, which includes NVLS"""
+    pcie: tuple[PcieLink, ...] = ()
+    """links of the GPUs of the first rank's machine"""
+
+    @property
+    def share(self) -> float | None:
+        if self.limit_bits_per_s is None or self.reached_bytes_per_s is None:
+            return None
+        return 8 * self.reached_bytes_per_s / self.limit_bits_per_s
+
+
+def choices_of(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankChoices | None:
+    """Return what the rank's NCCL chose; ``None`` if neither a log nor kernels tell."""
+    algorithm = _kernel_algorithm(rank)
+    return None if rank.nccl is None and algorithm is None else RankChoices(rank.rank, rank.nccl, algorithm)
+
+
+def _kernel_algorithm(rank: Rank) -> str | None:
+    trace = rank.trace
+    if trace is None:
+        return None
+    rows = trace.collectives.name[trace.collectives.kind == CollectiveKind.ALL_REDUCE]
+    found: Counter[str] = Counter()
+    for name, number in zip(*np.unique(rows, return_counts=True), strict=True):
+        if (match := _KERNEL.search(trace.names[name])) is not None:
+            found[match[1]] += int(number)
+    return found.most_common(1)[0][0] if found else None
+
+
+def link_limit(view: View) -> LinkLimit | None:
+    """Return the path and its limit; ``None`` if all ranks are on one machine and do not use NCCL, or if unknown."""
+    ranks = [one.links for one in view.records.values() if one.links is not None]
+    choices = view[NCCL_CHOICES] or ()
+    logs = [one.log for one in choices if one.log is not None]
+    path = _path(ranks, view.backend, logs, view.link_bits_per_s)
+    nccl = _joined(logs)
+    is_known = path is not None or nccl is not None or (view.backend == "nccl" and bool(ranks))
+    if not is_known:
+        return None
+    across = view[ACROSS]
+    largest = _largest(across.collectives if across is not None else (), view.world_size)
+    return replace(
+        path or LinkLimit(None),
+        reached_bytes_per_s=None if largest is None else largest.busbw_bytes_per_s,
+        at_least_bytes=None if largest is None else largest.at_least_bytes,
+        below_bytes=None if largest is None else largest.below_bytes,
+        nccl=nccl,
+        kernel_algorithm=next((one.kernel_algorithm for one in choices if one.kernel_algorithm), None),
+        pcie=ranks[0].pcie if ranks else (),
+    )
+
+
+def _largest(rows: Sequence[CollectiveSummary], world_size: int | None) -> CollectiveSummary | None:
+    """Return the largest all-reduces of all ranks, if they were matched between ranks."""
+    name = CollectiveKind.ALL_REDUCE.name.lower()
+    known = [
+        row
+        for row in rows
+        if row.kind == name and row.num_ranks == world_size and row.num_ranks_read > 1 and row.busbw_bytes_per_s
+    ]
+    large = [row for row in known if (row.at_least_bytes or 0) >= _LEAST_BYTES]
+    return max(large, key=lambda row: row.at_least_bytes or 0, default=None)
+
+
+def _path(
+    ranks: Sequence[LinkFacts], backend: str | None, logs: Sequence[NcclChoices], stated: int | None
+) -> LinkLimit | None:
+    """Return the path between machines; ``None`` if the ranks' sockets stay on one machine and no speed is stated."""
+    outside = [one for one in ranks if one.leaves_machine]
+    if not outside:
+        return None if stated is None else LinkLimit(None, limit_bits_per_s=stated, is_stated=True)
+    if backend not in ON_HOST and _uses_infiniband(outside, logs):
+        names, limit = _infiniband_limit(outside, logs)
+        path = LinkLimit(_INFINIBAND, names, limit)
+    elif backend in (*ON_HOST, "nccl"):
+        path = LinkLimit(_SOCKET, _used(outside), _socket_limit(outside))
+    else:
+        path = LinkLimit(None)
+    return path if stated is None else replace(path, limit_bits_per_s=stated, is_stated=True)
+
+
+def _used(ranks: Sequence[LinkFacts]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.interface for one in ranks if one.interface is not None))
+
+
+def _socket_limit(ranks: Sequence[LinkFacts]) -> int | None:
+    """Return the speed of the slowest interface in use; ``None`` if one is unknown."""
+    used = [one.named(one.interface) for one in ranks]
+    speeds = [None if one is None else one.bits_per_s for one in used]
+    known = [speed for speed in speeds if speed is not None]
+    return min(known) if len(known) == len(speeds) else None
+
+
+def _uses_infiniband(ranks: Sequence[LinkFacts], logs: Sequence[NcclChoices]) -> bool:
+    networks = {one.network for one in logs if one.network is not None}
+    return networks == {"IB"} if networks else all(one.opened_infiniband for one in ranks)
+
+
+def _infiniband_limit(ranks: Sequence[LinkFacts], logs: Sequence[NcclChoices]) -> tuple[tuple[str, ...], int | None]:
+    """Return the ports that NCCL may use on a machine, and their total speed."""
+    named = {name for one in logs for name in one.infiniband}
+    ports = [[port for port in one.infiniband if not named or port.name in named] for one in ranks]
+    if not all(ports):
+        return tuple(sorted(named)), None
+    slowest = min(ports, key=_total)
+    return tuple(port.name for port in slowest), _total(slowest)
+
+
+def _total(ports: Sequence[InfinibandPort]) -> int:
+    return sum(port.bits_per_s for port in ports)
+
+
+def _joined(logs: Sequence[NcclChoices]) -> NcclChoices | None:
+    """Return the first rank's choices, with the transports, pairs and algorithms of all ranks."""
+    if not logs:
+        return None
+    transports: Counter[str] = Counter()
+    for one in logs:
+        transports.update(one.transports)
+    tuned = next((one for one in logs if one.algorithm is not None), logs[0])  # only rank 0 logs them
+    return replace(
+        logs[0],
+        transports=dict(transports.most_common()),
+        algorithm=tuned.algorithm,
+        protocol=tuned.protocol,
+        found_no_infiniband=any(one.found_no_infiniband for one in logs),
+        without_p2p=tuple(sorted({pair for one in logs for pair in one.without_p2p})),
+    )
+
+
+def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
+    if limit.share is not None:
+        sizes = f"{power_of_two(limit.at_least_bytes or 0)} to {power_of_two(limit.below_bytes or 0)}"
+        yield Line(f"All-reduces of {sizes} {_reached(limit)}.{_overhead(limit)}")
+    elif limit.network is not None and limit.names and limit.limit_bits_per_s is None:
+        yield Line(
+            f"The ranks communicate over {_names(limit)}, whose speed is unknown. State it with --link-speed.",
+            is_aside=True,
+        )
+    if limit.nccl is not None:
+        yield Line(f"NCCL's log: {_nccl_words(limit.nccl)}.")
+    elif limit.kernel_algorithm is not None and limit.network is not None:
+        kind = "a tree" if limit.kernel_algorithm == "TREE" else "a ring, NVLS or CollNet"
+        yield Line(f"NCCL's all-reduce kernels belong to {kind}. Use --nccl-log to see its choices.", is_aside=True)
+    if limit.pcie:
+        yield Line(f"PCIe links: {listed([*map(_pcie_words, limit.pcie)], 2 * _MOST_NAMES)}.", is_aside=True)
+
+
+def _reached(limit: LinkLimit) -> str:
+    """Return what was reached, in words: ``reached 0.117 GB/s of bus bandwidth, 94% of 1 Gbit/s (eth0)``."""
+    speed = rate(limit.limit_bits_per_s or 0)
+    where = f"{_names(limit)}, " if limit.names and limit.is_stated else _names(limit)
+    source = f" ({where}{'as stated' if limit.is_stated else ''})"
+    bandwidth = gigabytes_per_s(limit.reached_bytes_per_s)
+    return f"reached {bandwidth} GB/s of bus bandwidth, {percent(limit.share)} of {speed}{source}"
+
+
+def _overhead(limit: LinkLimit) -> str:
+    if (limit.share or 0) > _IMPOSSIBLE:
+        return " The link is faster than its stated speed, or the all-reduces did not cross it."
+    return " TCP itself needs about 4% of a link." if limit.network == _SOCKET else ""
+
+
+def _names(limit: LinkLimit) -> str:
+    return clean(listed(limit.names, _MOST_NAMES)) if limit.names else ""
+
+
+def rate(bits_per_s: float) -> str:
+    """Return a speed in words: ``10 Gbit/s``, ``100 Mbit/s``."""
+    return (
+        f"{three_digits(bits_per_s / 1e9)} Gbit/s" if bits_per_s >= 1e9 else f"{three_digits(bits_per_s / 1e6)} Mbit/s"
+    )
+
+
+def _nccl_words(nccl: NcclChoices) -> str:
+    version = "" if nccl.version is None else f"version {clean(nccl.version, most=30)}"
+    network = "" if nccl.network is None else f"network {clean(nccl.network, most=40)}"
+    transports = ", ".join(f"{clean(name, most=40)} ({count(n, 'channel')})" for name, n in nccl.transports.items())
+    chosen = f"{nccl.algorithm} with protocol {nccl.protocol}" if nccl.algorithm is not None else ""
+    channels = "" if nccl.num_channels is None else f"{count(nccl.num_channels, 'channel')} per collective"
+    largest = f"largest all-reduce: {clean(chosen, most=60)}" if chosen else ""
+    return "; ".join(part for part in (version, network, transports, channels, largest) if part) or "it names no choice"
+
+
+def _pcie_words(link: PcieLink) -> str:
+    speed = "" if link.gt_per_s is None else f" {link.gt_per_s:g} GT/s"
+    lanes = "" if link.width is None else f" x{link.width}"
+    most = f" of x{link.most_width}" if link.most_width not in (None, link.width) else ""
+    return f"GPU {link.device}{speed}{lanes}{most}"
+
+
+def reached_by_netbench(bench: NetBench) -> str | None:
+    """Return what `ddpprof netbench` reached of the link's speed, in words; ``None`` if that is unknown."""
+    path = _path(bench.links, bench.backend, (), bench.link_bits_per_s)
+    speeds = [one for one in measure_link(bench) if one.num_bytes >= _LEAST_BYTES and one.busbw_bytes_per_s]
+    if path is None or not speeds:
+        return None
+    best = max(speeds, key=lambda one: one.busbw_bytes_per_s or 0.0)
+    limit = replace(path, reached_bytes_per_s=best.busbw_bytes_per_s)
+    if limit.share is None:
+        return None
+    return f"{power_of_two(best.num_bytes)} {_reached(limit)}.{_overhead(limit)}"
+
+
+def sockets_beside_infiniband(limit: LinkLimit, view: View) -> Iterator[Finding]:
+    """Report NCCL's use of sockets although the machines have active InfiniBand ports."""
+    links = _of_machines(view)
+    ports = [[port for port in one.infiniband if port.is_infiniband] for one in links]
+    if limit.network != _SOCKET or view.backend != "nccl" or not ports or not all(ports):
+        return
+    if not view.worth(view.exposed_ns):
+        return
+    slowest = min(ports, key=_total)
+    total = _total(slowest)
+    speed = "" if limit.limit_bits_per_s is None else f" of {rate(limit.limit_bits_per_s)}"
+    change, why = _infiniband_change(_settings(links, limit.nccl), limit.nccl)
+    faster = limit.limit_bits_per_s is not None and total >= _FASTER * limit.limit_bits_per_s
+    yield _slow_path(
+        view,
+        "sockets-beside-infiniband",
+        f"NCCL uses sockets although InfiniBand is up ({rate(total)} per machine)",
+        f"the ranks communicate over {_names(limit) or 'sockets'}{speed}, and every machine has active InfiniBand: "
+        f"{listed([f'{port.name} {rate(port.bits_per_s)}' for port in slowest], _MOST_NAMES)}{_so_far(limit)}",
+        why,
+        change,
+        is_twice=faster,
+        numbers=only_known(infiniband_bits_per_s=total, interface_bits_per_s=limit.limit_bits_per_s),
+    )
+
+
+def _infiniband_change(settings: Mapping[str, str], nccl: NcclChoices | None) -> tuple[Change | None, str]:
+    """Return the change that makes NCCL use InfiniBand, if a variable prevents it, and the advice."""
+    if settings.get("NCCL_IB_DISABLE", "0") != "0":
+        return environment_change(NCCL_IB_DISABLE="0"), "Unset NCCL_IB_DISABLE, or set it to 0, on every rank."
+    if settings.get("NCCL_NET", "").lower() == "socket":
+        return environment_change(NCCL_NET="IB"), "Set NCCL_NET=IB on every rank, or unset it."
+    found = "NCCL found no InfiniBand device. " if nccl is not None and nccl.found_no_infiniband else ""
+    return None, (
+        f"{found}Make the devices available to the ranks: a container needs /dev/infiniband (docker run "
+        "--device=/dev/infiniband --ulimit memlock=-1) and libibverbs. ibv_devinfo inside it lists what NCCL can use; "
+        "--nccl-log shows what NCCL finds."
+    )
+
+
+def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
+    """Report sockets on an interface although all machines have another one that is at least twice as fast."""
+    used = None if limit.is_stated else limit.limit_bits_per_s
+    if limit.network != _SOCKET or used is None or not view.worth(view.exposed_ns):
+        return
+    others = [
+        one
+        for one in common_interfaces(_of_machines(view))
+        if one.is_hardware and one.has_address and one.name not in limit.names
+    ]
+    best = max(others, key=lambda one: one.bits_per_s or 0, default=None)
+    if best is None or best.bits_per_s is None or best.bits_per_s < _FASTER * used:
+        return
+    variable = "NCCL_SOCKET_IFNAME" if view.backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    yield _slow_path(
+        view,
+        "slower-interface",
+        f"The ranks communicate over {_names(limit)} ({rate(used)}), but {best.name} has {rate(best.bits_per_s)}",
+        f"both interfaces are up on every machine{_so_far(limit)}",
+        f"Set {variable}={best.name} on every rank, if the machines reach each other through {best.name}.",
+        environment_change(**{variable: best.name}),
+        is_twice=True,
+        numbers=only_known(interface_bits_per_s=used, faster_bits_per_s=best.bits_per_s),
+    )
+
+
+def _slow_path(
+    view: View,
+    rule: str,
+    title: str,
+    evidence: str,
+    advice: str,
+    change: Change | None,
+    *,
+    is_twice: bool,
+    numbers: Mapping[str, int | float],
+) -> Finding:
+    """Return a finding about a path. `is_twice`: another one has at least twice the bandwidth, which was predicted."""
+    predicted = view.predictions.double_link if is_twice else None
+    if predicted is not None and predicted.gain_ns <= 0:
+        predicted = None
+    return Finding(
+        rule,
+        title,
+        evidence,
+        advice,
+        None if predicted is None else at_most(view.exposed_ns, predicted),
+        predicted=predicted,
+        cause_ns=view.exposed_ns,
+        change=change,
+        numbers=numbers,
+    )
+
+
+def _so_far(limit: LinkLimit) -> str:
+    reached = limit.reached_bytes_per_s
+    return (
+        "" if reached is None else f"; the largest all-reduces reached {gigabytes_per_s(reached)} GB/s of bus bandwidth"
+    )
+
+
+def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
+    """Report GPUs of one machine that cannot access each other's memory, so that their data passes through the host."""
+    if view.backend != "nccl" or not view.worth(view.exposed_ns):
+        return
+    links = _of_machines(view)
+    nccl = limit.nccl
+    is_off = _settings(links, nccl).get("NCCL_P2P_DISABLE", "0") != "0"
+    pairs = sorted({pair for record in view.records.values() for pair in _without_access(record, view)})
+    pairs = pairs or list(nccl.without_p2p if nccl is not None else ())
+    if is_off and _have_neighbours(view):
+        title = "NCCL_P2P_DISABLE keeps the GPUs of a machine from exchanging data directly"
+        said, advice = "NCCL_P2P_DISABLE is set", "Unset NCCL_P2P_DISABLE, or set it to 0, on every rank."
+    elif pairs:
+        named = listed([f"{one} and {other}" for one, other in pairs], _MOST_NAMES)
+        title = "GPUs of one machine have no peer-to-peer access: their data passes through the host"
+        said = f"no access between GPUs {named}"
+        advice = (
+            "nvidia-smi topo -p2p r shows which pairs can. In virtual machines and with an IOMMU, PCIe access control "
+            "(ACS) prevents it; GeForce cards do not support it. If it cannot be enabled, send fewer bytes, or hide "
+            "more of the communication behind computation."
+        )
+    else:
+        return
+    shm = nccl.transports.get("SHM") if nccl is not None else None
+    through = f"; {count(shm, 'channel')} of NCCL's log pass through shared memory" if shm else ""
+    yield Finding(
+        "no-peer-access",
+        title,
+        f"{said}{through}",
+        advice,
+        None,
+        change=environment_change(NCCL_P2P_DISABLE="0") if is_off else None,
+        numbers=only_known(num_pairs=len(pairs) or None, num_shm_channels=shm),
+    )
+
+
+def _have_neighbours(view: View) -> bool:
+    """Return True if several ranks train on one machine."""
+    return any(number > 1 for number in Counter(one.host for one in view.records.values()).values())
+
+
+def _without_access(record: Record, view: View) -> Iterator[tuple[int, int]]:
+    """Yield the pairs without access among the GPUs on which ranks of this machine train."""
+    beside = [one for one in view.records.values() if one.host == record.host]
+    used = {device.index for one in beside for device in one.devices if device.is_own}
+    for pair in record.links.no_peer_access if record.links is not None else ():
+        if used.issuperset(pair):
+            yield pair
+
+
+def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
+    """Report a link that is used up. No setting makes a transfer shorter, but other buckets may hide more of it."""
+    share = limit.share
+    if share is None or not _AT_LIMIT <= share <= _IMPOSSIBLE or not view.worth(view.exposed_ns):
+        return
+    best = view.predictions.best_buckets
+    can_hide = best is not None and best.predicted is not None and view.worth(None, best.predicted)
+    hide = f"More of it can be hidden: {best.argument}. Apart from that, " if best is not None and can_hide else ""
+    advice = (
+        "only fewer bytes or a faster link help: larger batches, gradients accumulated over several batches, or "
+        "gradients sent in half precision."
+    )
+    yield Finding(
+        "at-link-limit",
+        f"The link is used up: all-reduces reach {percent(share)} of its {rate(limit.limit_bits_per_s or 0)}",
+        f"the largest all-reduces {_reached(limit)}",
+        f"{hide}{advice if hide else advice.capitalize()}",
+        None,
+        numbers=only_known(
+            link_share=round(share, 3), limit_bits_per_s=limit.limit_bits_per_s, busbw_bytes_per_s=limit.reached_bytes_per_s
+        ),
+    )
+
+
+def _of_machines(view: View) -> list[LinkFacts]:
+    return [one.links for one in view.records.values() if one.links is not None]
+
+
+def _settings(links: Sequence[LinkFacts], nccl: NcclChoices | None) -> dict[str, str]:
+    """Return the variables that choose a path, as set on any rank or read by NCCL."""
+    found = dict(nccl.settings) if nccl is not None else {}
+    for one in links:
+        found.update(one.settings)
+    return found
+
+
+NCCL_CHOICES: Topic[RankChoices, tuple[RankChoices, ...]] = Topic(
+    "nccl_choices", of_rank=choices_of, rank_type=RankChoices, of_ranks=tuple
+)
+LINK_LIMIT: Topic[None, LinkLimit] = Topic(
+    "link_limit",
+    of_run=link_limit,
+    sections={"collectives": link_lines},
+    rules=(sockets_beside_infiniband, slower_interface, no_peer_access, at_link_limit),
+)
