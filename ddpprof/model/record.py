@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from ddpprof.model.compilation import Compilation
 from ddpprof.model.ddp_module import DdpModule
 from ddpprof.model.int64 import Int64
 from ddpprof.model.recorded_step import DeviceMemory, RecordedStep
@@ -205,6 +206,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
     """True if torch.compile compiled anything in the process"""
+    compilation: Compilation | None = None
+    """how its first DDP module is compiled; ``None`` if torch.compile does not compile it, or if unknown"""
     num_cores: Int64 | None = None
     """number of cores that the process may use"""
     num_threads: Int64 | None = None
