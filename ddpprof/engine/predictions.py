@@ -69,7 +69,7 @@ class Predictions:
     best_buckets: NewBuckets | None = None
     """best buckets found"""
     aligned_buckets: Predicted | None = None
-    """buckets of a compiled model that end where its graphs end: a first one of 1 MiB, and the present cap for the rest"""
+    """buckets of a compiled model that end where its graphs end: the first one at 1 MiB, others at the present cap"""
     compression: Predicted | None = None
     """half-precision gradients, in fp16 or bf16, whichever the backend supports"""
     bucket_views: Predicted | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from ddpprof.experiments.plan import (
     write_plan,
 )
 from ddpprof.load.record import load_record
-from ddpprof.model.compilation import CompileOrder
+from ddpprof.model.compilation import Compilation, CompileOrder
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import Schedule
@@ -272,15 +272,14 @@ def _problem(folder: Path, experiment: Experiment, variant: Variant, exit_code: 
         )
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
         return "training ended before any step was timed: make it run more steps, or skip fewer (--skip-first)"
-    return _other_compilation(folder, variant)
+    record = load_record(folder, rundir.ranks_in(folder)[0])
+    return compiled_otherwise(None if record is None else record.compilation, variant)
 
 
-def _other_compilation(folder: Path, variant: Variant) -> str | None:
-    """Return why the trial could not compile the DDP module as its variant requires; ``None`` if it could."""
+def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | None:
+    """Return why a trial did not compile its DDP module as its variant requires; ``None`` if it did."""
     if variant.optimize_ddp is None and variant.compile_order is None:
         return None
-    record = load_record(folder, rundir.ranks_in(folder)[0])
-    found = None if record is None else record.compilation
     if found is None:
         return "the script does not compile its DDP module with torch.compile, so there is nothing to vary"
     if variant.compile_order not in (None, found.order):
@@ -293,7 +292,7 @@ def _other_compilation(folder: Path, variant: Variant) -> str | None:
     return None
 
 
-_COMPILED = {
+_COMPILED: Mapping[str, str] = {
     CompileOrder.DDP_FIRST: "a function that calls DDP",
     CompileOrder.MODEL_FIRST: "its model after it has constructed DDP",
     CompileOrder.SUBMODULES: "only submodules of its model",

@@ -99,6 +99,11 @@ class Variant:
     command: tuple[str, ...] = ()
     """this variant's own command, used instead of the experiment's"""
 
+    def compiled(self, name: str, value: str) -> Variant:
+        """Return the variant with another ``optimize_ddp`` or ``compile_order``."""
+        changed: dict[str, Any] = {name: value}
+        return replace(self, **changed)
+
     @property
     def total_size(self) -> float | None:
         """Total size over all processes."""

@@ -171,7 +171,8 @@ def variant_with(now: Variant, change: Change) -> Variant:
         case ChangeKind.LOADER:
             return replace(now, label=label, loader=values)
         case ChangeKind.COMPILATION:
-            return replace(now, label=label, **{name: str(value) for name, value in values.items()})
+            name, value = next(iter(values.items()))
+            return replace(now, label=label).compiled(name, str(value))
         case ChangeKind.NO_SYNC:
             return replace(now, label=label, passes_per_reduction=int(str(values["num_passes"])))
 

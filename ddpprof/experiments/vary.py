@@ -114,7 +114,7 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
         case _Place.DDP:
             return replace(variant, ddp={**variant.ddp, name: _argument(name, value)})
         case _Place.COMPILATION:
-            return replace(variant, **{name: _compilation(name, value)})
+            return variant.compiled(name, _compilation(name, value))
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -135,7 +135,7 @@ def _place(name: str, command: Sequence[str]) -> _Place:
 def _compilation(name: str, value: str) -> str:
     if value not in COMPILATIONS[name]:
         raise DdpprofError(f"{name}={value} is not valid: give {' or '.join(COMPILATIONS[name])}")
-    return str(value)
+    return value
 
 
 def _refuse_misspelt(name: str) -> None:

@@ -120,7 +120,8 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
         import torch._dynamo
 
         if settings.optimize_ddp is not None:
-            torch._dynamo.config.optimize_ddp = settings.optimize_ddp
+            config: Any = torch._dynamo.config
+            config.optimize_ddp = settings.optimize_ddp
         if settings.compile_order == CompileOrder.MODEL_FIRST:
             _compile_inner_instead(torch._dynamo.eval_frame.OptimizedModule)
         compiles = None

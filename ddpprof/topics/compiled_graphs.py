@@ -28,7 +28,7 @@ from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 
 _GAP = 0.05
-"""minimum time between two groups, as a share of the time until the last gradient, if the number of graphs is unknown"""
+"""minimum time between two groups, as a share of the time until the last gradient; if the graphs are not counted"""
 _TOGETHER = 0.25
 """maximum share of the time until the last gradient that all groups take together; more means that parts of the model
 are not compiled"""
@@ -55,7 +55,7 @@ class BucketWait:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraphs:
-    """How a DDP module is compiled, and when its gradients become ready. Times are medians, ns since the DDP forward."""
+    """How a DDP module is compiled, and when its gradients become ready. Times are medians, ns since the forward."""
 
     order: str
     """a `CompileOrder`"""
@@ -133,7 +133,7 @@ def _waits(module: DdpModule, ready_ns: Sequence[int], groups: Sequence[Sequence
             )
 
 
-def compiles_nothing(found: CompiledGraphs, view: View) -> Iterator[Finding]:
+def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
     """Report torch.compile around DDP that skips the model, as it does if its forward is torch's own."""
     if found.num_graphs != 0 or found.order != CompileOrder.DDP_FIRST:
         return
@@ -141,8 +141,8 @@ def compiles_nothing(found: CompiledGraphs, view: View) -> Iterator[Finding]:
     yield Finding(
         "compiled-graphs",
         "torch.compile compiles no part of the model",
-        "torch.compile wraps DDP, but DDPOptimizer got no graph with parameters: when DDP calls a model whose forward is "
-        "torch's own, such as nn.Sequential's, torch.compile skips it",
+        "torch.compile wraps DDP, but DDPOptimizer got no graph with parameters: when DDP calls a model whose forward "
+        "is torch's own, such as nn.Sequential's, torch.compile skips it",
         f"Compile the model before DDP wraps it: {change.code}.",
         None,
         change=change,
@@ -197,8 +197,8 @@ def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Find
 
 
 _WHY = (
-    "torch.compile ends the first graph at 1 MiB and the others at the bucket cap, but DDP's first bucket ends at 1 MiB "
-    "only by default or with bucket_cap_mb_list"
+    "torch.compile ends the first graph at 1 MiB and the others at the bucket cap, but DDP's first bucket ends at "
+    "1 MiB only by default or with bucket_cap_mb_list"
 )
 
 
@@ -218,8 +218,8 @@ def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
         "compiled-graphs",
         f"The compiled model is cut into only {len(found.groups_ns)} graphs, so communication starts late",
         f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
-        f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per step "
-        "is exposed",
+        f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per "
+        "step is exposed",
         f"Cut it into smaller graphs, which end where buckets end: {change.code}. {_compare(view)}",
         gain_ns,
         cause_ns=view.exposed_ns,

@@ -1,7 +1,7 @@
 """Train a multilayer perceptron under DDP and torch.compile.
 
-Ten linear layers of 2.36 MB each. With --cap-mb 5, torch.compile cuts the model into graphs of 1, 3, 3 and 3 layers,
-because its first graph ends at 1 MiB, while each of DDP's buckets holds three layers or a little less.
+Ten linear layers of 2.36 MB each. With --cap-mb 9, torch.compile cuts the model into graphs of 1, 4, 4 and 1 layers,
+from the last to the first, because its first graph ends at 1 MiB. DDP's first bucket holds the weights of four layers.
 """
 
 from __future__ import annotations
