@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ddpprof.render.json_documents import Written
 
 _VARY = (
-    "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25) or, in capitals, an environment "
-    "variable; several --vary options are combined"
+    "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), the compilation of DDP "
+    "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization) or, in capitals, an "
+    "environment variable; several --vary options are combined"
 )
 
 

@@ -69,6 +69,8 @@ class Predictions:
 
     best_buckets: NewBuckets | None = None
     """best buckets found"""
+    aligned_buckets: Predicted | None = None
+    """buckets of a compiled model that end where its graphs end: the first one at 1 MiB, others at the present cap"""
     compression: Predicted | None = None
     """half-precision gradients, in fp16 or bf16, whichever the backend supports"""
     bucket_views: Predicted | None = None
@@ -124,6 +126,8 @@ class ChangeKind(StrEnum):
     """by setting environment variables of the ranks"""
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
+    COMPILATION = "compilation"
+    """in how torch.compile compiles DDP: ``optimize_ddp`` or ``compile_order``"""
     NO_SYNC = "no_sync"
     """in the training loop: only the last of ``num_passes`` backward passes reduces gradients"""
 
@@ -163,6 +167,20 @@ def environment_change(**variables: str) -> Change:
 def loader_change(framework: str | None, num_workers: int, persistent: bool) -> Change:
     values: dict[str, Value] = {"num_workers": num_workers, **({"persistent_workers": True} if persistent else {})}
     return Change(ChangeKind.LOADER, values, load_with(framework, num_workers, persistent))
+
+
+def compilation_change(optimize_ddp: str | None = None, compile_order: str | None = None) -> Change:
+    """Return a change of how torch.compile compiles DDP, to one of these values."""
+    if compile_order is not None:
+        return Change(ChangeKind.COMPILATION, {"compile_order": compile_order}, _ORDERS[compile_order])
+    code = f'torch._dynamo.config.optimize_ddp = "{optimize_ddp}", before DDP is constructed'
+    return Change(ChangeKind.COMPILATION, {"optimize_ddp": optimize_ddp}, code)
+
+
+_ORDERS = {
+    "ddp_first": "torch.compile(DistributedDataParallel(model))",
+    "model_first": "DistributedDataParallel(torch.compile(model))",
+}
 
 
 _REPLAYED = (

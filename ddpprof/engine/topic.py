@@ -83,6 +83,8 @@ class View:
     """whether an accelerator, if there is one, supports CUDA or HIP"""
     takes_cap_lists: bool = True
     """whether a user can effectively set a separate cap for each bucket"""
+    could_take_cap_lists: bool = True
+    """whether a user can set a separate cap for each bucket, even if torch.compile does not follow all of them"""
     framework: str | None = None
     """framework whose options make the DDP module; ``None`` if the script makes it"""
     cores_per_rank: float | None = None

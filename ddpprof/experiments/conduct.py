@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from ddpprof.experiments.plan import (
     write_end,
     write_plan,
 )
+from ddpprof.load.record import load_record
+from ddpprof.model.compilation import Compilation, CompileOrder
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import Schedule
@@ -183,7 +185,9 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
     if outcome.interrupted:
         return None
     _refuse_another_number(folder, experiment, variant)
-    ended = TrialEnd(outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, outcome.exit_code))
+    ended = TrialEnd(
+        outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, variant, outcome.exit_code)
+    )
     write_end(folder, ended)
     return ended
 
@@ -206,6 +210,8 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         comm_hook=variant.comm_hook,
         loader=variant.loader,
         passes_per_reduction=variant.passes_per_reduction,
+        optimize_ddp=variant.optimize_ddp,
+        compile_order=variant.compile_order,
         losses=experiment.kind in (ExperimentKind.TUNE, ExperimentKind.TRY),
         without_ddp=variant.without_ddp,
     )
@@ -252,7 +258,7 @@ def _refuse_another_number(folder: Path, experiment: Experiment, variant: Varian
         )
 
 
-def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None:
+def _problem(folder: Path, experiment: Experiment, variant: Variant, exit_code: int) -> str | None:
     if exit_code:
         output = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")
         return f"exit code {exit_code}: {without_secrets(last_error(output))}"
@@ -266,4 +272,28 @@ def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None
         )
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
         return "training ended before any step was timed: make it run more steps, or skip fewer (--skip-first)"
+    record = load_record(folder, rundir.ranks_in(folder)[0])
+    return compiled_otherwise(None if record is None else record.compilation, variant)
+
+
+def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | None:
+    """Return why a trial did not compile its DDP module as its variant requires; ``None`` if it did."""
+    if variant.optimize_ddp is None and variant.compile_order is None:
+        return None
+    if found is None:
+        return "the script does not compile its DDP module with torch.compile, so there is nothing to vary"
+    if variant.compile_order not in (None, found.order):
+        return f"compile_order={variant.compile_order} has no effect: the script compiles {_COMPILED.get(found.order)}"
+    if variant.optimize_ddp not in (None, found.optimize_ddp):
+        return (
+            f"the script sets torch._dynamo.config.optimize_ddp to {found.optimize_ddp!r} after it has constructed "
+            "DDP, which replaces the value of the trial"
+        )
     return None
+
+
+_COMPILED: Mapping[str, str] = {
+    CompileOrder.DDP_FIRST: "a function that calls DDP",
+    CompileOrder.MODEL_FIRST: "its model after it has constructed DDP",
+    CompileOrder.SUBMODULES: "only submodules of its model",
+}

@@ -91,8 +91,17 @@ class Variant:
     """arguments of every DataLoader's constructor"""
     passes_per_reduction: int = 0
     """if not 0, only the last of this many backward passes of a step reduces gradients"""
+    optimize_ddp: str | None = None
+    """value of ``torch._dynamo.config.optimize_ddp``"""
+    compile_order: str | None = None
+    """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
     command: tuple[str, ...] = ()
     """this variant's own command, used instead of the experiment's"""
+
+    def compiled(self, name: str, value: str) -> Variant:
+        """Return the variant with another ``optimize_ddp`` or ``compile_order``."""
+        changed: dict[str, Any] = {name: value}
+        return replace(self, **changed)
 
     @property
     def total_size(self) -> float | None:

@@ -137,9 +137,13 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
         gain_ns=finding.gain_ns,
         predicted=finding.predicted,
         is_lossy=change.is_lossy,
-        keeps_order=change.kind is not ChangeKind.NO_SYNC and keeps_order(arguments, world_size),
+        keeps_order=change.kind not in _CHANGES_ORDER and keeps_order(arguments, world_size),
         keeps_batches=change.kind is not ChangeKind.LOADER,
     )
+
+
+_CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION)
+"""kinds of changes after which gradients or results are added in another order"""
 
 
 def _label(change: Change) -> str:
@@ -164,6 +168,9 @@ def variant_with(now: Variant, change: Change) -> Variant:
             return replace(now, label=label, variables={name: str(value) for name, value in values.items()})
         case ChangeKind.LOADER:
             return replace(now, label=label, loader=values)
+        case ChangeKind.COMPILATION:
+            name, value = next(iter(values.items()))
+            return replace(now, label=label).compiled(name, str(value))
         case ChangeKind.NO_SYNC:
             return replace(now, label=label, passes_per_reduction=int(str(values["num_passes"])))
 

@@ -3,6 +3,8 @@
     --batch-size=32,64            an option of the script, appended to its own arguments
     bucket_cap_mb=5,25            an argument of DDP's constructor, replaced while the script calls it; commas within
                                   brackets belong to one value: bucket_cap_mb_list=[1,25],[1,5,25]
+    optimize_ddp=…,…              a value of torch._dynamo.config.optimize_ddp, for a model that torch.compile compiles
+    compile_order=…,…             ddp_first: torch.compile(DDP(model)); model_first: DDP(torch.compile(model))
     NCCL_MAX_CTAS=4,8             in capitals: an environment variable
     model.width=32,64             any other word: appended to the script's own arguments
 
@@ -15,7 +17,7 @@ import ast
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import isfinite
@@ -23,6 +25,7 @@ from typing import Any
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import Variant
+from ddpprof.model.compilation import CompileOrder, OptimizeDdp
 from ddpprof.redaction import words_without_secrets
 
 DDP_ARGUMENTS = (
@@ -40,12 +43,18 @@ DDP_ARGUMENTS = (
 """arguments that can be given as text; a test compares them with the installed torch"""
 
 
+COMPILATIONS: Mapping[str, Sequence[str]] = {
+    "compile_order": (CompileOrder.DDP_FIRST, CompileOrder.MODEL_FIRST),
+    "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
+}
+"""how a DDP module is compiled, and the values that can be given"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
 class _Place(Enum):
     COMMAND = "command"
     DDP = "ddp"
+    COMPILATION = "compilation"
     ENVIRONMENT = "environment"
     ARGUMENT = "argument"
 
@@ -104,6 +113,8 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
             return replace(variant, places={**variant.places, name.lstrip("-"): value})
         case _Place.DDP:
             return replace(variant, ddp={**variant.ddp, name: _argument(name, value)})
+        case _Place.COMPILATION:
+            return variant.compiled(name, _compilation(name, value))
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -116,11 +127,19 @@ def _place(name: str, command: Sequence[str]) -> _Place:
         return _Place.COMMAND
     if name in DDP_ARGUMENTS:
         return _Place.DDP
+    if name in COMPILATIONS:
+        return _Place.COMPILATION
     return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
 
 
+def _compilation(name: str, value: str) -> str:
+    if value not in COMPILATIONS[name]:
+        raise DdpprofError(f"{name}={value} is not valid: give {' or '.join(COMPILATIONS[name])}")
+    return value
+
+
 def _refuse_misspelt(name: str) -> None:
-    meant = difflib.get_close_matches(name, DDP_ARGUMENTS, n=1, cutoff=0.75)
+    meant = difflib.get_close_matches(name, [*DDP_ARGUMENTS, *COMPILATIONS], n=1, cutoff=0.75)
     if meant:
         raise DdpprofError(f"DDP has no argument {name}. Did you mean {meant[0]}? A script option begins with --")
 

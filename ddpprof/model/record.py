@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
+from ddpprof.model.compilation import Compilation
 from ddpprof.model.ddp_module import DdpModule
 from ddpprof.model.json_files import Int64
 from ddpprof.model.links import LinkFacts
@@ -360,6 +361,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
     """True if torch.compile compiled anything in the process"""
+    compilation: Compilation | None = None
+    """how its first DDP module is compiled; ``None`` if torch.compile does not compile it, or if unknown"""
     num_cores: Int64 | None = None
     """number of cores that the process may use"""
     num_threads: Int64 | None = None

@@ -13,6 +13,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
+from ddpprof.record.compilation import modify_compilation
 from ddpprof.record.ddp_construction import modify_ddp
 from ddpprof.record.events import EVENTS
 from ddpprof.record.settings import WATCHING, Settings, settings_from_environment
@@ -143,6 +144,7 @@ def install(distributed: ModuleType) -> None:
     settings = settings_from_environment()
     if settings is not None:
         modify_ddp(distributed, settings)
+        modify_compilation(distributed, settings)
         patches.install(distributed)
         early_end = _EarlyEnd()
 

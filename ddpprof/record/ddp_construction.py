@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpprof.errors import CannotRecord, DdpprofError
+from ddpprof.record.compilation import has_compiled
 from ddpprof.record.settings import Settings
 from ddpprof.words import clauses
 
@@ -344,12 +345,6 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
         ddp.forward = functools.wraps(ddp.forward)(_forward_without_ddp(ddp.forward, distributed))
     if settings.without_ddp:
         ddp._ddp_init_helper = functools.wraps(ddp._ddp_init_helper)(_init_helper(ddp._ddp_init_helper))
-
-
-def has_compiled() -> bool:
-    """Return True if torch.compile has compiled anything in this process, according to torch's own counters."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def switch_ddp(ddp: Any, on: bool) -> None:

@@ -71,6 +71,10 @@ class Settings:
     """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
     nccl_log: bool = False
     """let NCCL write its log into the run directory"""
+    optimize_ddp: str | None = None
+    """value of ``torch._dynamo.config.optimize_ddp``, set when the script constructs DDP"""
+    compile_order: str | None = None
+    """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False

@@ -18,11 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.linux_files import cpu_quota
 from ddpprof.model import DETAILED_MODES, DataParallelModule, Forward, RecordedStep, RpcCall, StepMode
 from ddpprof.model.backends import standard_name
+from ddpprof.model.compilation import CompileOrder
 from ddpprof.model.links import LinkFacts
 from ddpprof.record import consistency
+from ddpprof.record.compilation import compilation, count_graphs, has_compiled, order_of
 from ddpprof.record.consistency import Unaveraged
 from ddpprof.record.data_loading import Feeding, random_states
-from ddpprof.record.ddp_construction import has_compiled, unfrozen_parameters
+from ddpprof.record.ddp_construction import unfrozen_parameters
 from ddpprof.record.ddp_module import OpenForward, RecordedModule, data_parallel_facts
 from ddpprof.record.events import Listener
 from ddpprof.record.host_reads import HostReads
@@ -126,6 +128,7 @@ class JobEnvironment(Listener):
         """ranks of the process groups in which the modules' gradients are averaged"""
         self._world_size = 0
         self._links: LinkFacts | None = None
+        self._compile_order: CompileOrder | None = None
 
     def look_who_calls(self) -> None:
         """Record which framework, if any, constructs or calls the DDP module."""
@@ -133,6 +136,9 @@ class JobEnvironment(Listener):
 
     def describe(self, ddp: DistributedDataParallel) -> None:
         self.look_who_calls()
+        with suppress(Exception):  # torch's compiler has no stable interface
+            self._compile_order = order_of(ddp)
+            count_graphs()
         self._of_ddp = {
             "device": ddp.device_type,
             "backend": backend_for(ddp.process_group, ddp.device_type),
@@ -173,6 +179,7 @@ class JobEnvironment(Listener):
             "group_ranks": self._together(),
             "framework": self._framework,
             "is_compiled": has_compiled(),
+            "compilation": compilation(self._compile_order),
             "num_cores": os.cpu_count() if cores is None else len(cores),
             "core_list": None if cores is None else ",".join(map(str, cores)),
             "cpu_quota": cpu_quota(),

@@ -22,6 +22,7 @@ from ddpprof.statistics import mean_known, median_known
 from ddpprof.topics.attempts import AttemptSummary
 from ddpprof.topics.bound import Bound, BoundBy, WhatHelps, WouldHelp
 from ddpprof.topics.buckets.rows import BucketRow
+from ddpprof.topics.compiled_graphs import CompiledGraphs
 from ddpprof.topics.data_parallel import DataParallelReport
 from ddpprof.topics.failure import Failure
 from ddpprof.topics.horovod.view import HorovodSummary
@@ -147,6 +148,11 @@ class Job:
         """Return which caps of buckets a user can give to its DDP module."""
         return accepted_caps(self.torch, self.framework, self.is_compiled)
 
+    @property
+    def takes_cap_lists(self) -> bool:
+        """Return whether its torch and framework let a user give each bucket its own cap."""
+        return accepted_caps(self.torch, self.framework, is_compiled=False).lists
+
     def trace_command(self, *options: str) -> str:
         """Return the command that records such a run again, with further options."""
         return " ".join(("ddpprof trace", *options, shlex.join(self.recorded_with) or "train.py"))
@@ -211,6 +217,8 @@ class Report(ShownInNotebooks):
     """how the job failed; ``None`` if no failure is known"""
     own_reduction: Annotated[OwnReduction | None, DEVICE] = None
     """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
+    compiled_graphs: Annotated[CompiledGraphs | None, HOST] = None
+    """how torch.compile cuts the DDP module into graphs; ``None`` if it is not compiled"""
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
     link_limit: LinkLimit | None = None

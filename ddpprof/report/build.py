@@ -109,6 +109,7 @@ def view_of(
         is_compiled=job.is_compiled,
         has_cuda=all(one.trace.has_cuda for one in known.values() if one.trace is not None),
         takes_cap_lists=job.accepted_caps.lists,
+        could_take_cap_lists=job.takes_cap_lists,
         framework=next((one.framework for one in facts.values() if one.framework), None),
         cores_per_rank=min((one.cores_per_rank for one in threads.hosts), default=None) if knows_all else None,
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),

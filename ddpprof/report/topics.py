@@ -37,6 +37,7 @@ from ddpprof.topics.attempts import ATTEMPTS
 from ddpprof.topics.bound import BOUND
 from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.checkpoints import CHECKPOINTS
+from ddpprof.topics.compiled_graphs import COMPILED_GRAPHS
 from ddpprof.topics.data import DATA
 from ddpprof.topics.data_parallel import DATA_PARALLEL
 from ddpprof.topics.devices import DEVICES
@@ -78,6 +79,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     WHOLE_RUN,
     ACCUMULATION,
     BUCKETS,
+    COMPILED_GRAPHS,
     LATENESS,
     NCCL_CHOICES,
     LINK_LIMIT,

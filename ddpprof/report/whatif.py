@@ -12,6 +12,7 @@ from ddpprof.engine.finding import ACCUMULATED, NewBuckets, Predicted, Predictio
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.backends import Compression, backend_of
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB
 from ddpprof.predict import Algorithm, BucketCaps, Setting, sent_share
 from ddpprof.predict.candidates import SearchedSetting, choose_caps, try_buckets, try_caps
 from ddpprof.predict.network import Network
@@ -72,6 +73,9 @@ class _Changes:
         return Predictions(
             best_buckets=self._best_buckets()
             if training.knows_parameters and self.has_one_module and not self.job.is_compiled
+            else None,
+            aligned_buckets=self._aligned_buckets()
+            if training.knows_parameters and self.has_one_module and self.job.is_compiled and self.job.takes_cap_lists
             else None,
             compression=self._compression(),
             bucket_views=self._bucket_views()
@@ -134,6 +138,11 @@ class _Changes:
         if buckets is None:
             return NewBuckets("", sizes)
         return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction), chosen.equal_mb)
+
+    def _aligned_buckets(self) -> Predicted:
+        """Return the effect of a small first bucket. It does not move the points at which torch.compile cuts."""
+        cap = self.job.modules[0].bucket_cap_mib
+        return self._of(Setting(buckets=BucketCaps(list_mb=(DEFAULT_FIRST_CAP_MIB, cap or DEFAULT_CAP_MIB))))
 
     def _compression(self) -> Predicted | None:
         """Return the effect of compression; ``None`` unless gradients are known to become smaller."""

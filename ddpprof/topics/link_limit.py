@@ -447,7 +447,9 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
         f"{hide}{advice if hide else advice.capitalize()}",
         None,
         numbers=only_known(
-            link_share=round(share, 3), limit_bits_per_s=limit.limit_bits_per_s, busbw_bytes_per_s=limit.reached_bytes_per_s
+            link_share=round(share, 3),
+            limit_bits_per_s=limit.limit_bits_per_s,
+            busbw_bytes_per_s=limit.reached_bytes_per_s,
         ),
     )
 

@@ -342,8 +342,11 @@ def _sizes(num_bytes: Sequence[int]) -> str:
 
 
 def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a bucket that lacks only one gradient and holds back its successors, since DDP launches in index order."""
-    if view.exposed_ns is None:
+    """Report a bucket that lacks only one gradient and holds back its successors, since DDP launches in index order.
+
+    In a compiled model, the gradient may come from another graph, which `compiled_graphs` reports.
+    """
+    if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
         for position, bucket in enumerate(buckets[:-1]):

@@ -10,6 +10,7 @@ from experiments import PLAN, result
 
 from ddpprof.errors import CannotRecord, DdpprofError, RunExists
 from ddpprof.experiments.conduct import (
+    compiled_otherwise,
     job_of,
     open_experiment,
     remaining,
@@ -18,6 +19,7 @@ from ddpprof.experiments.conduct import (
 )
 from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, read_plan, write_end, write_plan
 from ddpprof.experiments.trials import refuse_short_job
+from ddpprof.model.compilation import Compilation
 
 TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
 
@@ -169,3 +171,22 @@ def test_a_training_that_is_too_short_is_known_after_the_first_trial(
         return
     with pytest.raises(DdpprofError, match=says):
         refuse_short_job(plan, first, 30, on_accelerator=False)
+
+
+@pytest.mark.parametrize(
+    ("compilation", "problem"),
+    [
+        pytest.param(Compilation("model_first", "no_optimization"), None, id="as-wanted"),
+        pytest.param(None, "the script does not compile its DDP module", id="not-compiled"),
+        pytest.param(
+            Compilation("submodules", "no_optimization"), "compile_order=model_first has no effect", id="order"
+        ),
+        pytest.param(Compilation("model_first", "ddp_optimizer"), "the script sets torch._dynamo.config", id="mode"),
+    ],
+)
+def test_a_trial_that_is_compiled_otherwise_has_a_problem(compilation: Compilation | None, problem: str | None) -> None:
+    variant = Variant(2, compile_order="model_first", optimize_ddp="no_optimization")
+    found = compiled_otherwise(compilation, variant)
+    assert (found is None) == (problem is None)
+    assert problem is None or (found is not None and found.startswith(problem))
+    assert compiled_otherwise(compilation, Variant(2)) is None

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from experiments import MS, planned, result
 
-from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted, ddp_change, environment_change, loader_change
+from ddpprof.engine.finding import (
+    Change,
+    ChangeKind,
+    Finding,
+    Predicted,
+    compilation_change,
+    ddp_change,
+    environment_change,
+    loader_change,
+)
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import ExperimentKind, Trial, Variant
 from ddpprof.experiments.trying import Promise, TriedPromise, Trying, TryPlan, promise_of, variant_with
@@ -119,6 +128,10 @@ def test_workers_may_draw_other_augmentations() -> None:
         pytest.param(
             loader_change(None, 4, True), {"loader": {"num_workers": 4, "persistent_workers": True}}, id="loader"
         ),
+        pytest.param(
+            compilation_change(optimize_ddp="ddp_optimizer"), {"optimize_ddp": "ddp_optimizer"}, id="compilation"
+        ),
+        pytest.param(compilation_change(compile_order="model_first"), {"compile_order": "model_first"}, id="order"),
         pytest.param(Change(ChangeKind.NO_SYNC, {"num_passes": 4}, "once"), {"passes_per_reduction": 4}, id="no-sync"),
     ],
 )  # fmt: skip

@@ -126,3 +126,25 @@ def test_the_listed_arguments_are_ddps() -> None:
 def test_a_misspelt_argument_of_ddp_is_no_argument_of_the_script() -> None:
     with pytest.raises(DdpprofError, match=r"no argument bucket_cap\. Did you mean bucket_cap_mb"):
         vary(ONE, ["bucket_cap=1,25"], SCRIPT)
+
+
+def test_the_compilation_of_ddp_is_varied_with_its_buckets() -> None:
+    choices = ["compile_order=ddp_first,model_first", "optimize_ddp=no_optimization", "bucket_cap_mb=5"]
+    first, second = vary(ONE, choices, SCRIPT)
+    assert (first.compile_order, first.optimize_ddp) == ("ddp_first", "no_optimization")
+    assert first.ddp == {"bucket_cap_mb": 5}
+    assert second.compile_order == "model_first"
+    assert (second.words, second.variables) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        pytest.param("optimize_ddp=True", "give ddp_optimizer or python_reducer or no_optimization", id="mode"),
+        pytest.param("compile_order=inside", "give ddp_first or model_first", id="order"),
+        pytest.param("compile_orders=ddp_first", "Did you mean compile_order?", id="misspelt"),
+    ],
+)
+def test_a_compilation_that_torch_does_not_know_is_a_mistake(choice: str, wanted: str) -> None:
+    with pytest.raises(DdpprofError, match=re.escape(wanted)):
+        vary(ONE, [choice], SCRIPT)

@@ -1,0 +1,191 @@
+"""How the script compiles its DDP module, and the changes of this that trials make.
+
+torch.compile cuts a model only while DDP's forward runs and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
+Its `DDPOptimizer` then makes one graph per bucket.
+
+This module is imported while torch is being imported. It imports torch._dynamo only in trials that change it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from ddpprof.errors import CannotRecord
+from ddpprof.model.compilation import Compilation, CompileOrder, OptimizeDdp
+from ddpprof.record.settings import Settings
+
+_CALLER = "_TorchDynamoContext.__call__.<locals>."
+"""beginning of the name of torch's function that calls compiled code; code excluded from compilation has another"""
+_COMPILED_WITH = "_ddpprof_compiled_with"
+"""attribute of a module: the arguments with which the script called its ``compile``"""
+
+_num_graphs: dict[tuple[str, ...], int] = {}
+"""parameters of a compiled forward → number of graphs that DDPOptimizer made of it, the last time it was compiled"""
+_counts_graphs = False
+
+
+def has_compiled() -> bool:
+    """Return True if torch.compile has compiled anything in this process, according to torch's own counters."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+
+
+def _has_graphs() -> bool:
+    return bool(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])
+
+
+def order_of(ddp: Any) -> CompileOrder | None:
+    """Return how a DDP module is compiled; ``None`` if it is not. Call this within the module's forward."""
+    if ddp._compiled_call_impl is not None or _is_in_compiled_code():
+        return CompileOrder.DDP_FIRST
+    if _is_compiled(ddp.module):
+        return CompileOrder.MODEL_FIRST
+    return CompileOrder.SUBMODULES if any(map(_is_compiled, ddp.module.modules())) else None
+
+
+def _is_compiled(module: Any) -> bool:
+    return module._compiled_call_impl is not None or _is_optimized_module(module)
+
+
+def _is_optimized_module(module: Any) -> bool:
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def _is_in_compiled_code() -> bool:
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return any(code.co_qualname.startswith(_CALLER) for code in codes)
+
+
+def count_graphs() -> None:
+    """Count from now on the graphs that DDPOptimizer makes, if torch.compile is in use."""
+    global _counts_graphs
+    optimizer = getattr(sys.modules.get("torch._dynamo.backends.distributed"), "DDPOptimizer", None)
+    if _counts_graphs or optimizer is None or _has_graphs():
+        return
+    compile_fn = optimizer.compile_fn
+
+    @functools.wraps(compile_fn)
+    def compiles(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = compile_fn(self, *args, **kwargs)
+        with suppress(Exception):  # `buckets` is there for torch's own tests
+            _num_graphs[tuple(name for bucket in self.buckets for name in bucket.params)] = len(self.buckets)
+        return result
+
+    optimizer.compile_fn = compiles
+    _counts_graphs = True
+
+
+def compilation(order: CompileOrder | None) -> Compilation | None:
+    """Return how a module with this `order` is compiled; ``None`` if nothing has been compiled."""
+    mode = _optimize_ddp()
+    if order is None or mode is None or not has_compiled():
+        return None
+    counts = _counts_graphs and mode == OptimizeDdp.DDP_OPTIMIZER
+    return Compilation(order, mode, sum(_num_graphs.values()) if counts else None)
+
+
+def _optimize_ddp() -> str | None:
+    value = getattr(sys.modules.get("torch._dynamo.config"), "optimize_ddp", None)
+    if isinstance(value, bool):
+        return OptimizeDdp.DDP_OPTIMIZER if value else OptimizeDdp.NO_OPTIMIZATION
+    return None if value is None else str(value)
+
+
+def modify_compilation(distributed: ModuleType, settings: Settings) -> None:
+    """Compile DDP modules as `settings` requires. Call this while torch is being imported.
+
+    Raises `CannotRecord`.
+    """
+    if settings.optimize_ddp is None and settings.compile_order is None:
+        return
+    ddp, module = distributed.DistributedDataParallel, distributed.Module
+    if not hasattr(module, "_compiled_call_impl"):
+        raise CannotRecord("this torch version has no Module.compile, so ddpprof cannot change how DDP is compiled")
+    if settings.compile_order == CompileOrder.MODEL_FIRST:
+        ddp.compile = _compile_inner
+    elif settings.compile_order == CompileOrder.DDP_FIRST:
+        module.compile = _remembering(module.compile)
+    ddp.__init__ = functools.wraps(ddp.__init__)(_constructor(ddp.__init__, settings))
+
+
+def _constructor(original: Callable[..., None], settings: Settings) -> Callable[..., None]:
+    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        import torch._dynamo
+
+        if settings.optimize_ddp is not None:
+            config: Any = torch._dynamo.config
+            config.optimize_ddp = settings.optimize_ddp
+        if settings.compile_order == CompileOrder.MODEL_FIRST:
+            _compile_inner_instead(torch._dynamo.eval_frame.OptimizedModule)
+        compiles = None
+        if settings.compile_order == CompileOrder.DDP_FIRST and _is_compiled(module):
+            module, compiles = _uncompiled(module)
+        original(self, module, *args, **kwargs)
+        if compiles is not None:
+            compiles(self)
+
+    return init
+
+
+def _uncompiled(module: Any) -> tuple[Any, Callable[[Any], None]]:
+    """Return the module without its compilation, and a function that compiles another module in the same way."""
+    if not _is_optimized_module(module):
+        args, kwargs = getattr(module, _COMPILED_WITH)
+        module._compiled_call_impl = None
+        return module, lambda other: other.compile(*args, **kwargs)
+    context = module.dynamo_ctx
+
+    def compiles(other: Any) -> None:
+        other._compiled_call_impl = context(other._call_impl)  # as in `Module.compile`
+
+    return module._orig_mod, compiles
+
+
+def _remembering(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def compile_module(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__dict__[_COMPILED_WITH] = (args, kwargs)
+        original(self, *args, **kwargs)
+
+    return compile_module
+
+
+def _compile_inner(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Replacement for ``compile`` of a DDP module."""
+    self.module.compile(*args, **kwargs)
+
+
+def _compile_inner_instead(optimized_module: Any) -> None:
+    """Let ``torch.compile(ddp)`` compile the module in DDP, and return a wrapper that only calls DDP."""
+    original = optimized_module.__init__
+    if getattr(original, _COMPILED_WITH, False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, mod: Any, dynamo_ctx: Any) -> None:
+        if _is_ddp(mod):
+            mod.module._compiled_call_impl = dynamo_ctx(mod.module._call_impl)
+            dynamo_ctx = _Uncompiled()
+        original(self, mod, dynamo_ctx)
+
+    setattr(init, _COMPILED_WITH, True)
+    optimized_module.__init__ = init
+
+
+class _Uncompiled:
+    """Takes the place of the context with which torch.compile compiles a function, and returns the function as is."""
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+
+def _is_ddp(module: Any) -> bool:
+    kind = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
+    return isinstance(module, kind)

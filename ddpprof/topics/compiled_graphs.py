@@ -1,0 +1,312 @@
+"""Does torch.compile let gradients become ready while the backward pass still runs?
+
+    group     gradients that become ready together, because one compiled graph computes them
+    waits     last gradient of a bucket - last gradient of its earlier groups
+
+A compiled graph returns all its gradients at its end. If the model is one graph, no communication can overlap with its
+backward pass. Therefore, torch's DDPOptimizer cuts the model into graphs. It ends the first graph at 1 MiB and the
+others at DDP's ``bucket_cap_mb``. DDP's first bucket, however, ends at 1 MiB only if ``bucket_cap_mb`` is not given. If
+it is given, the buckets end within graphs, and most buckets wait for the graph after their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ddpprof.engine.finding import (
+    Change,
+    Finding,
+    Predicted,
+    compilation_change,
+    ddp_change,
+    hoped_for,
+    in_ms,
+    only_known,
+    size,
+)
+from ddpprof.engine.topic import ReportView, Topic, View
+from ddpprof.layout import Line, ms
+from ddpprof.model import DdpModule, Rank, Record
+from ddpprof.model.compilation import CompileOrder, OptimizeDdp
+from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB
+from ddpprof.topics.buckets.rules import BUCKETS
+from ddpprof.topics.buckets.steps import pass_fits
+
+_GAP = 0.05
+"""minimum time between two groups, as a share of the time until the last gradient; if the graphs are not counted"""
+_TOGETHER = 0.25
+"""maximum share of the time until the last gradient that all groups take together; more means that parts of the model
+are not compiled"""
+_EARLY = 0.2
+"""minimum share of a bucket's bytes that must be ready early for the rest to make it wait"""
+_WANTED_GRAPHS = 8
+"""number of graphs into which a model is advised to be cut"""
+_LARGE = 0.3
+"""share of all gradients; a bucket that holds more starts late"""
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BucketWait:
+    """A bucket with gradients of several compiled graphs."""
+
+    bucket: int
+    waits_ns: int
+    """time from the last gradient of its earlier graphs to its last gradient"""
+    early_bytes: int
+    """size of the gradients that wait"""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraphs:
+    """How a DDP module is compiled, and when its gradients become ready. Times are medians, ns since the forward."""
+
+    order: str
+    """a `CompileOrder`"""
+    optimize_ddp: str
+    """value of ``torch._dynamo.config.optimize_ddp``"""
+    num_graphs: int | None
+    """number of graphs that DDPOptimizer made; 0 if nothing of the model is compiled, ``None`` if unknown"""
+    groups_ns: tuple[int, ...] = ()
+    """time at which the last gradient of each group is ready; empty if gradients do not become ready in groups"""
+    waits: tuple[BucketWait, ...] = ()
+    """buckets with gradients of several groups, longest wait first"""
+
+    @property
+    def waiting(self) -> BucketWait | None:
+        """The first bucket of which a considerable part waits for another graph."""
+        late = (one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes)
+        return max(late, key=lambda one: one.waits_ns, default=None)
+
+
+def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> CompiledGraphs | None:
+    """Measure a rank; ``None`` if torch.compile does not compile its DDP module, or if it has several modules."""
+    found = record.compilation
+    if found is None or len(modules) != 1:
+        return None
+    described = CompiledGraphs(found.order, found.optimize_ddp, found.num_graphs)
+    ready_ns = _ready_ns(record, modules)
+    groups = _groups(ready_ns, found.num_graphs) if ready_ns is not None else None
+    if ready_ns is None or groups is None or found.order == CompileOrder.SUBMODULES:
+        return described
+    return CompiledGraphs(
+        found.order,
+        found.optimize_ddp,
+        found.num_graphs,
+        groups_ns=tuple(ready_ns[group[-1]] for group in groups),
+        waits=tuple(_waits(modules[0], ready_ns, groups)),
+    )
+
+
+def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
+    """Return when each gradient is ready, ns since the forward; ``None`` if unknown, as with a Python reducer."""
+    passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
+    times = [
+        [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]
+        for index in range(len(modules[0].parameters))
+    ]
+    return [round(median(of_one)) for of_one in times] if times and all(times) else None
+
+
+def _groups(ready_ns: Sequence[int], num_graphs: int | None) -> list[list[int]] | None:
+    """Return parameters that become ready together, in the order of time; ``None`` if there are no such groups."""
+    order = sorted(range(len(ready_ns)), key=lambda index: ready_ns[index])
+    last_ns = ready_ns[order[-1]]
+    gaps = [(ready_ns[after] - ready_ns[before], at) for at, (before, after) in enumerate(pairwise(order), 1)]
+    if num_graphs:
+        cuts = sorted(gaps, reverse=True)[: num_graphs - 1]
+    else:
+        cuts = [(gap_ns, at) for gap_ns, at in gaps if gap_ns > _GAP * last_ns]
+    ends = [0, *sorted(at for _, at in cuts), len(order)]
+    groups = [order[start:end] for start, end in pairwise(ends)]
+    lasting_ns = sum(ready_ns[group[-1]] - ready_ns[group[0]] for group in groups)
+    return groups if num_graphs != 0 and lasting_ns <= _TOGETHER * last_ns else None
+
+
+def _waits(module: DdpModule, ready_ns: Sequence[int], groups: Sequence[Sequence[int]]) -> Iterator[BucketWait]:
+    group_of = {parameter: number for number, group in enumerate(groups) for parameter in group}
+    for index, parameters in enumerate(module.buckets):
+        last = max(group_of[one] for one in parameters)
+        early = [one for one in parameters if group_of[one] < last]
+        if early:
+            yield BucketWait(
+                index,
+                max(ready_ns[one] for one in parameters) - max(ready_ns[one] for one in early),
+                sum(module.parameters[one].num_bytes for one in early),
+                sum(module.parameters[one].num_bytes for one in parameters),
+            )
+
+
+def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
+    """Report torch.compile around DDP that skips the model, as it does if its forward is torch's own."""
+    if found.num_graphs != 0 or found.order != CompileOrder.DDP_FIRST:
+        return
+    change = compilation_change(compile_order=CompileOrder.MODEL_FIRST)
+    yield Finding(
+        "compiled-graphs",
+        "torch.compile compiles no part of the model",
+        "torch.compile wraps DDP, but DDPOptimizer got no graph with parameters: when DDP calls a model whose forward "
+        "is torch's own, such as nn.Sequential's, torch.compile skips it",
+        f"Compile the model before DDP wraps it: {change.code}.",
+        None,
+        change=change,
+    )
+
+
+def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
+    """Report a model that is compiled as one graph, so that no communication overlaps with its backward pass."""
+    if len(found.groups_ns) != 1 or not view.worth(view.exposed_ns):
+        return
+    is_cut = found.optimize_ddp == OptimizeDdp.DDP_OPTIMIZER
+    change = _smaller_graphs(view) if is_cut else compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER)
+    if change is None:
+        return
+    cut = "cut it into smaller graphs" if is_cut else "let torch.compile cut it into one graph per bucket"
+    yield Finding(
+        "compiled-graphs",
+        "The model is compiled as one graph, so no gradient is ready before its backward pass ends",
+        f"all gradients become ready together, {in_ms(found.groups_ns[0])} after the forward; "
+        f"{in_ms(view.exposed_ns or 0)} of communication per step is exposed, that of all buckets",
+        f"To overlap, {cut}: {change.code}. {_compare(view)}",
+        min(view.exposed_ns or 0, found.groups_ns[0]),
+        cause_ns=view.exposed_ns,
+        change=change,
+        numbers=only_known(num_graphs=1, ready_ns=found.groups_ns[0], exposed_ns=view.exposed_ns),
+    )
+
+
+def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
+    """Report a bucket that waits for the gradients of another graph."""
+    wait, graphs = found.waiting, len(found.groups_ns)
+    if wait is None or view.exposed_ns is None:
+        return
+    change, predicted = _aligned(found, view)
+    gain_ns, predicted = hoped_for(min(view.exposed_ns, wait.waits_ns), predicted)
+    if not view.worth(gain_ns, predicted):
+        return
+    yield Finding(
+        "compiled-graphs",
+        f"The compiled model is cut into {graphs} graphs; bucket {wait.bucket} waits {in_ms(wait.waits_ns)} for a "
+        "gradient of the next graph",
+        f"gradients become ready in {graphs} groups, one per graph; {size(wait.early_bytes)} of the "
+        f"{size(wait.num_bytes)} of bucket {wait.bucket} are ready one graph earlier. {_WHY}",
+        f"Let buckets end where graphs end: {change.code}. {_compare(view)}",
+        gain_ns,
+        predicted=predicted,
+        cause_ns=view.exposed_ns,
+        subject={"bucket": wait.bucket},
+        change=change,
+        numbers=only_known(num_graphs=graphs, waiting_ns=wait.waits_ns, exposed_ns=view.exposed_ns),
+    )
+
+
+_WHY = (
+    "torch.compile ends the first graph at 1 MiB and the others at the bucket cap, but DDP's first bucket ends at "
+    "1 MiB only by default or with bucket_cap_mb_list"
+)
+
+
+def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
+    """Report buckets that start late because their graphs are large."""
+    if len(found.groups_ns) < 2 or found.optimize_ddp != OptimizeDdp.DDP_OPTIMIZER or found.waiting is not None:
+        return
+    rows, change = view[BUCKETS] or (), _smaller_graphs(view)
+    total = sum(row.num_bytes or 0 for row in rows)
+    largest = max(rows, key=lambda row: row.num_bytes or 0, default=None)
+    if largest is None or change is None or view.exposed_ns is None or (largest.num_bytes or 0) < _LARGE * total:
+        return
+    gain_ns = min(view.exposed_ns, found.groups_ns[-1] - found.groups_ns[0])
+    if not view.worth(gain_ns):
+        return
+    yield Finding(
+        "compiled-graphs",
+        f"The compiled model is cut into only {len(found.groups_ns)} graphs, so communication starts late",
+        f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
+        f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per "
+        "step is exposed",
+        f"Cut it into smaller graphs, which end where buckets end: {change.code}. {_compare(view)}",
+        gain_ns,
+        cause_ns=view.exposed_ns,
+        subject={"bucket": largest.index},
+        change=change,
+        numbers=only_known(num_graphs=len(found.groups_ns), bucket_bytes=largest.num_bytes, exposed_ns=view.exposed_ns),
+    )
+
+
+def _compare(view: View) -> str:
+    caps = ",".join(
+        f"[1,{cap}]" if view.could_take_cap_lists else str(cap) for cap in (_small_cap(view.modules[0]), 25)
+    )
+    name = "bucket_cap_mb_list" if view.could_take_cap_lists else "bucket_cap_mb"
+    return (
+        "To compare the alternatives: ddpprof sweep --vary optimize_ddp=ddp_optimizer,no_optimization "
+        f"--vary compile_order=ddp_first,model_first --vary {name}={caps}."
+    )
+
+
+def _cap_mib(module: DdpModule) -> float:
+    return DEFAULT_CAP_MIB if module.bucket_cap_mb is None else module.bucket_cap_mb
+
+
+def _small_cap(module: DdpModule) -> int:
+    """Return the cap, in MiB, that cuts the model into `_WANTED_GRAPHS` graphs or a little less."""
+    return max(1, round(sum(one.num_bytes for one in module.parameters) / MIB / _WANTED_GRAPHS))
+
+
+def _smaller_graphs(view: View) -> Change | None:
+    """Return the change that cuts the model into graphs of at most half the size; ``None`` if they are small."""
+    cap, now = _small_cap(view.modules[0]), _cap_mib(view.modules[0])
+    return _capped(view, cap) if cap <= now / 2 else None
+
+
+def _capped(view: View, cap: float) -> Change:
+    """Return the change to graphs of that size, in MiB, with buckets that end where they end."""
+    if view.could_take_cap_lists:
+        return ddp_change(view.framework, bucket_cap_mb_list=(DEFAULT_FIRST_CAP_MIB, cap))
+    return ddp_change(view.framework, bucket_cap_mb=cap)
+
+
+def _aligned(found: CompiledGraphs, view: View) -> tuple[Change, Predicted | None]:
+    """Return the change that lets buckets end where graphs end, and its predicted gain if graphs stay the same."""
+    if found.optimize_ddp != OptimizeDdp.DDP_OPTIMIZER:
+        return compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER), None
+    smaller, now = _smaller_graphs(view), _cap_mib(view.modules[0])
+    if not view.could_take_cap_lists:
+        return ddp_change(view.framework, bucket_cap_mb=None), None
+    if smaller is not None:
+        return smaller, None
+    return _capped(view, now), view.predictions.aligned_buckets
+
+
+def compiled_lines(found: CompiledGraphs, _report: ReportView) -> Iterator[Line]:
+    """Say how the DDP module is compiled, and when its gradients become ready."""
+    order = _ORDERS.get(found.order, found.order)
+    graphs = "" if not found.num_graphs else f", {found.num_graphs} graph{'s' if found.num_graphs > 1 else ''}"
+    shown = ", ".join(map(ms, found.groups_ns[:_MOST_SHOWN])) + (", …" if len(found.groups_ns) > _MOST_SHOWN else "")
+    ready = f" Gradients become ready together, after ms: {shown}." if found.groups_ns else ""
+    yield Line(f"Compiled: {order}, optimize_ddp={found.optimize_ddp}{graphs}.{ready}", is_aside=True)
+
+
+_ORDERS: Mapping[str, str] = {
+    CompileOrder.DDP_FIRST: "torch.compile around DDP",
+    CompileOrder.MODEL_FIRST: "DDP around the compiled model",
+    CompileOrder.SUBMODULES: "only submodules",
+}
+
+COMPILED_GRAPHS: Topic[CompiledGraphs, CompiledGraphs] = Topic(
+    "compiled_graphs",
+    rules=(compiles_nothing, one_graph, bucket_of_several_graphs, few_graphs),
+    sections={"buckets": compiled_lines},
+    of_rank=lambda rank, _steps, modules: _of_rank(rank, modules),
+    rank_type=CompiledGraphs,
+    of_ranks=lambda ranks: ranks[0],
+)
+"""compiled graphs of the first rank; all ranks must be compiled alike"""
+
+
+def _of_rank(rank: Rank, modules: Sequence[DdpModule]) -> CompiledGraphs | None:
+    return None if rank.record is None else measure_compiled_graphs(rank.record, modules)
