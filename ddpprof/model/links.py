@@ -64,6 +64,8 @@ class LinkFacts:
     infiniband: tuple[InfinibandPort, ...] = ()
     opened_infiniband: bool = False
     """whether the process has opened an RDMA device"""
+    others_used: tuple[str, ...] = ()
+    """further interfaces of such sockets: NCCL may use several"""
     pcie: tuple[PcieLink, ...] = ()
     """links of the accelerators that the process sees"""
     no_peer_access: tuple[tuple[int, int], ...] = ()

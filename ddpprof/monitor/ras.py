@@ -106,7 +106,7 @@ def read_answer(answer: str, world_size: int) -> Communicator | None:
     begin = answer.find("{")
     found = None
     if begin >= 0:
-        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with suppress(ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             found = _of_json(json.loads(answer[begin:]), world_size)
     else:
         found = _of_text(answer.splitlines(), world_size)

@@ -41,9 +41,11 @@ def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
     sys_class = root / "sys" / "class"
     opened = list(_open_files(root / "proc" / "self" / "fd"))
     addresses = _own_addresses(root)
+    used = _interfaces_in_use(root, opened, addresses)
     pcie, no_access = _accelerators(root) if backend == "nccl" else ((), ())
     return LinkFacts(
-        interface=_interface_in_use(root, opened, addresses),
+        interface=used[0] if used else None,
+        others_used=tuple(used[1:]),
         interfaces=tuple(_interfaces(sys_class / "net", set(addresses.values()))),
         infiniband=tuple(_infiniband_ports(sys_class / "infiniband")),
         opened_infiniband=any(target.startswith("/dev/infiniband/uverbs") for target in opened),
@@ -84,20 +86,19 @@ def _ipv4_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _interface_in_use(root: Path, opened: list[str], addresses: dict[str, str]) -> str | None:
-    """Return the interface with the most of this process's connections to other machines.
+def _interfaces_in_use(root: Path, opened: list[str], addresses: dict[str, str]) -> list[str]:
+    """Return the interfaces of this process's connections to other machines, the one with the most connections first.
 
-    A connection between two addresses of this machine does not leave it, whatever interface has the address.
+    If there are none, but others, return the loopback interface. A connection between two addresses of this machine
+    does not leave it, whatever interface has the address.
     """
     inodes = {target[8:-1] for target in opened if target.startswith("socket:[")}
     used = Counter(
         LOOPBACK if remote in addresses or ipaddress.ip_address(remote).is_loopback else addresses.get(local, "")
         for local, remote in _connections(root / "proc" / "self" / "net", inodes)
     )
-    outside = Counter({name: number for name, number in used.items() if name not in ("", LOOPBACK)})
-    if outside:
-        return outside.most_common(1)[0][0]
-    return LOOPBACK if used[LOOPBACK] else None
+    outside = [name for name, _ in used.most_common() if name not in ("", LOOPBACK)]
+    return outside or ([LOOPBACK] if used[LOOPBACK] else [])
 
 
 def _connections(folder: Path, inodes: set[str]) -> Iterator[tuple[str, str]]:

@@ -148,7 +148,8 @@ def _path(
         names, limit = _infiniband_limit(outside, logs)
         path = LinkLimit(_INFINIBAND, names, limit)
     elif backend in (*ON_HOST, "nccl"):
-        path = LinkLimit(_SOCKET, _used(outside), _socket_limit(outside))
+        named = tuple(dict.fromkeys(name for one in logs for name in one.interfaces))
+        path = LinkLimit(_SOCKET, named or _used(outside), _socket_limit(outside, named))
     else:
         path = LinkLimit(None)
     return path if stated is None else replace(path, limit_bits_per_s=stated, is_stated=True)
@@ -158,12 +159,19 @@ def _used(ranks: Sequence[LinkFacts]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.interface for one in ranks if one.interface is not None))
 
 
-def _socket_limit(ranks: Sequence[LinkFacts]) -> int | None:
-    """Return the speed of the slowest interface in use; ``None`` if one is unknown."""
-    used = [one.named(one.interface) for one in ranks]
-    speeds = [None if one is None else one.bits_per_s for one in used]
-    known = [speed for speed in speeds if speed is not None]
-    return min(known) if len(known) == len(speeds) else None
+def _socket_limit(ranks: Sequence[LinkFacts], named: Sequence[str]) -> int | None:
+    """Return the lowest speed of a rank's interfaces; ``None`` if one is unknown.
+
+    `named`: interfaces that NCCL uses together, according to its log.
+    """
+    lowest = None
+    for rank in ranks:
+        used = [rank.named(name) for name in named or (rank.interface,)]
+        speeds = [one.bits_per_s for one in used if one is not None and one.bits_per_s is not None]
+        if len(speeds) < len(used):
+            return None
+        lowest = min(sum(speeds), lowest if lowest is not None else sum(speeds))
+    return lowest
 
 
 def _uses_infiniband(ranks: Sequence[LinkFacts], logs: Sequence[NcclChoices]) -> bool:
@@ -322,11 +330,9 @@ def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
     used = None if limit.is_stated else limit.limit_bits_per_s
     if limit.network != _SOCKET or used is None or not view.worth(view.exposed_ns):
         return
-    others = [
-        one
-        for one in common_interfaces(_of_machines(view))
-        if one.is_hardware and one.has_address and one.name not in limit.names
-    ]
+    links = _of_machines(view)
+    in_use = {*limit.names, *(name for one in links for name in one.others_used)}
+    others = [one for one in common_interfaces(links) if one.is_hardware and one.has_address and one.name not in in_use]
     best = max(others, key=lambda one: one.bits_per_s or 0, default=None)
     if best is None or best.bits_per_s is None or best.bits_per_s < _FASTER * used:
         return

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from hung_ranks import ENGINE, USER, on_device, rank, waiting
+from hung_ranks import ENGINE, NOW_NS, USER, on_device, rank, waiting
 from msgspec.structs import replace as replace_struct
 from ras_answers import HALVES, HEALTHY, MISSING, NONE_LAUNCHED, OF_2_24, ONE_BEHIND, json_answer
 
-from ddpprof.model.hang import Fault
+from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.overdue import Frame
 from ddpprof.model.pulse import Activity
 from ddpprof.monitor import evidence as evidence_module
 from ddpprof.monitor import ras
 from ddpprof.monitor.evidence import RankEvidence, with_nccl
+from ddpprof.monitor.hang_detector import HangDetector, Overdue
 from ddpprof.monitor.judge import judge
 from ddpprof.monitor.ras import address_of, behind, in_words, read_answer
 from ddpprof.topics.hang_words import verdict_lines
@@ -161,6 +163,15 @@ def test_the_bucket_is_that_of_the_pulse(monkeypatch: pytest.MonkeyPatch) -> Non
     verdict = judge(asked(json_answer(7, 6), ahead, late, monkeypatch=monkeypatch))
     assert (verdict.rank, verdict.bucket, verdict.parameters) == (1, 1, ("second", "first"))
     assert verdict.nccl == "rank 1 has launched 6 AllReduce operations, rank 0 7"
+
+
+def test_a_job_that_hangs_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ras, "ask", lambda _address: json_answer(7, 6))
+    ranks = tuple(on_nccl(waiting(number, since_s=300)) for number in range(2))
+    monkeypatch.setattr("ddpprof.monitor.hang_detector.gather", lambda *_, **__: ranks)
+    found = HangDetector(tmp_path, lambda: NOW_NS).diagnose(Overdue(step=10, waited_s=300, usual_s=0.1))
+    assert isinstance(found, Verdict)
+    assert found.nccl == "rank 1 has launched 6 AllReduce operations, rank 0 7"
 
 
 def test_equal_counts_leave_the_verdict_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,12 @@ def test_the_interface_of_the_sockets(pairs: list[tuple[str, str]], found: str |
     assert link_facts("gloo", root).interface == found
 
 
+def test_all_interfaces_of_sockets_to_other_machines(root: Path) -> None:
+    connections(root, (LOOPBACK, LOOPBACK), (IB, REMOTE), (LOCAL, REMOTE), (LOCAL, REMOTE))
+    found = link_facts("nccl", root)
+    assert (found.interface, found.others_used) == ("eth0", ("ib0",))
+
+
 def test_sockets_that_only_listen_and_those_of_other_processes_do_not_count(root: Path) -> None:
     connections(root, (LOCAL, REMOTE), state="0A")
     assert link_facts("gloo", root).interface is None

@@ -252,6 +252,15 @@ def test_an_interface_that_is_no_alternative(other: Interface) -> None:
     assert findings(view(links, links)) == {}
 
 
+def test_an_interface_that_nccl_uses_as_well_is_no_alternative() -> None:
+    also = replace(BOTH, others_used=("eth1",))
+    assert findings(view(also, also, backend="nccl")) == {}
+    log = NcclChoices(network="Socket", interfaces=("eth0", "eth1"))
+    both = view(BOTH, BOTH, backend="nccl", logs=[log])
+    assert findings(both) == {}
+    assert (limit_of(both).names, limit_of(both).limit_bits_per_s) == (("eth0", "eth1"), 35 * GBIT)
+
+
 def test_an_interface_that_only_one_machine_has_is_no_alternative() -> None:
     assert findings(view(BOTH, SOCKETS)) == {}
 
