@@ -146,6 +146,7 @@ def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
         f"Compile the model before DDP wraps it: {change.code}.",
         None,
         change=change,
+        numbers=only_known(num_graphs=found.num_graphs),
     )
 
 
