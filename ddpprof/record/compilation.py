@@ -3,7 +3,8 @@
 torch.compile cuts a model only while DDP's forward runs and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
 Its `DDPOptimizer` then makes one graph per bucket.
 
-This module is imported while torch is being imported. It imports torch._dynamo only in trials that change it.
+This module is imported while torch is being imported. It imports torch's compiler only in jobs that use it, and
+in trials that change it.
 """
 
 from __future__ import annotations
@@ -64,11 +65,13 @@ def _is_in_compiled_code() -> bool:
 
 
 def count_graphs() -> None:
-    """Count from now on the graphs that DDPOptimizer makes, if torch.compile is in use."""
+    """Count from now on the graphs that DDPOptimizer makes, if none has been made yet. Call this if DDP is compiled."""
     global _counts_graphs
-    optimizer = getattr(sys.modules.get("torch._dynamo.backends.distributed"), "DDPOptimizer", None)
-    if _counts_graphs or optimizer is None or _has_graphs():
+    if _counts_graphs or _has_graphs():
         return
+    from torch._dynamo.backends.distributed import DDPOptimizer  # torch itself imports it no later than it cuts
+
+    optimizer: Any = DDPOptimizer
     compile_fn = optimizer.compile_fn
 
     @functools.wraps(compile_fn)

@@ -138,7 +138,8 @@ class JobEnvironment(Listener):
         self.look_who_calls()
         with suppress(Exception):  # torch's compiler has no stable interface
             self._compile_order = order_of(ddp)
-            count_graphs()
+            if self._compile_order is not None:
+                count_graphs()
         self._of_ddp = {
             "device": ddp.device_type,
             "backend": backend_for(ddp.process_group, ddp.device_type),

@@ -118,6 +118,14 @@ TERMS = (
         aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb", "bucket_cap_mb_list"),
     ),
     Term(
+        "compiled graph",
+        "Part of a model that torch.compile compiles as one. Its gradients all become ready when its backward pass "
+        "ends. With optimize_ddp=ddp_optimizer, torch.compile cuts the model under DDP into several graphs, so that "
+        "buckets can be sent earlier.",
+        field="compiled_graphs",
+        aliases=("graphs", "Compiled", "optimize_ddp"),
+    ),
+    Term(
         "buffers",
         "Tensors of a module that are not parameters, such as the running mean and variance of BatchNorm. DDP "
         "broadcasts them from rank 0 before each forward, and all ranks wait for the broadcast. If ranks may have "
