@@ -66,13 +66,14 @@ class CompiledGraphs:
     groups_ns: tuple[int, ...] = ()
     """time at which the last gradient of each group is ready; empty if gradients do not become ready in groups"""
     waits: tuple[BucketWait, ...] = ()
-    """buckets with gradients of several groups, longest wait first"""
+    """buckets with gradients of several groups, in the order of launch"""
 
     @property
     def waiting(self) -> BucketWait | None:
-        """The first bucket of which a considerable part waits for another graph."""
-        late = (one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes)
-        return max(late, key=lambda one: one.waits_ns, default=None)
+        """The first bucket of which a considerable part waits for another graph, at least half as long as any other."""
+        late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
+        longest_ns = max((one.waits_ns for one in late), default=0)
+        return next((one for one in late if 2 * one.waits_ns >= longest_ns), None)
 
 
 def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> CompiledGraphs | None:
