@@ -98,10 +98,10 @@ class Tried(NamedTuple):
 
 
 TRACK_RECORD: Mapping[str, Tried] = {
-    "buckets-too-large": Tried(4, 4),
+    "buckets-too-large": Tried(9, 9),
     "idle-for-data": Tried(1, 1),
-    "reduces-every-pass": Tried(1, 1),
-    "trailing-communication": Tried(5, 5),
+    "reduces-every-pass": Tried(2, 2),
+    "trailing-communication": Tried(10, 10),
 }
 """rule → its trials with a verdict, as in `analyses/advice/results.json`; other rules have not been tried"""
 
