@@ -177,10 +177,10 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 def _waits_for_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that waits for other ranks, such as DDP's broadcast of buffers.
 
-    Waits in other threads are ignored.
+    Waits in other threads are ignored. `collective_of` recognises the wait by the name of the wrapper.
     """
 
-    def waits(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if "waited" not in EVENTS.heard or EVENTS.is_waiting or get_ident() != EVENTS.training_thread:
             return original(self, *args, **kwargs)
         EVENTS.is_waiting, began_ns = True, time_ns()
@@ -190,7 +190,7 @@ def _waits_for_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
             EVENTS.is_waiting = False
             EVENTS.waited(self, began_ns)
 
-    return waits
+    return wait
 
 
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from types import CodeType, ModuleType
 
 import pytest
 import torch._dynamo.trace_rules as rules
 
+from ddpprof.model.overdue import WORK_WAIT, Frame, collective_of
 from ddpprof.record import optimizer_hooks, patches
 from ddpprof.record.events import Events, Listener, binding
 from ddpprof.record.patches import _old_checkpoints, lists_of_old_checkpoints, saving_methods
@@ -66,3 +68,14 @@ def test_only_hooks_that_a_compiled_optimizer_contains_are_compiled() -> None:
     codes: tuple[CodeType, ...] = (patches._forward.__code__, WatchedSteps.forward_begins.__code__)
     assert all(rules.check(code) for code in codes)
     assert not rules.check(optimizer_hooks.hook_optimizers.__code__)
+
+
+def test_a_stack_shows_that_a_rank_waits_for_what_it_started_before() -> None:
+    """As in ``dist.all_reduce(tensor, async_op=True).wait()``, which ddpprof wraps."""
+    stacks = []
+
+    def original(_work: object) -> None:
+        stacks.append([Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_stack()[:-1]])
+
+    patches._waits_for_ranks(original)(object())
+    assert collective_of(stacks[0]) == WORK_WAIT
