@@ -298,9 +298,9 @@ def sockets_beside_infiniband(limit: LinkLimit, view: View) -> Iterator[Finding]
     speed = "" if limit.limit_bits_per_s is None else f" of {rate(limit.limit_bits_per_s)}"
     change, why = _infiniband_change(_settings(links, limit.nccl), limit.nccl)
     faster = limit.limit_bits_per_s is not None and total >= _FASTER * limit.limit_bits_per_s
-    yield _slow_path(
-        view,
+    yield _finding(
         "sockets-beside-infiniband",
+        view,
         f"NCCL uses sockets although InfiniBand is up ({rate(total)} per machine)",
         f"the ranks communicate over {_names(limit) or 'sockets'}{speed}, and every machine has active InfiniBand: "
         f"{listed([f'{port.name} {rate(port.bits_per_s)}' for port in slowest], _MOST_NAMES)}{_so_far(limit)}",
@@ -337,9 +337,9 @@ def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
     if best is None or best.bits_per_s is None or best.bits_per_s < _FASTER * used:
         return
     variable = "NCCL_SOCKET_IFNAME" if view.backend == "nccl" else "GLOO_SOCKET_IFNAME"
-    yield _slow_path(
-        view,
+    yield _finding(
         "slower-interface",
+        view,
         f"The ranks communicate over {_names(limit)} ({rate(used)}), but {best.name} has {rate(best.bits_per_s)}",
         f"both interfaces are up on every machine{_so_far(limit)}",
         f"Set {variable}={best.name} on every rank, if the machines reach each other through {best.name}.",
@@ -349,9 +349,9 @@ def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
     )
 
 
-def _slow_path(
-    view: View,
+def _finding(
     rule: str,
+    view: View,
     title: str,
     evidence: str,
     advice: str,
