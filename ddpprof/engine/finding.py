@@ -152,7 +152,7 @@ def ddp_change(framework: str | None, **arguments: Value) -> Change:
 
 
 def bucket_change(framework: str | None, new: NewBuckets) -> Change | None:
-    """Return the change that makes those buckets; ``None`` if the best value is unknown."""
+    """Return the change that would produce the given buckets; ``None`` if the best value is unknown."""
     if not new.argument or (new.predicted is None and not new.is_default):
         return None
     name, _, text = new.argument.partition("=")

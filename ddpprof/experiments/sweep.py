@@ -115,7 +115,7 @@ def sweep_report(
 
 
 def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
-    """Return, by variant, the ratio of its steps to the first variant's, in rounds that all variants have."""
+    """Return each variant's ratio of step times to the first variant, in rounds that all variants completed."""
     measured = {number: rounds for number, rounds in enumerate(all_rounds) if any(rounds)}
     common = [index for index in range(len(all_rounds[0])) if all(rounds[index] for rounds in measured.values())]
     if 0 not in measured or len(measured) < 2 or not common:

@@ -66,7 +66,7 @@ def vary(variant: Variant, choices: Iterable[str], command: Sequence[str]) -> li
 
 
 def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[str]) -> Variant:
-    """Return the variant with one value set for each name; its label does not show them. Raises `DdpprofError`."""
+    """Return the variant with these settings; its label does not mention them. Raises `DdpprofError`."""
     for setting in settings:
         name, values = _split(setting)
         variant = _with(variant, name, ",".join(values), command)

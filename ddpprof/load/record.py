@@ -55,7 +55,7 @@ class BadRecordError(Exception):
 
 
 def load_record(directory: Location, rank: int) -> Record | None:
-    """Return the record of one rank, or ``None`` if it left no facts. Raises `BadRecordError`."""
+    """Return the record of one rank, or ``None`` if the rank wrote none. Raises `BadRecordError`."""
     path = directory / facts_file(rank)
     try:
         facts = read_small(path)

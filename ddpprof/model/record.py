@@ -54,7 +54,7 @@ TORCH_TIMES = (
 
 
 class Forward(Struct, frozen=True, array_like=True):
-    """One ``DistributedDataParallel.forward``, by the host's clock since 1970."""
+    """One call of ``DistributedDataParallel.forward``. Times are ns since 1970, by the host's clock."""
 
     module: Int64
     """index into ``Record.modules``"""

@@ -131,7 +131,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Identity of a kernel, or of an op on CPU: equal identities do the same work."""
+    """Identity of a kernel, or of an op on CPU; kernels with equal identities do the same work."""
 
     name: str
     launch_shape: str | None = None

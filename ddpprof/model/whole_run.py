@@ -74,7 +74,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
 
     @property
     def growth(self) -> float:
-        """By how much longer a step takes, as a fraction of the normal step."""
+        """Increase in step time, as a fraction of the normal step time."""
         return self.after_ns / self.before_ns - 1 if self.before_ns else 0.0
 
 
@@ -105,7 +105,7 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some consecutive steps. Parts of a step are means over them."""
+    """A range of consecutive steps. Each part of a step is given as its mean over the range."""
 
     first_step: int
     num_steps: int

@@ -351,7 +351,7 @@ class RunningPulse:
             self._job.warn(f"{not_averaged(before)}; {trained_apart(before)}. {CONSTRUCT_AGAIN}")
 
     def end(self, ended: Ended, process_exits: bool = False) -> None:
-        """Record how training ended, and copy the pulse a last time.
+        """Record how training ended, and copy the pulse one last time.
 
         A forked child does nothing: the pulse is the parent's.
         """

@@ -62,7 +62,7 @@ _PARTS = (Mark.REPLICATE, Mark.SCATTER, Mark.GATHER, Mark.REDUCE_GRADIENTS)
 
 
 def measure_data_parallel(trace: Trace, step: int) -> DataParallelStep | None:
-    """Measure one step; ``None`` if it has no ``DataParallel.forward``."""
+    """Return the measures of one step, or ``None`` if it has no ``DataParallel.forward``."""
     host = trace.host_spans
     forwards = np.flatnonzero((host.mark == Mark.DATA_PARALLEL) & (host.step == step))
     if not len(forwards):

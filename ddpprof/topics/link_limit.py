@@ -426,7 +426,7 @@ def _have_neighbours(view: View) -> bool:
 
 
 def _without_access(record: Record, view: View) -> Iterator[tuple[int, int]]:
-    """Yield the pairs without access among the GPUs on which ranks of this machine train."""
+    """Yield the pairs of GPUs used by this machine's ranks that lack peer-to-peer access."""
     beside = [one for one in view.records.values() if one.host == record.host]
     used = {device.index for one in beside for device in one.devices if device.is_own}
     for pair in record.links.no_peer_access if record.links is not None else ():

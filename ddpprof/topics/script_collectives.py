@@ -366,7 +366,7 @@ def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
 
 
 def _may_enter_the_loss(call: OutsideCalls) -> bool:
-    """Return whether the backward pass may need its result, as with gathered embeddings."""
+    """Return whether the backward pass may need the collective's result, as with gathered embeddings."""
     return call.place is Place.AFTER_FORWARD and "gather" in call.kind
 
 

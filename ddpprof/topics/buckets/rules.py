@@ -143,7 +143,7 @@ def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
 
 
 def _link_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return how long the buckets keep the link busy; concurrent buckets share it if their ends are known."""
+    """Return how long the buckets occupy the link; concurrent buckets share it if their end times are known."""
     spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
     if len(spans) < len(buckets):
         return sum(b.transfer_ns or 0 for b in buckets)

@@ -36,7 +36,7 @@ from ddpprof.topics.steps.overlap import marked_spans
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """One rank in one step, ns. The parts add up to its own time."""
+    """Times of one rank in one step, in ns. The parts add up to the rank's own time."""
 
     step: int
     is_traced: bool
