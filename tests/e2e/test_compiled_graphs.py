@@ -44,6 +44,7 @@ def test_the_bucket_that_waits_for_the_next_graph_is_named(ddpprof: Run, order: 
 WORDS = {"ddp_first": "torch.compile around DDP", "model_first": "DDP around the compiled model"}
 
 
+@pytest.mark.long  # gradients become ready together only if no other work interrupts the backward pass
 def test_one_graph_is_cut_by_the_change_that_is_tried(ddpprof: Run, tmp_path: Path) -> None:
     report = recorded(ddpprof, "--order", "model_first", "--optimize-ddp", "no_optimization", "--batch", "64")
     found = compiled_finding(report)
