@@ -233,6 +233,11 @@ class Finding:
     """change that a tool can apply; ``None`` if only the script's author can make it, or the best value is unknown"""
 
     @property
+    def has_advice(self) -> bool:
+        """Whether it is shown with its advice: it is beyond noise, or worth trying."""
+        return not self.is_noise or self.is_worth_trying
+
+    @property
     def is_guess(self) -> bool:
         """Whether only a replay could tell the gain of the change, and there was none.
 

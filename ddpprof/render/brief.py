@@ -106,7 +106,7 @@ class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def brief_report(report: Report, paths: Sequence[str]) -> Brief:
     """Return the report in short, with as many findings as fit. `paths`: the parts of the run."""
-    beyond = [(number, one) for number, one in enumerate(report.findings, 1) if one.is_worth_trying or not one.is_noise]
+    beyond = [(number, one) for number, one in enumerate(report.findings, 1) if one.has_advice]
     run = shlex.join(paths)
     made = Brief(
         format=BRIEF_FORMAT,
@@ -114,7 +114,7 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         run=clean(run, most=_LONGEST),
         verdict=clean(f"{verdict(report).text} {change_sentence(report)}", most=_LONGEST),
         step_ns=report.step_ns,
-        num_noise=sum(one.is_noise and not one.is_worth_trying for one in report.findings),
+        num_noise=sum(not one.has_advice for one in report.findings),
         everything=f"ddpprof report {clean(run, most=_LONGEST)} --format json",
     )
     can_run = bool(report.job.recorded_with) and len(paths) == 1 and report.failure is None and len(run) <= _LONGEST

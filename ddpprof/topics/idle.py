@@ -153,13 +153,17 @@ class _CauseFinder:
         """Return the causes of gaps, from the launch of the work that ends them and whether it is communication."""
         is_known = launched_ns != _NEVER
         is_late = is_known & (np.where(is_known, launched_ns, 0) + self.latency_ns > gap_start_ns)
-        place = np.searchsorted(self.comm_ends_ns, gap_start_ns)
-        follows_comm = np.append(self.comm_ends_ns, _NEVER)[place] == gap_start_ns
+        follows_comm = _is_one_of(self.comm_ends_ns, gap_start_ns)
         waits = is_known & ~is_late & (follows_comm | is_comm)
-        place = np.searchsorted(self.read_ends_ns, gap_start_ns)
-        is_read = self.waits.contains(gap_start_ns) | (np.append(self.read_ends_ns, _NEVER)[place] == gap_start_ns)
+        is_read = self.waits.contains(gap_start_ns) | _is_one_of(self.read_ends_ns, gap_start_ns)
         late = np.where(is_read, Cause.HOST_READ, Cause.LAUNCH_BOUND)
         return np.where(is_late, late, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
+
+
+def _is_one_of(times_ns: Int64Column, asked_ns: Int64Column) -> NDArray[np.bool_]:
+    """Return whether each of `asked_ns` is among the times, which are in ascending order."""
+    found: NDArray[np.bool_] = np.append(times_ns, _NEVER)[np.searchsorted(times_ns, asked_ns)] == asked_ns
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def finding_list(report: Report) -> Iterator[Section]:
     yield from beyond_noise(report, [text for text, finding in texts if not finding.is_noise])
     if uncertain := tuple(text for text, finding in texts if finding.is_worth_trying):
         yield FindingList(WORTH_TRYING, uncertain, "")
-    noise = tuple(text for text, finding in texts if finding.is_noise and not finding.is_worth_trying)
+    noise = tuple(text for text, finding in texts if not finding.has_advice)
     if noise:
         yield FindingList(NOT_BEYOND_NOISE, noise, "")
 
@@ -100,14 +100,13 @@ def change_nothing(report: Report) -> str:
     """Return why there is nothing to change, for certain or as far as the run can tell; empty if the job failed."""
     if report.failure is not None:
         return ""
-    uncertain = next(((number, one) for number, one in enumerate(report.findings, 1) if one.is_worth_trying), None)
-    if uncertain is not None and uncertain[1].predicted is not None:
-        number, finding = uncertain
-        what = finding.change.code if finding.change is not None else finding.title
-        return (
-            f"Worth trying: {clean(what)}, which may save {_ms(uncertain[1].predicted.gain_ns)} per step, but this run "
-            f"cannot predict it. Measure it with ddpprof try --finding {number}."
-        )
+    for number, finding in enumerate(report.findings, 1):
+        if finding.is_worth_trying:
+            what = finding.change.code if finding.change is not None else finding.title
+            return (
+                f"Worth trying: {clean(what)}, which may save {_ms(finding.expected_ns)} per step, but this run "
+                f"cannot predict it. Measure it with ddpprof try --finding {number}."
+            )
     if any(not one.is_noise for one in report.findings):
         return "Change nothing yet: this run cannot predict the gain of a change. Use ddpprof tune to measure it."
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
@@ -127,7 +126,7 @@ _TRACES_CANNOT_TELL = (
 
 def _text(number: int, finding: Finding) -> FindingText:
     """Return the text of a finding, without advice if it may be noise."""
-    advice = "" if finding.is_noise and not finding.is_worth_trying else clean(finding.advice, most=800)
+    advice = clean(finding.advice, most=800) if finding.has_advice else ""
     title, evidence = clean(finding.title), clean(finding.evidence, most=800)
     return FindingText(number, title, _gain(finding), evidence, advice, finding.is_noise)
 
@@ -423,7 +422,7 @@ def _remarks(report: Report) -> Iterator[Section]:
     """List further findings, in one line each."""
     beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
     uncertain = [finding for finding in report.findings if finding.is_worth_trying]
-    noise = [finding for finding in report.findings if finding.is_noise and not finding.is_worth_trying]
+    noise = [finding for finding in report.findings if not finding.has_advice]
     also = (*_in_short(beyond), *bound_remarks(report))
     if also:
         yield Remarks("Also found", also)
@@ -466,10 +465,7 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
 
 def _can_try(report: Report, paths: Sequence[str]) -> bool:
     """Return whether `ddpprof try` can apply a finding that has not been tried yet."""
-    is_left = any(
-        one.change is not None and one.measured is None and (one.is_worth_trying or not one.is_noise)
-        for one in report.findings
-    )
+    is_left = any(one.change is not None and one.measured is None and one.has_advice for one in report.findings)
     return is_left and len(paths) == 1 and bool(report.job.recorded_with) and report.failure is None
 
 
