@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -99,3 +101,20 @@ def record_in_turn(trainings: Sequence[Training], out: str, rounds: int, **optio
     for number in range(rounds):
         for training in random.Random(number).sample(trainings, len(trainings)):  # the same order on every rank
             training.recorded(f"{out}/{training.case.name}-{number}", **options)
+
+
+def steps_of_slowest(training: Any, number: int) -> list[int]:
+    """Take this many steps on all ranks; return the length of each on the rank where it is longest, in ns."""
+    dist.barrier()
+    ends = [time.perf_counter_ns()]
+    for _ in range(number):
+        training.step()
+        ends.append(time.perf_counter_ns())
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, [end - start for start, end in pairwise(ends)])
+    return [max(steps) for steps in zip(*ranks, strict=True)]
+
+
+def median_step(visits: Sequence[Mapping[str, Any]], setting: int) -> float:
+    """Return the median step, in ns, over all visits of a setting."""
+    return median(ns for one in visits if one["setting"] == setting for ns in one["step_ns"])

@@ -58,6 +58,10 @@ def report_json(path: Path) -> dict[str, Any]:
     return report
 
 
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
 def as_json(results: dict[str, Any]) -> str:
     return json.dumps(results, indent=1, ensure_ascii=False) + "\n"
 

@@ -16,13 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from study import RECORDINGS, end_recording
+from study import RECORDINGS, end_recording, write_json
 
 if TYPE_CHECKING:
     from hosts import Hosts
@@ -91,7 +90,7 @@ def try_all(model: str, made: Path) -> None:
     """Run one rank of the job that visits every setting, and lets the fastest meet the advised ones and the default."""
     import torch
     import torch.distributed as dist
-    from interleaved import join, leave, pin
+    from interleaved import join, leave, median_step, pin
     from train import Training
 
     pin()
@@ -111,7 +110,7 @@ def try_all(model: str, made: Path) -> None:
     meeting = sorted({asked["default"], *asked["advised"], *ranked[:FASTEST]})
     meetings = visit_all(trainings, meeting, MEETINGS)
     if dist.get_rank() == 0:
-        write(made, {**asked, "fastest": ranked[0], "visits": visits, "meetings": meetings})
+        write_json(made, {**asked, "fastest": ranked[0], "visits": visits, "meetings": meetings})
         print(f"{model}: compiled in {compiled_s:.0f} s, all in {time.monotonic() - began:.0f} s", flush=True)
     leave()
 
@@ -127,25 +126,10 @@ def visit_all(trainings: Sequence[Any], which: Sequence[int], rounds: int) -> li
 
 def visit(training: Any) -> list[int]:
     """Visit one setting; return the steps of the slower rank, in ns."""
-    import torch.distributed as dist
+    from interleaved import steps_of_slowest
 
     training.step()
-    dist.barrier()
-    ends = [time.perf_counter_ns()]
-    for _ in range(TIMED):
-        training.step()
-        ends.append(time.perf_counter_ns())
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, [end - start for start, end in pairwise(ends)])
-    return [max(steps) for steps in zip(*ranks, strict=True)]
-
-
-def median_step(visits: Sequence[dict[str, Any]], setting: int) -> float:
-    return median(ns for one in visits if one["setting"] == setting for ns in one["step_ns"])
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return steps_of_slowest(training, TIMED)
 
 
 def main() -> None:
@@ -174,7 +158,7 @@ def main() -> None:
                 "advised": [settings.index(one["setting"]) for one in chains],
             }
             made = Path(folder) / "asked.json"
-            write(made, asked)
+            write_json(made, asked)
             advised_s = time.monotonic() - began
             hosts.run_job([sys.executable, Path(__file__).name, model], HERE, MADE=str(made))
             (arguments.out.resolve() / f"{model}.json").write_bytes(made.read_bytes())

@@ -16,13 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from study import RECORDINGS, end_recording
+from study import RECORDINGS, end_recording, write_json
 
 if TYPE_CHECKING:
     from hosts import Hosts
@@ -60,7 +58,7 @@ def tune(hosts: Hosts, model: str, folder: Path) -> tuple[dict[str, Any], list[d
 def try_all(model: str, made: Path) -> None:
     """Run one rank of the job that visits every setting, and lets the fastest meet the tuner's."""
     import torch.distributed as dist
-    from interleaved import join, leave, pin
+    from interleaved import join, leave, median_step, pin
     from models import Training
 
     pin()
@@ -76,7 +74,7 @@ def try_all(model: str, made: Path) -> None:
     meeting = sorted({0, fastest, asked["tuned"]})
     meetings = visit_all(training, settings, meeting, MEETINGS, TIMED_OF_MEETING)
     if dist.get_rank() == 0:
-        write(made, {**asked, "fastest": fastest, "visits": visits, "meetings": meetings})
+        write_json(made, {**asked, "fastest": fastest, "visits": visits, "meetings": meetings})
     leave()
 
 
@@ -93,27 +91,12 @@ def visit_all(
 
 def visit(training: Training, arguments: dict[str, Any], timed: int) -> list[int]:
     """Visit one setting; return the steps of the slower rank, in ns."""
-    import torch.distributed as dist
+    from interleaved import steps_of_slowest
 
     training.wrap_anew(**arguments)
     for _ in range(SETTLE):
         training.step()
-    dist.barrier()
-    ends = [time.perf_counter_ns()]
-    for _ in range(timed):
-        training.step()
-        ends.append(time.perf_counter_ns())
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, [end - start for start, end in pairwise(ends)])
-    return [max(steps) for steps in zip(*ranks, strict=True)]
-
-
-def median_step(visits: Sequence[dict[str, Any]], setting: int) -> float:
-    return median(ns for one in visits if one["setting"] == setting for ns in one["step_ns"])
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return steps_of_slowest(training, timed)
 
 
 def main() -> None:
@@ -134,7 +117,7 @@ def main() -> None:
             report, settings = tune(hosts, model, Path(folder) / "tuning")
             tuned = 0 if report["best"] is None else report["best"] + 1
             asked = Path(folder) / "asked.json"
-            write(asked, {"report": report, "settings": settings, "tuned": tuned})
+            write_json(asked, {"report": report, "settings": settings, "tuned": tuned})
             tuning_s, began = time.monotonic() - began, time.monotonic()
             hosts.run_job([sys.executable, Path(__file__).name, model], HERE, MADE=str(asked))
             made.write_bytes(asked.read_bytes())
