@@ -1,4 +1,7 @@
-"""`ddpprof compare`: compare two jobs, each given by one or more runs, and check the second against limits."""
+"""`ddpprof compare`: compare two jobs, each given by one or more runs, and check the second against limits.
+
+`--env` first records the runs: one job in two Python environments.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ddpprof.cli.arguments import positive
 from ddpprof.cli.output import add_output_options, check_output, chosen_form, deliver, write
 from ddpprof.cli.reading import add_reading_options, read_run_set, refuse_missing
-from ddpprof.cli.saying import say
+from ddpprof.cli.saying import note, say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
 
@@ -18,13 +22,18 @@ if TYPE_CHECKING:
     from ddpprof.comparison import Comparison, RunSet
     from ddpprof.comparison.gate import ConditionVerdict, GateResult
 
+_ENV = "--env"
+_ROUNDS = 8
+"""runs of each side, enough to tell which parts of the step became slower: 13 intervals that hold together"""
+
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
 """exit codes of ``--fail-on``; 2 means an error in the command line"""
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    parser.usage = "ddpprof compare [options] A B\n       ddpprof compare [options] A1 A2 … -- B1 B2 …"
+    parser.usage = "ddpprof compare [options] A B\n       ddpprof compare [options] A1 A2 … -- B1 B2 …\n"
+    parser.usage += "       ddpprof compare [options] --env OLD NEW [options of ddpprof trace] train.py [its arguments]"
     add(
         "a",
         type=location,
@@ -52,6 +61,21 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
     )
+    add(
+        _ENV,
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="record the job in two Python environments in turn, such as before and after an upgrade of torch, and "
+        "compare these runs. Each is an interpreter, or the folder of a virtual environment, with torch and this "
+        "version of ddpprof. What follows is the command line of ddpprof trace. Must be the last option",
+    )
+    add(
+        "--rounds",
+        type=positive,
+        default=_ROUNDS,
+        metavar="N",
+        help="with --env: number of runs in each environment (%(default)s)",
+    )
     add("--brief", action="store_true", help="print one JSON object of at most 4 kB: what changed, and the limits")
     add_output_options(parser)
     add_reading_options(parser)
@@ -59,12 +83,13 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    options = parser.parse_args(["--against" if word == "--" else word for word in arguments])
-    paths = _sides(options)
+    own, to_record = _split(list(arguments))
+    options = parser.parse_args(["--against" if word == "--" else word for word in own])
     check_output(options)
     from ddpprof.comparison.gate import parse_conditions
 
     conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
+    paths = _recorded(parser, options, to_record) if options.env is not None else _sides(options)
     for path in (*paths[0], *paths[1]):
         refuse_missing(path)
     from ddpprof.comparison import compare
@@ -89,6 +114,30 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     return _exit_code(overall(verdicts), options.on_unknown)
 
 
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words for `ddpprof compare`, up to ``--env OLD NEW``, and the words for `ddpprof trace`."""
+    if _ENV not in arguments:
+        return arguments, []
+    end = arguments.index(_ENV) + 3
+    return arguments[:end], arguments[end:]
+
+
+def _recorded(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, to_record: Sequence[str]
+) -> tuple[list[Location], list[Location]]:
+    """Record the runs of both environments, and return their folders. Raises `DdpprofError`."""
+    if options.a or options.b is not None:
+        parser.error("give either runs or --env")
+    from ddpprof.cli.commands import parsers
+    from ddpprof.cli.environments import record_in_turn
+    from ddpprof.cli.job import parse_job
+
+    job = parse_job(parsers(wanted=["trace"])[1]["trace"], to_record, "record")
+    old, new = record_in_turn(job, options.env, options.rounds)
+    note(f"compare these runs again with: {shlex.join(['ddpprof', 'compare', str(old.folder), str(new.folder)])}")
+    return [location(str(old.folder))], [location(str(new.folder))]
+
+
 def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]:
     """Return the runs of A and of B. Raises `DdpprofError`."""
     if options.b is not None and options.a:
@@ -98,7 +147,8 @@ def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]
     if options.b is None and len(options.a) > 2:
         raise DdpprofError("separate the runs of the two jobs with --: ddpprof compare A1 A2 -- B1 B2")
     raise DdpprofError(
-        "give two runs: ddpprof compare A B, or several runs of each job: ddpprof compare A1 A2 -- B1 B2"
+        "give two runs: ddpprof compare A B, or several runs of each job: ddpprof compare A1 A2 -- B1 B2. To "
+        "record the runs in two environments: ddpprof compare --env OLD NEW train.py"
     )
 
 

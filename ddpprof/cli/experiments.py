@@ -298,18 +298,23 @@ def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> 
 
 
 def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: TrialEnd) -> str:
+    title = experiment.variants[trial.variant].title
+    if ended.problem is not None:
+        return f"{title}: {ended.problem}"
+    return f"{title}: {usual_step_in_words(directory / trial.name)}"
+
+
+def usual_step_in_words(run: Path) -> str:
+    """Return the median step of a run that has just been recorded, as text."""
     from statistics import median
 
     from ddpprof.experiments.joint_ratios import timed_steps
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in
 
-    title, folder = experiment.variants[trial.variant].title, directory / trial.name
-    if ended.problem is not None:
-        return f"{title}: {ended.problem}"
-    records = [load_record(folder, rank) for rank in ranks_in(folder)]
+    records = [load_record(run, rank) for rank in ranks_in(run)]
     steps = timed_steps([record for record in records if record is not None])
-    return f"{title}: {median(steps) / 1e6:.2f} ms per step" if steps else f"{title}: no step was timed"
+    return f"{median(steps) / 1e6:.2f} ms per step" if steps else "no step was timed"
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:

@@ -32,7 +32,7 @@ from ddpprof.statistics.between_runs import (
     shift_between,
 )
 from ddpprof.topics.buckets.rows import BucketRow
-from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary
+from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, kernel_name
 from ddpprof.topics.steps.wrapper_cost import WrapperCost
 from ddpprof.version import __version__
 from ddpprof.words import utf8_text
@@ -429,11 +429,15 @@ def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: 
     only = [[summary for summary in summaries if summary.kernel not in matched] for summaries in (a, b)]
     if not a or not b or not any(only) or MOST_KERNELS in (len(a), len(b)):
         return None  # a kernel missing from a truncated list may still be in the run
-    words = [
-        f"{len(rows)} only in {run} ({_ms(rows)} ms per step)" for run, rows in zip("AB", only, strict=True) if rows
-    ]
+    words = [f"{len(rows)} only in {run} ({_in_words(rows)})" for run, rows in zip("AB", only, strict=True) if rows]
     return f"kernels in only one of the runs, by name, launch shape and input shapes: {', '.join(words)}"
 
 
-def _ms(summaries: Sequence[KernelSummary]) -> str:
-    return f"{sum(summary.total_ns_per_step for summary in summaries) / 1e6:.2f}"
+def _in_words(summaries: Sequence[KernelSummary]) -> str:
+    longest = max(summaries, key=lambda summary: summary.total_ns_per_step)
+    total, its_own = (f"{ns / 1e6:.2f} ms" for ns in (_total_ns(summaries), _total_ns([longest])))
+    return f"{total} per step; longest: {kernel_name(longest.kernel)}, {its_own}"
+
+
+def _total_ns(summaries: Iterable[KernelSummary]) -> float:
+    return sum(summary.total_ns_per_step for summary in summaries)
