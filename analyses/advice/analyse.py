@@ -85,7 +85,7 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
         "is_found": is_found(plant, made["findings"]),
         "costs": _costs(made.get("mended")),
         "findings": advised[:3],
-        "is_certain": number is None or not made["findings"][number - 1]["is_noise"],
+        "is_certain": number is None or _is_certain(made["findings"][number - 1]),
         "first_fix": None if tried is None else (tried["promise"]["rule"] or "the mended script"),
         "planted_by_script": None if tried is None else tried["promise"]["number"] is None,
         "promised_ms": None if tried is None else _promised(tried["promise"]),
@@ -93,6 +93,11 @@ def _of_case(plant: str | None, made: dict[str, Any]) -> dict[str, Any]:
         "verdict": None if tried is None else tried["outcome"],
         "is_inside": None if tried is None else _is_inside(tried),
     }
+
+
+def _is_certain(finding: dict[str, Any]) -> bool:
+    """Return whether a report calls it the first fix: it promises time, and its promise is beyond noise."""
+    return not finding["is_noise"] and finding["gain_ns"] is not None
 
 
 def _costs(mended: dict[str, Any] | None) -> bool:

@@ -6,9 +6,8 @@ import argparse
 import os
 import shlex
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ddpprof.cli.saying import add_saying_options
 from ddpprof.errors import DdpprofError, did_you_mean
@@ -17,8 +16,7 @@ from ddpprof.version import __version__
 Parser = argparse.ArgumentParser
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A command. Its module has ``add_NAME_options``, which also sets a default for the function that runs the command.
 
     The default is either ``run``, which receives the parsed options, or ``run_words``, which receives the parser and

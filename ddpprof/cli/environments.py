@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from ddpprof import own_files
 from ddpprof.child_processes import start
 from ddpprof.cli.experiments import in_minutes, usual_step_in_words
 from ddpprof.cli.job import JobCommand
@@ -96,9 +97,9 @@ def _record(environment: Environment, job: JobCommand) -> str:
     output = folder / f"output-{number}.txt"
     words = ["--stop-after", "--repeat", "1", "--out", str(folder), *job.recorded_with]
     with writing(folder, CannotRecord):
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = output.open("wb")
-    with stream:
+        own_files.make_named_folder(folder)
+        descriptor = own_files.overwrite(output)
+    with os.fdopen(descriptor, "wb") as stream:
         command = [str(environment.python), "-P", "-m", "ddpprof", "trace", *words]
         variables = _variables(environment.python)
         trace = start(command, variables, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT)

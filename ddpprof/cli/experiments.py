@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _VARY = (
     "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), the compilation of DDP "
-    "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization) or, in capitals, an "
-    "environment variable; several --vary options are combined"
+    "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization), sync_batch_norm=True,False "
+    "or, in capitals, an environment variable; several --vary options are combined"
 )
 
 

@@ -48,7 +48,11 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         metavar="[OLD=]NEW",
         help="run this changed copy of your script instead; OLD is needed if the command has several scripts",
     )
-    add("--allow-lossy", action="store_true", help="also try changes that round gradients in transit")
+    add(
+        "--allow-lossy",
+        action="store_true",
+        help="also try changes that alter the results of training, such as rounded gradients",
+    )
     add(
         "--rounds",
         type=positive,
@@ -229,7 +233,10 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
 
 def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: bool) -> str:
     if is_lossy:
-        return f"{path} suggests only changes that round gradients. Try them with: ddpprof try {path} --allow-lossy"
+        return (
+            f"{path} suggests only changes that alter the results of training. Try them with: ddpprof try {path} "
+            "--allow-lossy"
+        )
     beyond = [number for number, one in numbered if not one.is_noise]
     if not beyond:
         return f"{path} has no finding that exceeds noise, so there is nothing to try."
@@ -247,8 +254,8 @@ def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, findi
         )
     if finding.change.is_lossy and not options.allow_lossy:
         raise DdpprofError(
-            f"the change that finding {number} suggests rounds gradients in transit, which changes results. Add "
-            "--allow-lossy to try it."
+            f"the change that finding {number} suggests alters the results of training, such as the rounding of "
+            "gradients. Add --allow-lossy to try it."
         )
 
 

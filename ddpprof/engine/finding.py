@@ -128,6 +128,8 @@ class ChangeKind(StrEnum):
     """in the arguments of a ``DataLoader``"""
     COMPILATION = "compilation"
     """in how torch.compile compiles DDP: ``optimize_ddp`` or ``compile_order``"""
+    SYNC_BATCH_NORM = "sync_batch_norm"
+    """in the model: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does"""
     NO_SYNC = "no_sync"
     """in the training loop: only the last of ``num_passes`` backward passes reduces gradients"""
 
@@ -142,7 +144,7 @@ class Change:
     code: str
     """code of the change, for the framework that makes the DDP module if there is one"""
     is_lossy: bool = False
-    """True if it rounds gradients"""
+    """True if training then computes something else, such as rounded gradients"""
 
 
 def ddp_change(framework: str | None, **arguments: Value) -> Change:
@@ -175,6 +177,12 @@ def compilation_change(optimize_ddp: str | None = None, compile_order: str | Non
         return Change(ChangeKind.COMPILATION, {"compile_order": compile_order}, _ORDERS[compile_order])
     code = f'torch._dynamo.config.optimize_ddp = "{optimize_ddp}", before DDP is constructed'
     return Change(ChangeKind.COMPILATION, {"optimize_ddp": optimize_ddp}, code)
+
+
+def sync_batch_norm_change() -> Change:
+    """Return the change from SyncBatchNorm to BatchNorm, whose statistics are those of one rank's batch."""
+    code = "leave out torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
+    return Change(ChangeKind.SYNC_BATCH_NORM, {"sync_batch_norm": False}, code, is_lossy=True)
 
 
 _ORDERS = {

@@ -171,6 +171,8 @@ def variant_with(now: Variant, change: Change) -> Variant:
         case ChangeKind.COMPILATION:
             name, value = next(iter(values.items()))
             return replace(now, label=label).compiled(name, str(value))
+        case ChangeKind.SYNC_BATCH_NORM:
+            return replace(now, label=label, sync_batch_norm=False)
         case ChangeKind.NO_SYNC:
             return replace(now, label=label, passes_per_reduction=int(str(values["num_passes"])))
 

@@ -5,6 +5,7 @@
                                   brackets belong to one value: bucket_cap_mb_list=[1,25],[1,5,25]
     optimize_ddp=…,…              a value of torch._dynamo.config.optimize_ddp, for a model that torch.compile compiles
     compile_order=…,…             ddp_first: torch.compile(DDP(model)); model_first: DDP(torch.compile(model))
+    sync_batch_norm=True,False    False: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does
     NCCL_MAX_CTAS=4,8             in capitals: an environment variable
     model.width=32,64             any other word: appended to the script's own arguments
 
@@ -55,6 +56,7 @@ class _Place(Enum):
     COMMAND = "command"
     DDP = "ddp"
     COMPILATION = "compilation"
+    SYNC_BATCH_NORM = "sync_batch_norm"
     ENVIRONMENT = "environment"
     ARGUMENT = "argument"
 
@@ -115,6 +117,8 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
             return replace(variant, ddp={**variant.ddp, name: _argument(name, value)})
         case _Place.COMPILATION:
             return variant.compiled(name, _compilation(name, value))
+        case _Place.SYNC_BATCH_NORM:
+            return replace(variant, sync_batch_norm=_flag(name, value))
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -129,6 +133,8 @@ def _place(name: str, command: Sequence[str]) -> _Place:
         return _Place.DDP
     if name in COMPILATIONS:
         return _Place.COMPILATION
+    if name == _Place.SYNC_BATCH_NORM.value:
+        return _Place.SYNC_BATCH_NORM
     return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
 
 
@@ -139,7 +145,8 @@ def _compilation(name: str, value: str) -> str:
 
 
 def _refuse_misspelt(name: str) -> None:
-    meant = difflib.get_close_matches(name, [*DDP_ARGUMENTS, *COMPILATIONS], n=1, cutoff=0.75)
+    known = [*DDP_ARGUMENTS, *COMPILATIONS, _Place.SYNC_BATCH_NORM.value]
+    meant = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if meant:
         raise DdpprofError(f"DDP has no argument {name}. Did you mean {meant[0]}? A script option begins with --")
 
@@ -163,6 +170,12 @@ def _argument(name: str, text: str) -> Any:
     if not fits:
         raise DdpprofError(f"{name}={text} is not valid: give {wanted}")
     return value
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("True", "False"):
+        raise DdpprofError(f"{name}={text} is not valid: give True or False")
+    return text == "True"
 
 
 def _is_number(value: object) -> bool:

@@ -329,6 +329,7 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     Raises `CannotRecord`.
     """
     changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
+    changes_ddp = changes_ddp or not settings.sync_batch_norm
     if not (changes_ddp or settings.loader or settings.passes_per_reduction):
         return
     ddp = distributed.DistributedDataParallel
@@ -391,6 +392,8 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
                 raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name}")
+        if not settings.sync_batch_norm:
+            _use_own_statistics(given.arguments["module"])
         original(*given.args, **given.kwargs)
         if settings.loader:
             _change_loaders(settings.loader)
@@ -403,6 +406,19 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
                 hook.remove()
 
     return init
+
+
+def _use_own_statistics(model: Any) -> None:
+    """Let SyncBatchNorm layers compute as BatchNorm does. Their parameters stay, because an optimizer may have them."""
+    from torch import nn
+
+    class BatchNorm(nn.modules.batchnorm._BatchNorm):
+        def _check_input_dim(self, input: Any) -> None:  # noqa: A002 (torch's name)
+            pass
+
+    for layer in model.modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            layer.__class__ = BatchNorm  # type: ignore[assignment]
 
 
 def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable[..., None]:

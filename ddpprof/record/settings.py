@@ -75,6 +75,8 @@ class Settings:
     """value of ``torch._dynamo.config.optimize_ddp``, set when the script constructs DDP"""
     compile_order: str | None = None
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
+    sync_batch_norm: bool = True
+    """False: SyncBatchNorm layers of a DDP module compute as BatchNorm does, with the statistics of their own rank"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False

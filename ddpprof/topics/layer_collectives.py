@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, in_ms, only_known, sync_batch_norm_change
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import subtract, union_of
@@ -120,6 +120,7 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
         _WITHOUT_SYNC if is_sync_batch_norm else _FEWER,
         calls.exposed_ns,
         may_be_meant=True,
+        change=sync_batch_norm_change() if is_sync_batch_norm else None,
         numbers=only_known(num_forward=calls.num_forward, num_backward=calls.num_backward, exposed_ns=calls.exposed_ns),
     )
 

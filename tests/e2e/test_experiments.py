@@ -107,6 +107,33 @@ def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
     assert "Step time" in (tmp_path / "w.md").read_text()
 
 
+WITH_SYNC_BATCH_NORM = """
+import torch
+from torch import nn
+
+torch.distributed.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(8, 8), nn.SyncBatchNorm(8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = nn.parallel.DistributedDataParallel(model)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_sync_batch_norm_is_left_out_where_it_cannot_train(ddpprof: Run, tmp_path: Path) -> None:
+    """On a CPU, DDP refuses SyncBatchNorm, so that only the trial without it trains."""
+    (tmp_path / "train.py").write_text(WITH_SYNC_BATCH_NORM)
+    ended = ddpprof(
+        "sweep", "--rounds", "1", *QUICK, "--out", "w", "--vary", "sync_batch_norm=False,True", "--nproc=2", "train.py"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "SyncBatchNorm layers only work with GPU modules" in ended.stdout
+    assert load_record(tmp_path / "w" / "trial-0-0", 0) is not None
+
+
 @pytest.mark.long
 def test_a_variant_that_fails_does_not_end_the_sweep(ddpprof: Run) -> None:
     ended = ddpprof("sweep", *QUICK, "--rounds", "2", "--vary", "--steps=40,x", "--out", "f", *script("uses_ddp.py"))

@@ -88,7 +88,8 @@ def first_words(finding: Finding) -> str:
     """Return what to do about the first finding."""
     if finding.may_be_meant:
         return "Check whether this is intended"
-    return "First fix" if finding.is_trusted or finding.expected_ns is None else "Worth trying"
+    has_unknown_gain = finding.expected_ns is None and finding.change is not None and not finding.is_correctness
+    return "Worth trying" if has_unknown_gain or not finding.is_trusted else "First fix"
 
 
 def gain_after_title(text: FindingText, finding: Finding) -> str:

@@ -38,7 +38,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_only_the_given_command_is_imported() -> None:
     modules = {f"ddpprof.cli.{command.module or command.name}" for command in COMMANDS.values()}
-    assert not loaded_by("--help") & modules
+    assert not loaded_by("--help") & {*modules, "dataclasses"}  # whose import takes a fifth of the time
     assert loaded_by("sweep", "--help") & modules == {"ddpprof.cli.experiments"}
 
 

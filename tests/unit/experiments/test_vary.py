@@ -137,9 +137,14 @@ def test_the_compilation_of_ddp_is_varied_with_its_buckets() -> None:
     assert (second.words, second.variables) == ((), {})
 
 
+def test_sync_batch_norm_is_left_out() -> None:
+    assert [one.sync_batch_norm for one in vary(ONE, ["sync_batch_norm=True,False"], SCRIPT)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [
+        pytest.param("sync_batch_norm=off", "give True or False", id="batch-norm"),
         pytest.param("optimize_ddp=True", "give ddp_optimizer or python_reducer or no_optimization", id="mode"),
         pytest.param("compile_order=inside", "give ddp_first or model_first", id="order"),
         pytest.param("compile_orders=ddp_first", "Did you mean compile_order?", id="misspelt"),

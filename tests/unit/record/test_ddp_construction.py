@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,3 +326,17 @@ def test_a_script_that_gives_a_list_of_caps(replaced: dict[str, Any], became: di
 
     _constructor(original, Settings("run", ddp=replaced))(object(), bucket_cap_mb_list=[1, 3])
     assert got == became
+
+
+@pytest.mark.usefixtures("process_group")
+def test_sync_batch_norm_computes_as_batch_norm_and_keeps_its_parameters() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+    parameters = list(synced.parameters())
+    ddp = SimpleNamespace(_use_python_reducer=False)
+    _constructor(lambda _ddp, module: module.train(), Settings("run", sync_batch_norm=False))(ddp, synced)
+    x = torch.randn(8, 4)
+    assert torch.equal(synced(x), plain(x))
+    assert torch.equal(synced[1].running_var, plain[1].running_var)
+    assert all(one is other for one, other in zip(synced.parameters(), parameters, strict=True))

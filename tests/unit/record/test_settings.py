@@ -35,6 +35,7 @@ OTHER = Settings(
     nccl_log=True,
     optimize_ddp="no_optimization",
     compile_order="model_first",
+    sync_batch_norm=False,
     pulse=False,
     losses=True,
     without_ddp=True,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tables import collective, forward, recorded, trace
 
+from ddpprof.engine.finding import sync_batch_norm_change
 from ddpprof.engine.topic import View
 from ddpprof.model import CollectiveKind, Mark, Phase, Trace
 from ddpprof.topics.layer_collectives import LayerCalls, layer_collectives, measure_layer_calls
@@ -57,6 +58,7 @@ def test_the_finding() -> None:
     calls = LayerCalls("SyncBatchNorm", 53, 53, 30_000_000, 20_000_000)
     (found,) = layer_collectives(calls, View(2, step_ns=100_000_000))
     assert found.title == "SyncBatchNorm calls 106 collectives per step, and computation waits for the results"
+    assert found.change == sync_batch_norm_change()
     assert (found.gain_ns, found.may_be_meant) == (20_000_000, True)
     assert found.advice.startswith(
         "If a single rank's batch is large enough for batch statistics, do not call convert_"
