@@ -46,11 +46,11 @@ from ddpprof.rundir import (
 def load_whole_run(
     files: Sequence[RankFiles], left_out: Container[int] = ()
 ) -> tuple[WholeRun | None, tuple[str, ...]]:
-    """Return the history of the whole training, and messages about heartbeat files that cannot be read.
+    """Return the history of the whole training, and messages about pulses that cannot be read.
 
-    The history is ``None`` if no rank left a heartbeat file. Only the lowest rank has a history over time, because DDP
+    The history is ``None`` if no rank left a pulse. Only the lowest rank has a history over time, because DDP
     synchronizes the ranks. Slowdowns are those that the launcher noted while the job ran or, if it left no file,
-    those found in the heartbeat files. `left_out`: ranks not to read.
+    those found in the pulses. `left_out`: ranks not to read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}
