@@ -97,8 +97,8 @@ class ProcessExit(Struct, frozen=True):
     interrupted: bool = False
     """True if the user interrupted the job"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel's OOM killer has killed on the parent's host, since the parent started or since
-    it last recorded a failed process
+    """number of processes that the kernel's OOM killer has killed on the parent's host since the parent started or last
+    recorded a failed process
     """
     error: str | None = None
     """error message of a rank that ended before it had a DDP module: ``"failed: …"``"""
