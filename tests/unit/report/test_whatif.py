@@ -128,7 +128,7 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
     ("made", "asked", "says"),
     [
         pytest.param(
-            {"knows_parameters": False}, {"buckets": (BucketCaps(1),)}, "record with ddpprof trace", id="caps"
+            {"knows_parameters": False}, {"buckets": (BucketCaps(1),)}, "record the job with ddpprof trace", id="caps"
         ),
         pytest.param(
             {"gradients": (Gradient(MIB),) * 4}, {"compression": Compression.POWERSGD}, "PowerSGD", id="no-shapes"
