@@ -312,7 +312,7 @@ def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
 
 @pytest.mark.parametrize("sides", [([], report()), (report(), [])])
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
-    with pytest.raises(DdpprofError, match="give at least one report of each job"):
+    with pytest.raises(DdpprofError, match="Give at least one report of each job"):
         compare_reports(*sides)
 
 
