@@ -39,7 +39,9 @@ def local(text: str) -> Path:
     """Return a local path, as needed for files that grow or are renamed. Raises `DdpprofError` for a remote path."""
     path = location(text)
     if isinstance(path, RemotePath):
-        raise DdpprofError(f"{path} is not on this machine. Give a local folder, and copy it there when complete")
+        raise DdpprofError(
+            f"{path} is not on this machine. Write to a local folder, and copy it there when it is complete."
+        )
     return path
 
 

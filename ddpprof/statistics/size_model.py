@@ -4,9 +4,9 @@
     crossover = the largest size at which both configurations take the same time
 
 The floor describes small sizes that all take the same time because the launch takes longer than the work. It is used
-if it improves the Bayesian information criterion (BIC): the floor is then fitted to the smallest sizes, and the line to
-the others. Both are least-squares fits of relative errors, because the times of a sweep span orders of magnitude. Intervals
-are bootstrapped from relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
+if it improves the Bayesian information criterion (BIC): the floor is then fitted to the smallest sizes, and the line
+to the others. Both are least-squares fits of relative errors, because the times of a sweep span orders of magnitude.
+Intervals are bootstrapped from relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
 """
 
 from __future__ import annotations
