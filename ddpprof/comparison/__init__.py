@@ -66,7 +66,7 @@ class RunSet:
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
         mixed = ", ".join(differing_facts(self.reports))
-        return (*said, *([f"its runs are not runs of the same job: they differ in {mixed}"] if mixed else []))
+        return (*said, *([f"the runs are not from the same job: they differ in {mixed}"] if mixed else []))
 
 
 def _usual_step_ns(report: Report) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class CheckStatus(StrEnum):
-    PASS = "PASS"  # noqa: S105 (no password)
+    PASS = "PASS"  # noqa: S105 (not a password)
     FAIL = "FAIL"
     SKIP = "SKIP"
 

@@ -207,16 +207,14 @@ class Finding:
     advice: Annotated[str, Number("what to change")]
     gain_ns: Annotated[int | None, Number("maximum gain per step")]
     """maximum gain, ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
-    is_correctness: Annotated[bool, Number("whether training does something other than it seems to")] = False
+    is_correctness: Annotated[bool, Number("whether it affects the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
     """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
     """time per step that the problem takes; `find` limits the gain to it, because no change can save more"""
-    is_noise: Annotated[bool, Number("whether it may be due to chance; it then has no advice")] = False
+    is_noise: Annotated[bool, Number("whether it may be due to chance")] = False
 
-    is_worth_trying: Annotated[bool, Number("whether it may save much although the run cannot predict how much")] = (
-        False
-    )
+    is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
     """True if `is_noise`, but the predicted gain is large, with a wide interval because the network is hardly known"""
 
     comes_first: bool = False
@@ -239,8 +237,7 @@ class Finding:
 
     @property
     def is_guess(self) -> bool:
-        """Whether only a replay could predict the gain, and there is none. `gain_ns` is then only an upper bound.
-        """
+        """Whether only a replay could predict the gain, and there is none. `gain_ns` is then only an upper bound."""
         return self.predicted is None and self.rule in _REPLAYED
 
     @property

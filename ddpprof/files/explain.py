@@ -50,7 +50,7 @@ async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None
 
 async def _place_of(url: str) -> int:
     """Return how private the host is: the minimum over its addresses, or `_WORLD` if it has none."""
-    import asyncio  # imported here because it takes megabytes
+    import asyncio  # imported here because it takes megabytes of memory
 
     host = urlsplit(url).hostname or ""
     try:

@@ -108,7 +108,7 @@ except ImportError:  # no wheel for this machine
     _open_gzip = gzip.open
 else:
     _open_gzip = igzip.open
-    _damages = (*_damages, cast("type[Exception]", IsalError))  # its stub calls it an instance
+    _damages = (*_damages, cast("type[Exception]", IsalError))  # its type stub declares an instance
 
 
 class UnreadableError(Exception):
@@ -258,7 +258,7 @@ def receive_with_arrays(connection: Connection) -> Any:
     arrays = [bytearray(size) for size in sizes]
     for array in arrays:
         connection.recv_bytes_into(array)
-    return pickle.loads(rest, buffers=arrays)  # noqa: S301 (a process of ours wrote it)
+    return pickle.loads(rest, buffers=arrays)  # noqa: S301 (written by a helper process)
 
 
 def _has_other_threads() -> bool:

@@ -44,7 +44,7 @@ def load_other_file(path: Location) -> OtherFile | None:
 
 def why_alone(path: Location) -> str | None:
     """Return the message for a file of another tool among several traces, or ``None`` for any other file."""
-    return next((f"{path} is a {what}; give it alone" for what, is_one, _ in _FILES if is_one(path)), None)
+    return next((f"{path} is a {what}; give only this file" for what, is_one, _ in _FILES if is_one(path)), None)
 
 
 _LEAST, _MOST = 1e-12, 1e12
@@ -62,7 +62,9 @@ def load_times(path: Location) -> TimesTable:
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     if len(lines) < 2 or len(lines[0][1]) < 2:
-        raise BadTrace(f"{path} is not a table of times: it needs a header line, a column of sizes and one of seconds.")
+        raise BadTrace(
+            f"{path} is not a table of times: it needs a header line, a column of sizes, and columns of seconds."
+        )
     varied, *names = (name.strip() for name in lines[0][1])
     times: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for number, row in lines[1:]:

@@ -79,7 +79,7 @@ class Hint(StrEnum):
     """the rank has called the same collective as the other ranks, but with a different number of elements"""
     WITHIN_BACKWARD = "within-backward"
     """the rank is in the backward pass in which it has skipped a reduction"""
-    EXTRA_PASS = "extra-pass"  # noqa: S105 (no password)
+    EXTRA_PASS = "extra-pass"  # noqa: S105 (not a password)
     """the rank has begun more backward passes in fewer steps than another rank"""
     LATE_FOR_BARRIER = "late-for-barrier"
     """the ``monitored_barrier()`` of other ranks names the rank"""

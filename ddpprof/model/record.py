@@ -308,7 +308,7 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
     place: str
     """line of the script, as ``file:line in function``"""
     condition: str
-    """source of the condition within which it is called, such as ``"rank == 0"``"""
+    """source code of the condition for the call, such as ``"rank == 0"``"""
 
 
 class UnusualCollective(Struct, frozen=True):

@@ -49,7 +49,7 @@ class Selection:
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
-    """Select the ranks with these numbers (``None`` for all), at most `sample`. Raises `DdpprofError` if none is left."""
+    """Select ranks by number (``None`` for all), at most `sample`. Raises `DdpprofError` if no rank is left."""
     if ranks is not None and any(one.rank is None for one in files):
         raise DdpprofError("--only-ranks selects ranks of a run or a folder, but this is a single trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]

@@ -139,7 +139,7 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
             "already has a communication hook: bf16",
             id="two-hooks",
         ),
-        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not show", id="hook-and-rate"),
+        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth cannot be used", id="hook-and-rate"),
         pytest.param(
             {"backend": "gloo"}, {"compression": Compression.BF16}, "DDP does not support bf16", id="bf16-on-gloo"
         ),
