@@ -1,11 +1,11 @@
-"""What took longer in the second of two jobs (of one or more runs each), by how much, and is it more than noise?
+"""Compare two jobs, each with one or more runs, and distinguish differences from noise.
 
-The measure of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
-light-recorded steps if one of the runs has no others. Every run is one observation. Of kernels:
+The value of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
+lightly recorded steps if one of the runs has no profiled steps. Each run is one observation. For kernels:
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise if they are further apart than the sum of both noises.
+Two medians differ beyond noise if their difference is larger than the sum of both noises.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunSet:
     reports: tuple[Report, ...]
     """one or more reports"""
     folder: str | None = None
-    """folder in which ``ddpprof trace --repeat`` keeps the runs, and to which more runs can be added"""
+    """folder of the runs recorded with ``ddpprof trace --repeat``, to which runs can be added"""
 
     @property
     def name(self) -> str:
@@ -55,18 +55,18 @@ class RunSet:
 
     @property
     def typical(self) -> Report:
-        """Run with the median step, or the one next to it. Its buckets and kernels represent those of all runs."""
+        """The run with the median step time, whose buckets and kernels represent those of all runs."""
         ordered = sorted(self.reports, key=_usual_step_ns)
         return ordered[(len(ordered) - 1) // 2]
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What reports lack, each item once, with the number of runs that lack it unless all do."""
+        """Messages about missing data, each with the number of runs to which it applies unless these are all."""
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
         mixed = ", ".join(differing_facts(self.reports))
-        return (*said, *([f"its runs are not runs of the same job: they differ in {mixed}"] if mixed else []))
+        return (*said, *([f"the runs are not from the same job: they differ in {mixed}"] if mixed else []))
 
 
 def _usual_step_ns(report: Report) -> float:
@@ -76,9 +76,9 @@ def _usual_step_ns(report: Report) -> float:
 
 
 def differing_facts(reports: Sequence[Report]) -> list[str]:
-    """Return the names of the facts in which runs differ, in order.
+    """Return the names of the facts in which the runs differ, in order.
 
-    If a run has no information about its DDP modules, facts that only some runs have are not a difference.
+    If a run has no information about its DDP modules, only facts that all runs have are compared.
     """
     facts = [facts_of(report) for report in reports]
     names = dict.fromkeys(name for of_run in facts for name in of_run)
@@ -88,7 +88,7 @@ def differing_facts(reports: Sequence[Report]) -> list[str]:
 
 
 def facts_of(report: Report) -> Mapping[str, str]:
-    """Return what the run says about its job: world size, versions, settings of DDP."""
+    """Return the recorded facts about the job: world size, versions, settings of DDP."""
     job = report.job
     facts = {
         "command": " ".join(job.command),
@@ -111,15 +111,15 @@ def facts_of(report: Report) -> Mapping[str, str]:
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 
 COMPARISON_FORMAT = 1
-"""version of the JSON form; it increases when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON document; it is increased if a field changes its meaning or is removed, not if one is added"""
 
 NOTICEABLE = 0.05
-"""change, as a fraction of the step, that a comparison without a limit should distinguish from noise"""
+"""change, as a fraction of the step, that a comparison should be able to detect if the user gives no limit"""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One measure on both sides, ns per step. The change is B minus A: positive is slower."""
+    """One measure on both sides, in ns per step. The change is B minus A: a positive value is slower."""
 
     metric: str
     a_ns: int | None
@@ -130,12 +130,12 @@ class MetricChange:
     """total number of steps of all runs"""
     runs_a_ns: tuple[int, ...] = ()
     runs_b_ns: tuple[int, ...] = ()
-    """value of each run that has it: the median over its steps or, for the fastest step, their minimum"""
+    """value of each run that has the measure: the median over its steps or, for the fastest step, the minimum"""
     difference: Difference | None = None
     of_steps: Shift | None = None
-    """shift between the steps of one run on each side; the minimum that counts as noise"""
+    """shift between the steps of one run on each side; a change within its interval is noise"""
     num_questions: int = 1
-    """number of differences whose intervals hold together, including this one"""
+    """number of differences whose intervals hold simultaneously, including this one"""
 
     @property
     def fraction(self) -> float | None:
@@ -151,7 +151,7 @@ class MetricChange:
             return None
         beyond = self.difference.is_beyond_noise
         if beyond is None and self.of_steps is not None and self.of_steps.is_beyond_noise is False:
-            return False  # the steps of one run already differ by as much
+            return False  # the steps of a single run vary by as much
         return beyond
 
     @property
@@ -160,7 +160,7 @@ class MetricChange:
         return min(len(self.runs_a_ns), len(self.runs_b_ns))
 
     def runs_needed(self, limit_ns: float) -> int | None:
-        """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference."""
+        """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from none."""
         if self.difference is None:
             return None
         return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)
@@ -168,7 +168,7 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class BucketChange:
-    """A bucket with the same parameters in both runs, or a bucket of only one run."""
+    """A bucket with the same parameters in both jobs, or a bucket of only one job."""
 
     a: BucketRow | None
     b: BucketRow | None
@@ -176,7 +176,7 @@ class BucketChange:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that differs between the runs: world size, bucket cap, versions."""
+    """A setting that differs between the jobs, such as the world size, the bucket cap or a version."""
 
     name: str
     a: str
@@ -189,22 +189,25 @@ class Comparison(ShownInNotebooks):
     ddpprof: str
     a: str
     b: str
-    """names of the sides"""
+    """name of each side"""
     num_runs_a: int
     num_runs_b: int
     settings: tuple[SettingChange, ...]
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels whose time per step changed beyond noise: slower ones first, by the time that they cost"""
+    """kernels whose duration changed beyond noise, largest increase in time per step first"""
     missing: tuple[str, ...]
-    """what cannot be compared, and why"""
+    """messages about data that cannot be compared, and why"""
     runs_needed: int | None = None
-    """number of runs on each side needed to detect a 5 % difference of the step; ``None`` if there are enough"""
+    """number of runs per side that is needed to detect a difference of 5 % of the step; ``None`` if there are enough"""
 
 
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
-    """Compare two jobs. The intervals of the `asked` measures hold together, and so do those of all others."""
+    """Compare two jobs.
+
+    The intervals of the `asked` measures hold simultaneously, and so do those of all other measures.
+    """
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
     missing = [f"{name}: {text}" for name, side in (("A", a), ("B", b)) for text in side.missing]
@@ -227,26 +230,26 @@ def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Compariso
 
 
 def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) -> Comparison:
-    """Compare two jobs, each given by the report of one run, or by reports of several.
+    """Compare two jobs, each given by the report of one run or by the reports of several runs.
 
-    Raises `DdpprofError` for none.
+    Raises `DdpprofError` if a job has no report.
     """
     first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
     if not first.reports or not second.reports:
-        raise DdpprofError("a job without a report cannot be compared: give at least one report of each job.")
+        raise DdpprofError("a job without a report cannot be compared. Give at least one report of each job.")
     return compare(first, second)
 
 
 def medians_ns(report: Report) -> dict[str, int]:
-    """Return each measure of one run in ns: the mean over the ranks, then the median over the steps."""
+    """Return all measures of one run in ns: means over the ranks, then medians over the steps."""
     changes = _metrics((report,), (report,), ())
     return {one.metric: one.a_ns for one in changes if one.a_ns is not None and one.metric != FASTEST_STEP}
 
 
 def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Compare the typical runs.
+    """Compare the kernels of the typical runs. Also return why others are not compared, if there are any.
 
-    With several runs, keep kernels that differ between every run of A and every run of B.
+    With several runs, only kernels that differ between every run of A and every run of B are kept.
     """
     changes, why_not = compare_kernels(a.typical.kernels, b.typical.kernels)
     of_runs = [[{k.kernel: k.median_ns for k in report.kernels} for report in side.reports] for side in (a, b)]
@@ -269,15 +272,13 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 
 
 FASTEST_STEP = "fastest step"
-"""a robust measure: other work on the machine disturbs some steps but not all, so runs differ least in their fastest
-step
-"""
+"""a robust measure: other work on the machine disturbs some steps but not all, so the fastest step varies least"""
 
 _OF_PROFILED, _OF_LIGHT = (
     {name: one.value for name, one in metrics_of(kind).items()} for kind in (StepReport, LightStepReport)
 )
 METRICS = tuple(dict.fromkeys(("step", FASTEST_STEP, *_OF_PROFILED, "wrapper", *_OF_LIGHT)))
-"""names of all measures by which runs are compared"""
+"""names of all measures that are compared"""
 
 
 def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
@@ -290,7 +291,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
         [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
     ]
     are_timed = all(report.timed_steps_ns for report in (*a, *b))
-    if are_timed:  # as in the reports, not lengthened by the profiler
+    if are_timed:  # use the step times of the reports, which do not include the profiler's overhead
         for run, report in zip((*sides[0], *sides[1]), (*a, *b), strict=True):
             run["step"] = run[FASTEST_STEP] = report.timed_steps_ns
     known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
@@ -306,7 +307,10 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
-    """Return DDP's own work as far as all runs know it. A trace that ddpprof did not record lacks some parts of it."""
+    """Return a function that sums those parts of DDP's own work that are known in all runs.
+
+    Traces that ddpprof did not record lack some parts.
+    """
     parts = [field.name for field in fields(WrapperCost)]
     known = [
         part
@@ -317,7 +321,7 @@ def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
 
 
 def _profiled(report: Report) -> list[StepReport]:
-    """Return the steps that the tables of the report average over."""
+    """Return the steps over which the tables of the report average."""
     return [step for rank in report.ranks for step in report.averaged(rank)]
 
 
@@ -326,7 +330,7 @@ def _light(report: Report) -> list[LightStepReport]:
 
 
 def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> list[float]:
-    """Return one value per step number: the mean over the ranks that have it."""
+    """Return one value per step: the mean over the ranks for which it is known."""
     found: dict[int, list[int]] = {}
     for step in steps:
         measured = value(step)
@@ -343,7 +347,7 @@ def _change(
     num_questions: int,
     usual: Callable[[Sequence[float]], float],
 ) -> MetricChange:
-    """Compare one measure. `a` and `b` have the steps of each run, from which `usual` makes one value."""
+    """Compare one measure. `a`, `b`: values of the steps of each run, which `usual` reduces to one value per run."""
     runs_a, runs_b = ([usual(steps) for steps in side] for side in (a, b))
     return MetricChange(
         metric=name,
@@ -365,14 +369,14 @@ def _settings(a: Report, b: Report) -> list[SettingChange]:
 
 
 def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:
-    """Pair the buckets in the order of `a`; those that only `b` has come last."""
+    """Match the buckets, in the order of `a`. Buckets that only `b` has come last."""
     left = {_bucket_key(bucket): bucket for bucket in b}
     changes = [BucketChange(bucket, left.pop(_bucket_key(bucket), None)) for bucket in a]
     return (*changes, *(BucketChange(None, bucket) for bucket in left.values()))
 
 
 def _bucket_key(bucket: BucketRow) -> tuple[object, ...]:
-    """Return the bucket's parameters as its key, or its position and size if they are only known from a trace."""
+    """Return a key from the parameters of the bucket or, if unknown, from its index and size."""
     if bucket.first_parameter is None:
         return (bucket.module, bucket.index, bucket.num_bytes)
     return (bucket.module, bucket.num_bytes, bucket.num_parameters, bucket.first_parameter, bucket.last_parameter)
@@ -383,7 +387,7 @@ _FEWEST_RUNS = 4
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """A kernel with the same name, launch shape and input shapes in both runs."""
+    """A kernel with the same name, launch shape and input shapes in both jobs."""
 
     a: KernelSummary
     b: KernelSummary
@@ -394,12 +398,12 @@ class KernelChange:
 
     @property
     def ratio(self) -> float | None:
-        """Ratio of the medians, B over A."""
+        """Ratio of the median durations, B / A."""
         return self.b.median_ns / self.a.median_ns if self.a.median_ns else None
 
     @property
     def lost_ns_per_step(self) -> int:
-        """Time that a step of B loses, ns: the extra time of a usual run of the kernel, times the number of runs."""
+        """Additional time per step in B, ns: increase of the median duration, times the number of runs per step."""
         return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
 
     @property
@@ -418,7 +422,10 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Return the kernels whose median changed beyond noise, most time lost first, and why others are not compared."""
+    """Return the kernels whose median changed beyond noise, largest increase in time first.
+
+    Also return a message about kernels that occur in only one of the jobs, or ``None``.
+    """
     in_b = {summary.kernel: summary for summary in b}
     changes = [KernelChange(summary, in_b[summary.kernel]) for summary in a if summary.kernel in in_b]
     changed = sorted((c for c in changes if c.is_beyond_noise), key=lambda c: -c.lost_ns_per_step)

@@ -1,4 +1,4 @@
-"""The limits of ``ddpprof compare --fail-on``, parsed before any run is read."""
+"""Parse and judge the limits of ``ddpprof compare --fail-on``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A limit for the growth of a measure, as a fraction of its old value (``%``) or as time per step."""
+    """A limit for the increase of a measure, as a fraction of its value in A (``%``) or as a time per step."""
 
     text: str
     metric: str
@@ -63,19 +63,19 @@ class ConditionVerdict:
     outcome: GateResult
     because: str
     runs_needed: int | None = None
-    """number of runs needed on each side, if the outcome is unknown"""
+    """number of runs needed per side, if the outcome is unknown"""
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:
     """Judge each condition.
 
-    A missing measure fails its condition: a gate must not pass when there is nothing to check.
+    The condition fails if its measure is missing, because a gate must not pass if there is nothing to check.
     """
     return tuple(_judge(comparison, condition) for condition in conditions)
 
 
 def overall(verdicts: Sequence[ConditionVerdict]) -> GateResult:
-    """Return the worst outcome."""
+    """Return the worst outcome of the verdicts."""
     outcomes = {verdict.outcome for verdict in verdicts}
     return next((one for one in (GateResult.FAILED, GateResult.UNKNOWN) if one in outcomes), GateResult.PASSED)
 

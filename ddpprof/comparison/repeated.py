@@ -1,4 +1,4 @@
-"""How much do the runs of one job, recorded by ``ddpprof trace --repeat``, differ, and what do they have in common?"""
+"""Summarize the runs of one job recorded with ``ddpprof trace --repeat``: their variation and common findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpprof.report import Report
 from ddpprof.version import __version__
 
 REPEATED_FORMAT = 1
-"""version of the JSON form; it increases when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON document; it is increased if a field changes its meaning or is removed, not if one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RepeatedFinding:
 
     rule: str
     title: str
-    """title in the first run that has it"""
+    """title in the first run with this finding"""
     num_runs: int
     num_runs_beyond_noise: int
 
@@ -41,18 +41,18 @@ class RepeatedReport:
     name: str
     runs: tuple[RepeatedRun, ...]
     findings: tuple[RepeatedFinding, ...]
-    """findings that are beyond noise in most runs come first"""
+    """findings, sorted by the number of runs in which they are beyond noise"""
     missing: tuple[str, ...]
 
     @property
     def spread(self) -> float | None:
-        """By how much longer the slowest run's step is than the fastest run's, as a fraction of the fastest."""
+        """Difference between the step times of the slowest and the fastest run, as a fraction of the latter."""
         steps_ns = [run.step_ns for run in self.runs if run.step_ns]
         return max(steps_ns) / min(steps_ns) - 1 if len(steps_ns) > 1 else None
 
 
 def report_on_runs(runs: RunSet, names: Sequence[str]) -> RepeatedReport:
-    """Return a report on several runs; `names` are the names of the runs."""
+    """Return a report on several runs. `names`: names of the runs."""
     return RepeatedReport(
         format=REPEATED_FORMAT,
         ddpprof=__version__,
@@ -72,7 +72,7 @@ def _run(name: str, report: Report) -> RepeatedRun:
 def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
     found: dict[str, list[Finding]] = {}
     for report in reports:
-        of_run = {_what(finding): finding for finding in reversed(report.findings)}  # keeps the first of its kind
+        of_run = {_what(finding): finding for finding in reversed(report.findings)}  # keeps the first of each kind
         for finding in reversed(of_run.values()):
             found.setdefault(_what(finding), []).append(finding)
     repeated = [
@@ -83,7 +83,7 @@ def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
 
 
 _OF_A_RANK = ("straggler", "slow-rank")
-"""rules whose findings differ if they are about different ranks"""
+"""rules whose findings are different if they are about different ranks"""
 
 
 def _what(finding: Finding) -> str:

@@ -1,1 +1,1 @@
-"""Ordinary training scripts for ``ddpprof demo``. They do not use ddpprof and can run on their own."""
+"""Training scripts for ``ddpprof demo``. They do not use ddpprof, and can run on their own."""

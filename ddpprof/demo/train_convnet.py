@@ -1,6 +1,6 @@
 """Train a small convolutional network with BatchNorm on synthetic images, with DistributedDataParallel.
 
-python train_convnet.py             starts its own ranks: one per GPU if there are several, else two on the CPU
+python train_convnet.py             starts its own ranks: one per GPU if there are several, otherwise two on the CPU
 torchrun --nproc-per-node 2 train_convnet.py
 """
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class SyntheticImages(Dataset):
-    """Noise images that are brighter in the stripe of their label."""
+    """Random images with a brighter horizontal stripe, whose position is the label."""
 
     def __init__(self, num_images, num_classes=10, size=32, seed=0):
         self.num_images, self.num_classes, self.size, self.seed = num_images, num_classes, size, seed
@@ -72,7 +72,7 @@ def parse_arguments():
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
     parser.add_argument(
-        "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
+        "--bucket-cap-mb", type=float, default=None, help="bucket size of DDP; its own default if not given"
     )
     parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
@@ -117,7 +117,7 @@ def train(args):
     if rank == 0 and loss is not None:
         print(f"{step} steps on {world_size} ranks, loss {loss.item():.4f}")
     if not on_gpu:
-        time.sleep(0.2)  # else torch may abort: gloo's threads still hold gradients
+        time.sleep(0.2)  # otherwise, PyTorch may abort, because gloo threads still use gradients
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
-"""Train a small transformer encoder to fill in hidden tokens, with DistributedDataParallel.
+"""Train a small transformer encoder to predict masked tokens, with DistributedDataParallel.
 
-python train_transformer.py         starts its own ranks: one per GPU if there are several, else two on the CPU
+python train_transformer.py         starts its own ranks: one per GPU if there are several, otherwise two on the CPU
 torchrun --nproc-per-node 2 train_transformer.py
 """
 
@@ -20,7 +20,7 @@ MASK = 0
 
 
 class SyntheticSentences(Dataset):
-    """Arithmetic sequences of tokens, some of them hidden, as pairs (with holes, complete)."""
+    """Arithmetic sequences of tokens, as pairs of the masked and the complete sequence."""
 
     def __init__(self, num_sentences, vocabulary, length, read_ms, seed=0):
         self.num_sentences, self.vocabulary, self.length, self.seed = num_sentences, vocabulary, length, seed
@@ -62,10 +62,10 @@ def parse_arguments():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=48, help="tokens in a sentence")
     parser.add_argument("--vocabulary", type=int, default=4000)
-    parser.add_argument("--read-ms", type=float, default=0.0, help="time to read a sentence, as from a slow disk")
+    parser.add_argument("--read-ms", type=float, default=0.0, help="time to read a sentence, to simulate a slow disk")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
     parser.add_argument(
-        "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
+        "--bucket-cap-mb", type=float, default=None, help="bucket size of DDP; its own default if not given"
     )
     parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
@@ -112,7 +112,7 @@ def train(args):
     if rank == 0 and loss is not None:
         print(f"{step} steps on {world_size} ranks, loss {loss.item():.4f}")
     if not on_gpu:
-        time.sleep(0.2)  # else torch may abort: gloo's threads still hold gradients
+        time.sleep(0.2)  # otherwise, PyTorch may abort, because gloo threads still use gradients
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""The definition of a check: its questions, where it runs, and the format of its answers."""
+"""Definitions of checks, their context and their results."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 
 class CheckStatus(StrEnum):
-    PASS = "PASS"  # noqa: S105 (no password)
+    PASS = "PASS"  # noqa: S105 (not a password)
     FAIL = "FAIL"
     SKIP = "SKIP"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The answer to one question."""
+    """The result of one check."""
 
     name: str
     verdict: CheckStatus
     expected: str | None = None
     found: str | None = None
     reason: str | None = None
-    """why it was skipped, or what a failure means and what to do"""
+    """why the check was skipped, or what a failure means and what to do about it"""
     setup: str | None = None
-    """where the ranks trained; ``None`` if no ranks trained"""
+    """backend, number of ranks and devices of the training; ``None`` for a check without training"""
 
 
 def judge(name: str, holds: bool, expected: object, found: object, reason: str) -> CheckResult:
@@ -39,12 +39,12 @@ def skip(name: str, reason: str) -> CheckResult:
 
 
 class CannotCheck(Exception):
-    """A check could not find its answer. The message says why, and the check fails with it."""
+    """A check could not be completed. It fails with this message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How many ranks train, on which devices, and with which backend."""
+    """Backend, number of ranks and devices of a training."""
 
     backend: str = "gloo"
     num_ranks: int = 2
@@ -58,12 +58,12 @@ class Setup:
 
     @property
     def options(self) -> list[str]:
-        """Options for the training scripts."""
+        """Command-line options for the training scripts."""
         return [f"--ranks={self.num_ranks}", f"--backend={self.backend}", f"--device={self.device}"]
 
 
 def setups(num_gpus: int) -> list[Setup]:
-    """Return the setups in which training is checked; CPU only if there is no GPU."""
+    """Return the setups in which training is checked. CPU is only used if there is no GPU."""
     if not num_gpus:
         return [Setup()]
     shared = [Setup("nccl", 1, "cuda", 1), Setup("gloo", 2, "cuda", 1)]
@@ -72,10 +72,10 @@ def setups(num_gpus: int) -> list[Setup]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Input of a running check."""
+    """Input of a check."""
 
     folder: Path
-    """an empty folder for this check"""
+    """empty temporary folder for this check"""
     out: Path
     """the user's folder for runs"""
     gpus: int | None = None
@@ -85,7 +85,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A group of questions that are answered together."""
+    """A function that returns the results of one or more named checks."""
 
     names: tuple[str, ...]
     run: Callable[[Context], Iterable[CheckResult]]

@@ -1,4 +1,4 @@
-"""All checks, and their results as one document that does not reveal who ran them."""
+"""Run all checks, and return their results as an anonymous document."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ NAMES = tuple(name for check in (*_MACHINE, _TRAINING) for name in check.names)
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _OF_EVERYBODY = ("root", "localhost", "user")
-"""names that are public and reveal nothing"""
+"""common names that need not be anonymized"""
 
 
 def examine(
     out: Path, gpus: int | None, only: Collection[str], watch: Callable[[str], None]
 ) -> Iterator[list[CheckResult]]:
-    """Yield the results of each check.
+    """Run the checks, and yield the results of each.
 
-    `gpus`: number of GPUs; ``None`` for as many as torch sees. `only`: names of results to return; all if empty.
-    `watch`: called with a description of the check that is running.
+    `gpus`: expected number of GPUs; ``None`` for as many as PyTorch finds. `only`: names of the checks to run; all if
+    empty. `watch`: called with a description of the check that is running.
     """
     adopt_orphans()
     trains = _is_wanted(_TRAINING, only)
@@ -76,7 +76,7 @@ def examine(
 
 
 def _outcomes(check: Check, out: Path, gpus: int | None, setup: Setup | None = None) -> list[CheckResult]:
-    """Return the results of a check. If the check cannot find them, all of its names fail."""
+    """Return the results of a check. If it cannot be completed, all of its results are failures."""
     with scratch_folder() as folder:
         try:
             return list(check.run(Context(folder, out, gpus, setup or Setup())))
@@ -96,7 +96,7 @@ def _num_gpus(outcomes: Collection[CheckResult]) -> int:
 
 
 def document(outcomes: Sequence[CheckResult]) -> dict[str, Any]:
-    """Return the content of ``doctor.json``: no user or host names, no addresses, and only the ends of paths."""
+    """Return the content of ``doctor.json``. User names, host names, IP addresses and directories are removed."""
     counts = Counter(one.verdict for one in outcomes)
     return {
         "format": DOCTOR_FORMAT,

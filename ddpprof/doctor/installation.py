@@ -1,4 +1,4 @@
-"""Checks of the installation: versions, torch's devices and backends, the profiler, and other profilers."""
+"""Checks of the installation: versions, devices, backends, the profiler, and the effect of recording on training."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_POR
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training that was completed."""
+    """Result of a completed training script."""
 
     told: Mapping[str, Any]
-    """the script's own line of JSON"""
+    """the line of JSON that the script printed"""
     run: Path
-    """folder of its run, if it was recorded"""
+    """run directory, if the training was recorded"""
 
 
 def run_script(
     context: Context, script: str, *arguments: str, trace: Sequence[str] | None = None, limit_s: float = 90
 ) -> Trained:
-    """Run a script to its end. With `trace`, run it under ``ddpprof trace`` with these options.
+    """Run a script. With `trace`, run it under ``ddpprof trace`` with these options.
 
-    Raises `CannotCheck`.
+    Raises `CannotCheck` if the script fails or takes longer than `limit_s`.
     """
     run = context.folder / f"run-of-{script.removesuffix('.py')}-{len(list(context.folder.iterdir()))}"
     words = [str(SCRIPTS / script), *arguments]
@@ -51,7 +51,7 @@ def run_script(
 
 
 def trace_command(run: Path, *words: str) -> list[str]:
-    """Return the command that records into `run`. `words`: further options, and the script with its arguments."""
+    """Return the command that records into `run`. `words`: further options, the script, and its arguments."""
     return ddpprof_command("trace", "--quiet", "--out", str(run), *words)
 
 
@@ -60,7 +60,7 @@ def ddpprof_command(*words: str) -> list[str]:
 
 
 def run_command(context: Context, command: Sequence[str], limit_s: float) -> str:
-    """Return what the command prints. Raises `CannotCheck` if it fails or takes too long."""
+    """Return the output of a command. Raises `CannotCheck` if it fails or takes longer than `limit_s`."""
     running = start(
         command,
         job_environment(),
@@ -80,7 +80,7 @@ def run_command(context: Context, command: Sequence[str], limit_s: float) -> str
         running.wait()
     if running.returncode:
         last = [line.strip() for line in errors.splitlines() if line.strip()]
-        why = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "it gives no reason")
+        why = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "it printed no error")
         raise CannotCheck(f"{_shown(command)} ended with exit code {running.returncode}: {why}")
     return str(said)
 
@@ -99,7 +99,7 @@ _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps",
 _AFTER_WINDOW = 12
 """first step after recording has ended"""
 _PAUSE_SHARE = 10
-"""minimum ratio of the process group's timeout to a pause; other ranks wait for a paused one until that timeout"""
+"""minimum ratio of the process group's timeout, after which other ranks fail, to a pause"""
 
 
 def check_unchanged(context: Context) -> Iterator[CheckResult]:
@@ -118,7 +118,7 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
         traced.told["collectives"] == without.told["collectives"],
         f"{without.told['collectives']}, as without ddpprof",
         traced.told["collectives"],
-        "Recording adds collectives of its own, which can make a job hang.",
+        "Recording calls additional collectives, which can make a job hang.",
     )
     yield from _on_devices(context, without, traced)
     yield _judge_pause(traced)
@@ -126,7 +126,7 @@ def check_unchanged(context: Context) -> Iterator[CheckResult]:
 
 def _on_devices(context: Context, without: Trained, traced: Trained) -> list[CheckResult]:
     if context.setup.device == "cpu":
-        reason = "it needs a GPU: a CPU has nothing to synchronize and no contexts"
+        reason = "it needs a GPU; on a CPU, there are no synchronizing calls and no contexts"
         return [skip("synchronising-calls", reason), skip("foreign-contexts", reason)]
     calls = [trained.told["synchronising_calls"] for trained in (without, traced)]
     foreign = [trained.told["foreign_contexts"] for trained in (without, traced)]
@@ -134,7 +134,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
         judge(
             "synchronising-calls",
             calls[1] <= calls[0],
-            f"{calls[0]} outside the window, as without ddpprof",
+            f"{calls[0]} in steps that are not profiled, as without ddpprof",
             calls[1],
             "Recording waits for the device in steps that it does not profile, which slows them down.",
         ),
@@ -143,7 +143,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
             set(foreign[1]) <= set(foreign[0]),
             f"on devices {foreign[0]}, as without ddpprof" if foreign[0] else "none",
             f"on devices {foreign[1]}" if foreign[1] else "none",
-            "Recording creates contexts on other ranks' devices and uses memory there.",
+            "Recording creates contexts on the devices of other ranks, which use memory there.",
         ),
     ]
 
@@ -163,14 +163,14 @@ def _judge_pause(traced: Trained) -> CheckResult:
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
-"""extras whose packages are checked although they are optional; packages in no extra are required"""
+"""extras whose packages are checked if they are installed; packages that are in no extra are required"""
 _BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:(<|>=)\s*([0-9.]+))?")
 _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-"""variables that nsys and ncu set in the processes they start"""
+"""environment variables that nsys and ncu set in the processes that they start"""
 
 
 def check_versions(_context: Context) -> Iterator[CheckResult]:
-    """Check that everything required is installed, in a suitable version."""
+    """Check that all required packages are installed in a supported version."""
     versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     wrong = [] if sys.version_info >= _OLDEST_PYTHON else [f"Python {versions['Python']} (needs 3.11)"]
     for name, sign, bound, extra in _requirements():
@@ -187,12 +187,12 @@ def check_versions(_context: Context) -> Iterator[CheckResult]:
         not wrong,
         "the requirements of pyproject.toml",
         "; ".join(wrong) or ", ".join(f"{name} {version}" for name, version in shown.items()),
-        "In this environment, use pip to install or upgrade whatever is missing or too old.",
+        "Install or upgrade these packages in this environment with pip.",
     )
 
 
 def _requirements() -> list[tuple[str, str, str, str | None]]:
-    """Return name, operator, version and extra of each of ddpprof's requirements."""
+    """Return the name, operator, version and extra of each requirement of ddpprof."""
     found = []
     for line in metadata.requires("ddpprof") or []:
         what, _, marker = line.partition(";")
@@ -215,7 +215,7 @@ def _satisfies(version: str, sign: str, bound: str) -> bool:
 
 
 def check_torch(context: Context) -> Iterator[CheckResult]:
-    """Check that torch sees the devices, has the backends, and can profile an operation on each device type."""
+    """Check that PyTorch finds the devices, has the backends, and can profile an operation."""
     probe = run_script(context, "probe.py", *KNOWN, limit_s=60).told
     gpus = int(probe["num_gpus"])
     expected = context.gpus if context.gpus is not None else int(probe["num_gpu_files"])
@@ -224,8 +224,8 @@ def check_torch(context: Context) -> Iterator[CheckResult]:
         gpus >= expected,
         f"{expected} GPU{'s' if expected != 1 else ''}",
         gpus,
-        "torch does not see these GPUs. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
-        "torch sees no GPUs.",
+        "PyTorch does not find these GPUs. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build "
+        "of PyTorch finds no GPUs.",
     )
     yield _judge_backends(probe["backends"], gpus)
     yield _judge_profiler(probe, gpus)
@@ -239,7 +239,7 @@ def _judge_backends(backends: Sequence[str], gpus: int) -> CheckResult:
         set(wanted) <= set(backends),
         ", ".join(wanted),
         ", ".join(backends) or "none",
-        "This torch was built without them. Install a build from pytorch.org.",
+        "This build of PyTorch lacks a backend. Install a build from pytorch.org.",
     )
 
 
@@ -250,22 +250,22 @@ def _judge_profiler(probe: Mapping[str, object], gpus: int) -> CheckResult:
         bool(probe["profiled"]),
         f"a {what} from one profiled matmul",
         f"{probe['profiled']} of {probe['num_events']} events",
-        f"The profiler records nothing, so traces have no {what}s. "
+        f"The profiler recorded nothing, so traces have no {what}s. "
         + (
             str(probe["profiler_said"])
-            or "It gives no reason: stop other profilers, and check the driver's permissions."
+            or "It printed no reason. Stop other profilers, and check the permissions of the driver."
         ),
     )
 
 
 def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> CheckResult:
     if not gpus:
-        return skip("other-profilers", "it needs a GPU: only CUPTI is limited to one profiler at a time")
+        return skip("other-profilers", "it needs a GPU; only CUPTI is limited to one profiler at a time")
     there = [name for name in _OTHER_PROFILERS if environment.get(name)]
     return judge(
         "other-profilers",
         not there,
         "none",
         ", ".join(there) or "none",
-        "nsys or ncu occupies CUPTI, so traces have no kernels. Record without it.",
+        "nsys or ncu is using CUPTI, so traces have no kernels. Record without it.",
     )

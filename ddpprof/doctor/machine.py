@@ -1,4 +1,4 @@
-"""Checks of the machine's resources: disk space, shared memory, clocks, cores and memory."""
+"""Checks of the machine: disk space, shared memory, clocks, CPU cores, memory and network interfaces."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB
 """minimum disk space in bytes, for traces of a few steps of many ranks"""
 _SHM_BYTES = 256 * _MB
-"""minimum shared memory in bytes, for batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB by default
-"""
+"""minimum shared memory in bytes, for batches of DataLoader workers and NCCL buffers; Docker's default is 64 MiB"""
 _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
-"""maximum rate, in ppm, at which time daemons slew a clock"""
+"""maximum rate in ppm at which time daemons adjust a clock"""
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
-    """Check that there is space for a run in the user's folder, and in the folder for temporary files."""
+    """Check that there is disk space for a run in the output folder and in the temporary folder."""
     temporary = choose_temporary_directory()
     free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(temporary).free}
     where = min(free, key=lambda name: free[name])
@@ -47,7 +46,7 @@ def check_disk(context: Context) -> Iterator[CheckResult]:
 
 def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
     """Check that /dev/shm is large enough for DataLoader workers and NCCL."""
-    folder = Path("/dev/shm")  # noqa: S108 (it is shared memory)
+    folder = Path("/dev/shm")  # noqa: S108 (shared memory)
     if not folder.is_dir():
         yield skip("shared-memory", "this system has no /dev/shm")
         return
@@ -62,7 +61,7 @@ def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
 
 
 def check_clock(_context: Context) -> Iterator[CheckResult]:
-    """Check that the clocks used for steps and for kernels run at the same rate, and that neither jumps."""
+    """Check that the system clock and the monotonic clock run at the same rate, and that neither jumps."""
     wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
     time.sleep(_CLOCK_S)
     wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns
@@ -77,7 +76,7 @@ def check_clock(_context: Context) -> Iterator[CheckResult]:
 
 
 def check_limits(context: Context) -> Iterator[CheckResult]:
-    """Check that this process may use enough cores and memory for the ranks."""
+    """Check that there are enough CPU cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
     cores = min(len(os.sched_getaffinity(0)), cpu_quota() or float("inf"))
     yield judge(
@@ -85,7 +84,7 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         cores >= ranks,
         f"at least {ranks}, one per rank",
         f"{cores:g}",
-        "Ranks share a core, so times are not meaningful. Give the container more cores (docker run --cpus).",
+        "Ranks share a CPU core, so times are not meaningful. Give the container more cores (docker run --cpus).",
     )
     memory = available_bytes()
     if memory is None:
@@ -116,8 +115,8 @@ def check_gloo_interface(_context: Context) -> Iterator[CheckResult]:
         found is not None,
         "this host's name resolves to one of its interfaces",
         {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
-        "Ranks on different hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
-        f"{', '.join(_up())}.",
+        "Ranks on different hosts cannot connect to each other. Set GLOO_SOCKET_IFNAME to the interface to use, one "
+        f"of: {', '.join(_up())}.",
     )
 
 
@@ -134,14 +133,14 @@ def check_nccl_interface(_context: Context) -> Iterator[CheckResult]:
         bool(found),
         "an interface that is up",
         ", ".join(map(_shown, found[:1])) or "none",
-        "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the interface to use.",
+        "NCCL finds no interface. Set NCCL_SOCKET_IFNAME to the interface to use.",
     )
 
 
 def _of_pattern(asked: str) -> list[str]:
-    """Return the matching interfaces.
+    """Return the interfaces that match a value of ``NCCL_SOCKET_IFNAME``.
 
-    NCCL takes prefixes, or whole names after ``=``; a leading ``^`` excludes them.
+    The value is a list of prefixes or, after ``=``, of whole names. A leading ``^`` excludes the matches.
     """
     avoids, rest = asked.startswith("^"), asked.removeprefix("^")
     are_whole, words = rest.startswith("="), rest.removeprefix("=").split(",")
@@ -159,7 +158,7 @@ def _judge_asked(name: str, variable: str, interfaces: Sequence[str]) -> CheckRe
     return judge(
         name,
         not down,
-        f"{variable}'s interface is up",
+        f"the interface in {variable} is up",
         f"{', '.join(down)}: down or missing" if down else ", ".join(map(_shown, interfaces[:2])),
         f"Set {variable} to an interface that is up: {', '.join(_up())}.",
     )
@@ -183,7 +182,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface that has the address of this host's name."""
+    """Return the interface to which the name of this host resolves, or ``None``."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

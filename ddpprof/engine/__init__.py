@@ -1,1 +1,1 @@
-"""What all questions about a job share: how numbers are declared, and what is derived from the declarations."""
+"""The common parts of all topics: declarations of numbers, findings, and the interface of a topic."""

@@ -1,4 +1,4 @@
-"""The output of a rule: a finding, and the change that it recommends, as data that a tool can apply."""
+"""Findings, which are the output of rules, and the changes that they recommend, as data that a tool can apply."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ddpprof.model.json_files import Measured, Outcome
 
 DEFAULT_CAP = "bucket_cap_mb=None"
 ACCUMULATED = 4
-"""number of backward passes per reduction in the prediction of more accumulation"""
+"""number of backward passes per gradient reduction in the prediction of gradient accumulation"""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predicted gain of one change alone, ns per step; negative if it costs time."""
+    """Predicted gain of a single change in ns per step; negative if the step becomes longer."""
 
     gain_ns: Annotated[int, Number("predicted gain per step", column="ns")]
     low_ns: Annotated[int, Number("lower end of its 95 % interval")]
@@ -27,9 +27,9 @@ class Predicted:
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
-    """Return the prediction, limited to the time that the change can remove if that was measured.
+    """Return the prediction, limited to `cause_ns`, the measured time that the change can remove at most, if known.
 
-    The replay may cover other steps than those in which the time was measured.
+    The prediction may exceed it, because it may be based on other steps than the measurement.
     """
     if cause_ns is None:
         return predicted
@@ -38,10 +38,10 @@ def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
 
 @dataclass(frozen=True, slots=True)
 class NewBuckets:
-    """The buckets that DDP makes with a given argument."""
+    """The buckets that DDP builds with a given argument."""
 
     argument: str
-    """argument of DDP's constructor; empty for the recorded buckets, if no better ones were found"""
+    """argument of DDP's constructor; empty if no better buckets than the recorded ones were found"""
     bucket_bytes: tuple[int, ...]
     """bucket sizes in launch order"""
     predicted: Predicted | None = None
@@ -54,42 +54,42 @@ class NewBuckets:
 
 
 def since_torch(argument: str) -> str:
-    """Return a note for an argument that older torch versions do not have."""
+    """Return a note for an argument that older versions of PyTorch do not have, otherwise an empty string."""
     return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
 
 
 def equal_caps(equal_mb: tuple[float, float] | None) -> str:
-    """Return, in words to follow an argument, which caps are equally good."""
+    """Return a note, to be appended to an argument, on the range of caps that are equally good."""
     return "" if equal_mb is None else f" ({equal_mb[0]:g} to {equal_mb[1]:g} MB are equal)"
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predicted effects of single changes; ``None`` if the run cannot tell, or already has the change."""
+    """Predicted effects of single changes; ``None`` if unknown, or if the run already has the change."""
 
     best_buckets: NewBuckets | None = None
     """best buckets found"""
     aligned_buckets: Predicted | None = None
-    """buckets of a compiled model that end where its graphs end: the first one at 1 MiB, others at the present cap"""
+    """buckets of a compiled model that end where its graphs end: 1 MiB for the first one, the present cap for others"""
     compression: Predicted | None = None
-    """half-precision gradients, in fp16 or bf16, whichever the backend supports"""
+    """gradients sent in half precision: fp16 or bf16, depending on the backend"""
     bucket_views: Predicted | None = None
     without_unused_search: Predicted | None = None
-    """no search for unused parameters, and buckets in gradient order"""
+    """no search for unused parameters, and buckets rebuilt in the order in which gradients become ready"""
     no_sync: Predicted | None = None
-    """reduction only in the last of a step's several backward passes"""
+    """gradient reduction only in the last of several backward passes of a step"""
     double_batch: Predicted | None = None
-    """doubling the batch size; communication time saved per batch of the present size"""
+    """twice the batch size; the gain is the communication time saved per batch of the present size"""
     accumulation: Predicted | None = None
-    """reduction in every `ACCUMULATED`-th backward pass; communication time saved per backward pass"""
+    """gradient reduction in every `ACCUMULATED`-th backward pass; the gain is the time saved per backward pass"""
     double_link: Predicted | None = None
     """a network with twice the bandwidth"""
     without_straggler: Predicted | None = None
-    """the slowest rank made as fast as the next one"""
+    """the slowest rank becomes as fast as the second slowest"""
 
 
 _RIGHT = 0.8
-"""minimum share of trials that must confirm a rule for it to be recommended first"""
+"""minimum share of trials that must confirm a rule so that it may be recommended first"""
 
 
 class Tried(NamedTuple):
@@ -103,11 +103,11 @@ TRACK_RECORD: Mapping[str, Tried] = {
     "reduces-every-pass": Tried(2, 2),
     "trailing-communication": Tried(10, 10),
 }
-"""rule → its trials with a verdict, as in `analyses/advice/results.json`; other rules have not been tried"""
+"""trials of each rule with a clear result, from `analyses/advice/results.json`; other rules have not been tried"""
 
 
 def is_trusted(rule: str) -> bool:
-    """Return True if the rule may be recommended first: it is not known to be wrong in more than a fifth of cases."""
+    """Return True if the rule may be recommended first: no trials are known, or at least 80 % confirmed its advice."""
     tried = TRACK_RECORD.get(rule)
     return tried is None or tried.num_confirmed >= _RIGHT * tried.num_cases
 
@@ -121,13 +121,13 @@ class ChangeKind(StrEnum):
     DDP = "ddp"
     """in the arguments of ``DistributedDataParallel``"""
     COMM_HOOK = "comm_hook"
-    """by registering a hook from torch's ``default_hooks``"""
+    """by registering a hook of ``default_hooks``"""
     ENVIRONMENT = "environment"
     """by setting environment variables of the ranks"""
     LOADER = "loader"
     """in the arguments of a ``DataLoader``"""
     COMPILATION = "compilation"
-    """in how torch.compile compiles DDP: ``optimize_ddp`` or ``compile_order``"""
+    """in the way that torch.compile is applied to DDP: ``optimize_ddp`` or ``compile_order``"""
     SYNC_BATCH_NORM = "sync_batch_norm"
     """in the model: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does"""
     NO_SYNC = "no_sync"
@@ -136,15 +136,15 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change that a user can make, and a tool can apply."""
+    """One change that a user can make or a tool can apply."""
 
     kind: ChangeKind
     values: Mapping[str, Value] = field(hash=False)
-    """name of each argument, variable or hook → its value"""
+    """value of each argument, variable or hook, by name"""
     code: str
-    """code of the change, for the framework that makes the DDP module if there is one"""
+    """code of the change, in the framework that creates the DDP module if there is one"""
     is_lossy: bool = False
-    """True if training then computes something else, such as rounded gradients"""
+    """True if the change alters what training computes, for example because it rounds gradients"""
 
 
 def ddp_change(framework: str | None, **arguments: Value) -> Change:
@@ -154,7 +154,7 @@ def ddp_change(framework: str | None, **arguments: Value) -> Change:
 
 
 def bucket_change(framework: str | None, new: NewBuckets) -> Change | None:
-    """Return the change that would produce the given buckets; ``None`` if the best value is unknown."""
+    """Return the change that produces the given buckets, or ``None`` if the best value is unknown."""
     if not new.argument or (new.predicted is None and not new.is_default):
         return None
     name, _, text = new.argument.partition("=")
@@ -172,7 +172,7 @@ def loader_change(framework: str | None, num_workers: int, persistent: bool) -> 
 
 
 def compilation_change(optimize_ddp: str | None = None, compile_order: str | None = None) -> Change:
-    """Return a change of how torch.compile compiles DDP, to one of these values."""
+    """Return a change of `OptimizeDdp` or of `CompileOrder`, to the given value."""
     if compile_order is not None:
         return Change(ChangeKind.COMPILATION, {"compile_order": compile_order}, _ORDERS[compile_order])
     code = f'torch._dynamo.config.optimize_ddp = "{optimize_ddp}", before DDP is constructed'
@@ -199,7 +199,7 @@ _REPLAYED = (
     "better-buckets",
     "reduces-every-pass",
 )
-"""rules whose change has effects that only a replay of the steps can show"""
+"""rules for changes whose effect only a replay of the steps can predict"""
 
 
 _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS)
@@ -207,65 +207,60 @@ _IN_VAIN = (Outcome.NO_DIFFERENCE, Outcome.SLOWER, Outcome.OTHER_RESULTS)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding: one thing to change, and how much time it saves."""
+    """One finding: a problem, the change that solves it, and the time that the change saves."""
 
-    rule: Annotated[str, Number("name of the rule that made it")]
+    rule: Annotated[str, Number("rule that produced the finding")]
     title: Annotated[str, Number("what was found")]
-    evidence: Annotated[str, Number("numbers that show it")]
+    evidence: Annotated[str, Number("measured numbers")]
     advice: Annotated[str, Number("what to change")]
-    gain_ns: Annotated[int | None, Number("most time to gain per step")]
-    """maximum gain, ns per step; ``None`` if the finding is about correctness, or if this run cannot tell"""
-    is_correctness: Annotated[bool, Number("whether training does something other than it seems to")] = False
+    gain_ns: Annotated[int | None, Number("maximum gain per step")]
+    """maximum gain, ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
+    is_correctness: Annotated[bool, Number("whether it affects the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
     """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
-    """time per step that the finding is about; no change can save more, and `find` limits the gain to it"""
-    is_noise: Annotated[bool, Number("whether it may be due to chance; it then has no advice")] = False
+    """time per step that the problem takes; `find` limits the gain to it, because no change can save more"""
+    is_noise: Annotated[bool, Number("whether it may be due to chance")] = False
 
-    is_worth_trying: Annotated[bool, Number("whether it may save much although the run cannot predict how much")] = (
-        False
-    )
-    """True if `is_noise`, but its predicted gain is large: the interval includes 0 as the network is hardly known"""
+    is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
+    """True if `is_noise`, but the predicted gain is large, with a wide interval because the network is hardly known"""
 
     comes_first: bool = False
-    """True if this must be fixed before any gain counts: training is broken, or measurements are distorted"""
+    """True if this must be fixed before any gains matter: training is broken, or measurements are distorted"""
     may_be_meant: bool = False
-    """True if the training may do this on purpose"""
+    """True if it may be intended"""
     subject: Mapping[str, int | str] = field(default_factory=dict, hash=False)
     """subject of the finding: a ``rank``, ``bucket``, ``parameter``, ``module``, ``step`` or ``host``"""
     numbers: Mapping[str, int | float] = field(default_factory=dict, hash=False)
-    """numbers in title and evidence; their names include their units, such as ``trailing_ns``"""
+    """numbers in title and evidence, by name including the unit, such as ``trailing_ns``"""
     measured: Measured | None = None
-    """what `ddpprof try` measured for the change; ``None`` if it has not been tried"""
+    """gain of the change as measured by `ddpprof try`; ``None`` if it has not been tried"""
     change: Change | None = None
-    """change that a tool can apply; ``None`` if only the script's author can make it, or the best value is unknown"""
+    """change that a tool can apply; ``None`` if the script must be edited by hand, or if the best value is unknown"""
 
     @property
     def has_advice(self) -> bool:
-        """Whether it is shown with its advice: it is beyond noise, or worth trying."""
+        """Whether the advice is shown: the finding is not noise, or the change is worth trying."""
         return not self.is_noise or self.is_worth_trying
 
     @property
     def is_guess(self) -> bool:
-        """Whether only a replay could tell the gain of the change, and there was none.
-
-        `gain_ns` is then only an upper bound.
-        """
+        """Whether only a replay could predict the gain, and there is none. `gain_ns` is then only an upper bound."""
         return self.predicted is None and self.rule in _REPLAYED
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may be recommended first: it was measured to help, or its rule is not known to be often wrong."""
+        """Whether it may be recommended first: its gain was measured, or trials of its rule allow it."""
         return self.measured is not None or is_trusted(self.rule)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether its change rounds gradients, so that training gives other results."""
+        """Whether the change rounds gradients, which changes the results of training."""
         return self.change is not None and self.change.is_lossy
 
     @property
     def gives_nothing(self) -> bool:
-        """Whether its change was tried, and does not shorten the step, or changes the results of training."""
+        """Whether the change was tried and did not make the step shorter, or changed the results of training."""
         return self.measured is not None and self.measured.outcome in _IN_VAIN
 
     @property
@@ -274,12 +269,12 @@ class Finding:
 
 
 def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
-    """Return the upper end of the replay's prediction or, without a prediction, the measured bound."""
+    """Return the upper end of the predicted gain or, without a prediction, the measured bound."""
     return gain_ns if predicted is None else predicted.high_ns
 
 
 def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
-    """Return the maximum gain of a change, and its prediction; ``None`` for both if it is predicted to cost time."""
+    """Return the maximum gain and the prediction, or ``None`` for both if the step is predicted to become longer."""
     if predicted is not None and predicted.gain_ns < 0:
         return None, None
     return at_most(gain_ns, predicted), predicted
@@ -294,5 +289,5 @@ def size(num_bytes: float) -> str:
 
 
 def only_known(**numbers: float | None) -> dict[str, int | float]:
-    """Return the numbers that are known."""
+    """Return the numbers that are not ``None``."""
     return {name: value for name, value in numbers.items() if value is not None}

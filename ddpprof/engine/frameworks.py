@@ -1,6 +1,6 @@
-"""Where does the user set each option? In the framework that makes the DDP module, if there is one.
+"""How to set each option, in plain PyTorch or in the framework that creates the DDP module.
 
-`framework` is ``None`` if the script itself calls torch, otherwise the recorder's name for it.
+`framework` is ``None`` for plain PyTorch; otherwise, it is a value of ``Record.framework``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ACCELERATE = frozenset(
         "static_graph",
     )
 )
-"""options of Accelerate's ``DistributedDataParallelKwargs``"""
+"""options of ``DistributedDataParallelKwargs`` in Accelerate"""
 _TRANSFORMERS = frozenset(("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "static_graph"))
-"""options of ``TrainingArguments``, prefixed by ``ddp_``; older versions have no ``ddp_static_graph``"""
+"""options that ``TrainingArguments`` has with the prefix ``ddp_``; older versions have no ``ddp_static_graph``"""
 _TITLES = {"transformers": "transformers' Trainer", "accelerate": "Accelerate"}
 
 
 def ddp_argument(framework: str | None, *arguments: str) -> str:
-    """Return how to pass DDP's constructor arguments such as ``static_graph=True``."""
+    """Return code that passes constructor arguments such as ``static_graph=True`` to DDP."""
     listed = ", ".join(arguments)
     if framework in ("lightning", "fabric"):
         return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({listed}))" if arguments else ""
@@ -51,7 +51,7 @@ _OF_LIGHTNING = {"lightning": "Trainer", "fabric": "Fabric"}
 
 
 def without_ddp_argument(framework: str | None, name: str) -> str:
-    """Return how to construct DDP without an argument that the script passes now."""
+    """Return code that constructs DDP without an argument that the script passes at present."""
     if framework == "transformers" and name == "find_unused_parameters":
         return "TrainingArguments(ddp_find_unused_parameters=False)"
     if framework == "transformers":
@@ -64,9 +64,9 @@ def without_ddp_argument(framework: str | None, name: str) -> str:
 
 
 def accumulation(framework: str | None, static_graph: bool) -> str:
-    """Return how to average gradients less often.
+    """Return how to accumulate gradients over several batches.
 
-    `static_graph`: whether DDP has ``static_graph=True``. With it, torch fails if the first pass does not reduce.
+    `static_graph`: whether DDP has ``static_graph=True``, with which the first backward pass must reduce gradients.
     """
     how = _ACCUMULATION.get(framework, _ACCUMULATION[None])
     limit = (
@@ -87,15 +87,15 @@ _ACCUMULATION = {
 
 
 def reduce_once(framework: str | None, static_graph: bool) -> str:
-    """Return, as sentences, how to reduce gradients only in the last backward pass of a step."""
+    """Return sentences that say how to reduce gradients only in the last backward pass of a step."""
     limit = ""
     if static_graph and framework is None:
         limit = (
-            " With static_graph=True, every pass of the first step must reduce gradients; otherwise torch fails "
-            "in that step."
+            " With static_graph=True, every pass of the first step must reduce gradients; otherwise, PyTorch raises an "
+            "error in that step."
         )
     elif static_graph:
-        limit = " Remove static_graph=True: with it, torch fails if the first pass does not reduce."
+        limit = " Remove static_graph=True: with it, PyTorch fails if the first pass does not reduce gradients."
     return f"{_REDUCE_ONCE.get(framework, _REDUCE_ONCE[None])}{limit}"
 
 
@@ -114,7 +114,7 @@ _REDUCE_ONCE = {
 
 
 def compression(framework: str | None, backend: str | None, *arguments: str) -> str | None:
-    """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it.
+    """Return how to send gradients in half precision, or ``None`` if the framework has no option for it.
 
     `arguments`: other arguments of DDP's constructor to set together with it.
     """
@@ -145,7 +145,7 @@ _TIMEOUT = {
 
 
 def or_join(framework: str | None) -> str:
-    """Return the framework's other way to train on different numbers of batches, if it has one."""
+    """Return a note on how to train with uneven numbers of batches, or an empty string if there is no way."""
     if framework == "accelerate":
         return "; or train within `with accelerator.join_uneven_inputs([model]):`"
     return "" if framework is not None else f"; or {TRAIN_WITHIN_JOIN}"
@@ -155,7 +155,7 @@ TRAIN_WITHIN_JOIN = "train within `with model.join():`, if the loop has no colle
 
 
 def divide_data(framework: str | None, loader: Loader) -> str:
-    """Return how to give each rank its own part of the data."""
+    """Return how to shard the data across the ranks."""
     if framework in _DIVISION:
         return _DIVISION[framework]
     if loader.is_iterable:
@@ -182,17 +182,18 @@ _DIVISION = {
 
 
 def reshuffle(framework: str | None) -> str:
-    """Return how to reshuffle in each epoch."""
+    """Return how to shuffle the data differently in each epoch."""
     if framework == "accelerate":
         return "Call loader.set_epoch(epoch) at the start of each epoch; Accelerate's DataLoader passes it on."
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 
 def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
-    """Return how to give each rank its own random numbers. `generators`: the identical ones, as device types or names.
+    """Return how to seed each rank differently.
 
-    The order of samples, which the ranks divide among themselves, often comes from the CPU's generator. It is left
-    alone if only accelerators' generators are identical.
+    `generators`: generators that have the same state on all ranks, as device types or module names. The CPU generator
+    is not seeded if only those of accelerators are identical, because it often determines the order of the samples,
+    which must be the same on all ranks.
     """
     on_cpu = "cpu" in generators
     seeding = {"cpu": "torch.manual_seed", "numpy": "np.random.seed", "random": "random.seed"}
@@ -220,7 +221,7 @@ _SEEDS = {
 
 
 def load_with(framework: str | None, num_workers: int, persistent: bool) -> str:
-    """Return how to load data in that many processes. `persistent`: whether the processes live through all epochs."""
+    """Return how to load data with this number of workers. `persistent`: whether to use persistent workers."""
     if framework == "transformers":
         more = ", dataloader_persistent_workers=True" if persistent else ""
         return f"TrainingArguments(dataloader_num_workers={num_workers}{more})"

@@ -1,12 +1,11 @@
-"""A number is declared once, on the field of its dataclass; columns, metrics and clocks are derived from the
-declaration.
+"""Declarations of numbers on dataclass fields, from which columns, metrics and clocks are derived.
 
     @dataclass(frozen=True, slots=True)
     class Overlap:
-        exposed_ns: Annotated[int, Number("communication while nothing is computed", metric="exposed")]
+        exposed_ns: Annotated[int, Number("communication without concurrent computation", metric="exposed")]
 
-Every number of a row becomes a column of its Arrow table. Numbers with a metric are compared between runs and drawn in
-TensorBoard. For fields with a clock, the JSON report says whose time they are.
+Every number of a row becomes a column of its Arrow table. Numbers with a metric are compared between runs and shown in
+TensorBoard. For fields with a clock, the JSON report says whether they are times of the host or of the device.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 class Clock(StrEnum):
-    """Whose time is it? On an accelerator the host launches work that the device does later."""
+    """The clock of a time. On an accelerator, the device runs work after the host has launched it."""
 
     HOST = "host"
     DEVICE = "device"
@@ -31,40 +30,40 @@ HOST, DEVICE = Clock.HOST, Clock.DEVICE
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The meaning of a field that holds a number, a name or a flag."""
+    """Declares a field that contains a number, a name or a flag."""
 
     meaning: str
     clock: Clock | None = None
     metric: str = ""
-    """metric name for comparing runs; empty if runs are not compared by it"""
+    """name of the metric for comparing runs; empty if the number is not compared"""
     column: str = ""
-    """name in tables, if it differs from the field's name"""
+    """column name, if it differs from the field name"""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field that holds another dataclass; the numbers of that dataclass count as numbers of this one."""
+    """Declares a field that contains another dataclass, whose numbers are included in this one."""
 
     prefix: str = ""
-    """prefix for the names of their columns"""
+    """prefix of the column names"""
     of: str = ""
-    """words appended to their meanings, such as ``"in the whole trace"``"""
+    """text appended to the meanings, such as ``"in the whole trace"``"""
     clock: Clock | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A number, its path from a row, and its column."""
+    """A declared number, with its path from a row and its column."""
 
     number: Number
     path: tuple[str, ...]
     kind: type
-    """int, float, str or bool; every number may also be ``None`` if the run cannot tell"""
+    """int, float, str or bool; every number may also be ``None`` if unknown"""
     column: str
     meaning: str
 
     def value(self, row: Any) -> Any:
-        """Return the number in a row; ``None`` if any dataclass on the path is absent."""
+        """Return the number in a row, or ``None`` if a dataclass on the path is ``None``."""
         for name in self.path:
             if row is None:
                 return None
@@ -74,7 +73,7 @@ class Declared:
 
 @cache
 def declared_in(row: type) -> tuple[Declared, ...]:
-    """Return the numbers of a dataclass and of its parts, in order."""
+    """Return the declared numbers of a dataclass, including its parts, in order."""
     return tuple(_declared(row, (), Part()))
 
 
@@ -89,13 +88,13 @@ def _declared(row: type, path: tuple[str, ...], part: Part) -> Iterator[Declared
 
 
 def metrics_of(row: type) -> dict[str, Declared]:
-    """Return the numbers by which runs are compared, by metric name."""
+    """Return the numbers that are compared between runs, by metric name."""
     return {one.number.metric: one for one in declared_in(row) if one.number.metric}
 
 
 @cache
 def clocks_of(row: type) -> dict[str, Clock]:
-    """Return whose time each field is, including everything below it: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
+    """Return the clock of each field and all fields in it, by path: ``{"ranks[].steps[].compute_ns": DEVICE, …}``."""
     return dict(_clocks(row, ""))
 
 
@@ -115,14 +114,14 @@ def _clock_of(mark: object) -> Clock | None:
 
 
 def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
-    """Yield name, type and annotations of each field. For a tuple, the type is that of its elements; no ``None``."""
+    """Yield the name, type and annotations of each field. The type is without ``None``, and that of a tuple's items."""
     for name, hint in get_type_hints(row, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         yield name, _bare(hint), marks
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type without annotations, ``None`` and an enclosing tuple."""
+    """Return the type without annotations, ``None`` and enclosing tuple."""
     if hasattr(hint, "__metadata__"):
         return _bare(hint.__origin__)
     if _is_tuple(hint):

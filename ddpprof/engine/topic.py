@@ -1,10 +1,9 @@
-"""The interface of a topic: everything about one question about a job, from the measure to the words.
+"""The interface of a topic, which combines the measures, rules and report sections for one question about a job.
 
-`report/topics.py` lists the topics. Other code only uses this interface, and names no single topic.
+`report/topics.py` lists the topics. Other code uses only this interface, and does not depend on a particular topic.
+Other packages provide topics with an entry point in the group ``ddpprof.topics`` that refers to a `Topic`.
 
-Topics of other packages have an entry point in the group ``ddpprof.topics`` that names their `Topic`.
-
-`find` returns the findings of all topics, in the order in which a user should read them.
+`find` returns the findings of all topics, sorted by priority.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Chapter = Literal[
     "ending", "job", "notes", "times", "step", "devices", "buckets", "collectives", "ranks", "slowdown", "whole-run",
     "cost", "recording", "findings",
 ]  # fmt: skip
-"""places of the report in which topics have sections, in order; ``ending`` to ``notes`` are about the job"""
+"""chapters of the report, in order; topics add sections to them, and ``ending`` to ``notes`` are about the job"""
 
 _WORTH_SAYING = 0.01
 """minimum fraction of the step for a finding"""
@@ -42,9 +41,8 @@ _WORTH_SAYING = 0.01
 class View:
     """The data of a run that rules use.
 
-    Times are ns per step: means over the usual steps, on the rank with the lowest one.
-
-    The lowest, because what other ranks take beyond it is waiting for a slower rank.
+    Times are in ns per step: means over the usual steps, on the rank on which they are lowest. On other ranks, they
+    include waiting for a slower rank.
     """
 
     world_size: int | None
@@ -57,72 +55,72 @@ class View:
     exposed_ns: int | None = None
     trailing_ns: int | None = None
     data_ns: int | None = None
-    """time that training waits for its data"""
+    """time that the training thread waits for its data"""
     buffer_sync_ns: int | None = None
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     launch_bound_ns: int | None = None
-    """time that the accelerator waits for the host's launches, without `host_read_ns`"""
+    """time that the accelerator is idle because the host launches kernels too late, without `host_read_ns`"""
     host_read_ns: int | None = None
-    """time that it waits for launches because the host waited for one of its results before"""
+    """time that the accelerator is idle because the host waited for one of its results before launching more"""
     optimizer_ns: int | None = None
-    """time of the optimizers' steps that is not hidden behind other computation"""
+    """time of optimizer steps that is not hidden behind other computation"""
     num_micro_steps: int = 1
-    """number of batches that a step accumulates"""
+    """number of batches that are accumulated in a step"""
     trains_beside_ddp: bool = False
-    """whether optimizers train parameters whose gradients DDP does not average, so that the script may need to do so"""
+    """whether optimizers update parameters whose gradients DDP does not average; the script may average them"""
     joins: bool = False
-    """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
+    """whether ranks may have different numbers of batches, as in DDP's ``join()``"""
     group_size: int | None = None
     """number of ranks that average their gradients together; the minimum over all ranks"""
     device: str | None = None
-    """torch's device type: ``"cpu"`` or ``"cuda"``"""
+    """device type, such as ``"cpu"`` or ``"cuda"``"""
     is_compiled: bool = False
-    """whether torch.compile has compiled the model, which it splits where buckets end"""
+    """whether the model is compiled by torch.compile, which splits its graph at bucket boundaries"""
     has_cuda: bool = True
-    """whether an accelerator, if there is one, supports CUDA or HIP"""
+    """``False`` if the job uses an accelerator other than CUDA or HIP"""
     takes_cap_lists: bool = True
-    """whether a user can effectively set a separate cap for each bucket"""
+    """whether a list of caps can be passed to DDP and has the desired effect"""
     could_take_cap_lists: bool = True
-    """whether a user can set a separate cap for each bucket, even if torch.compile does not follow all of them"""
+    """whether a list of caps can be passed to DDP, even if torch.compile ignores it"""
     framework: str | None = None
-    """framework whose options make the DDP module; ``None`` if the script makes it"""
+    """framework that creates the DDP module; ``None`` if the script creates it"""
     cores_per_rank: float | None = None
     """number of cores per rank on the host with the fewest cores per rank"""
     num_threads: int | None = None
-    """number of threads with which a rank computes on its host; the maximum over all ranks"""
+    """number of CPU threads with which a rank computes; the maximum over all ranks"""
     records: Mapping[int, Record] = field(default_factory=dict)
-    """rank → the facts recorded about it, without its steps"""
+    """record of each rank, without its steps"""
     link_bits_per_s: int | None = None
-    """speed of the link between hosts, if the user states it"""
+    """speed of the link between hosts, if given by the user"""
     whole_run: WholeRun | None = None
     tried: tuple[TriedChange, ...] = ()
     predictions: Predictions = field(default_factory=Predictions)
     shown: Mapping[str, Any] = field(default_factory=dict)
-    """topic name → its results for the run; see `__getitem__`"""
+    """results of each topic for the run, by topic name; see `__getitem__`"""
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
-        """Return a topic's results; ``None`` if it has none, or comes later in the list of topics."""
+        """Return the results of a topic, or ``None`` if it has none or if it is later in the list of topics."""
         return cast("_OfRun | None", self.shown.get(topic.name))
 
     @property
     def shares_cores(self) -> bool:
-        """Return True if the ranks compute on CPU cores, which the machine also uses for other work."""
+        """Whether the ranks compute on CPU cores, which they share with communication and other work."""
         return self.backend in ON_HOST
 
     @property
     def is_one_group(self) -> bool:
-        """Return True if all ranks average their gradients together."""
+        """Whether all ranks average their gradients together."""
         return self.group_size == self.world_size
 
     def module(self, index: int) -> DdpModule | None:
-        """Return a module; ``None`` if a killed rank left steps that use it, but no description of it."""
+        """Return the module, or ``None`` if it is unknown because a rank was killed before it had recorded it."""
         return self.modules[index] if 0 <= index < len(self.modules) else None
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
-        """Return True if the gain is large enough for a finding.
+        """Return True if both gains, as far as they are known, are large enough for a finding.
 
-        `gain_ns` is a measured bound; both gains must be large enough.
+        `gain_ns`: measured upper bound of the gain.
         """
         gains = [gain_ns, None if predicted is None else predicted.gain_ns]
         least = min((gain for gain in gains if gain is not None), default=0)
@@ -130,21 +128,21 @@ class View:
 
 
 class ModuleView(Protocol):
-    """A DDP module, as sections see it."""
+    """The attributes of a DDP module that sections use."""
 
     @property
     def comm_hook(self) -> str | None: ...
 
 
 class ReportView(Protocol):
-    """The report, as the sections of a topic see it beside what the topic itself shows."""
+    """The attributes of the report that sections use, in addition to the results of their own topic."""
 
     @property
     def modules(self) -> Sequence[ModuleView]: ...
 
     @property
     def usual_steps(self) -> tuple[int, ...]:
-        """Return the numbers of the profiled steps that tables average over; empty if these are all."""
+        """Numbers of the profiled steps over which tables average; empty if they average over all."""
 
     @property
     def on_accelerator(self) -> bool: ...
@@ -153,22 +151,22 @@ class ReportView(Protocol):
     def findings(self) -> tuple[Finding, ...]: ...
 
     def trace_command(self, *options: str) -> str:
-        """Return the command that records such a run again, with further options."""
+        """Return the command that records the run again, with further options."""
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
-        """Return what a topic shows, if the report has a field of its name; ``None`` if it shows nothing."""
+        """Return the results of a topic in the report, or ``None`` if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema(Generic[_OfRun]):
-    """One table of `Report.tables`; it has a column for every number that its rows declare."""
+    """One table of `Report.tables`, with a column for each declared number of its rows."""
 
     name: str
     """name of the attribute of `Tables`, and of the Parquet file"""
     description: str
     row: type
     rows: Callable[[_OfRun, ReportView], Iterable[Any]]
-    """takes what the topic shows"""
+    """returns the rows, given the results of the topic"""
 
     @property
     def columns(self) -> tuple[Declared, ...]:
@@ -177,45 +175,46 @@ class TableSchema(Generic[_OfRun]):
 
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
-    """Measures of a job that come from another tool's file."""
+    """Measures of a job from a file of another tool."""
 
     measured: _OfRun
     backend: str | None
     steps_ns: Mapping[int, int]
-    """step number → duration"""
+    """duration of each step, by number"""
     missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Topic(Generic[_OfRank, _OfRun]):
-    """The measures, rules and sections of one question. ``_OfRun`` is the type of its results for a run.
+    """The measures, rules and sections for one question. ``_OfRun`` is the type of its results for a run.
 
-    It either measures each rank (`of_rank`, then `of_ranks`), or takes all results from what is already known
-    (`of_run`). A topic whose name is a field of the report may have sections only.
+    A topic either measures each rank (`of_rank`) and combines the results (`of_ranks`), or derives its results from
+    those of other topics (`of_run`). A topic whose name is a field of the report may have sections only.
     """
 
     name: str
-    """also the name of the field of `Report` with its results, if there is one"""
+    """name of the topic, and of the field of `Report` with its results if there is one"""
     rules: tuple[Callable[[_OfRun, View], Iterator[Finding]], ...] = ()
     sections: Mapping[Chapter, Callable[[_OfRun, ReportView], Iterable[Section]]] = field(default_factory=dict)
     tables: tuple[TableSchema[_OfRun], ...] = ()
     advice: Mapping[str, str] = field(default_factory=dict)
-    """rule of another topic → advice that replaces that rule's advice"""
+    """advice that replaces the advice of other topics' rules, by rule"""
     of_rank: Callable[[Rank, Sequence[int], Sequence[DdpModule]], _OfRank | None] | None = None
-    """measures a rank in the steps with these indices, given the job's modules; ``None`` if there is nothing to measure
+    """measures the steps with these indices on one rank, given the modules of the job; returns ``None`` if there is
+    nothing to measure
     """
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun | None] | None = None
-    """combines the results of `of_rank` of one or more ranks; ``None`` if `report/build.py` does"""
+    """combines the results of `of_rank` of one or more ranks; ``None`` if `report/build.py` does so"""
     rank_type: Any = None
-    """type of the result of `of_rank`; required if the result is not ``None``"""
+    """type of the result of `of_rank`; required unless the result is ``None``"""
     run_type: Any = None
     """type of its results, such as ``tuple[Row, ...]``; only needed for topics of other packages"""
     of_run: Callable[[View], _OfRun | None] | None = None
-    """takes its results from the view, which contains the topics before this one"""
+    """derives the results from the view, which contains the results of earlier topics"""
     file: str | None = None
-    """name of the file type that it reads instead of ranks, if any"""
+    """type of the other tool's file from which it measures, if any"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
-    """measures a file; ``None`` if the file belongs to another topic"""
+    """measures a file; returns ``None`` if the file belongs to another topic"""
 
 
 GROUP = "ddpprof.topics"
@@ -223,15 +222,15 @@ GROUP = "ddpprof.topics"
 
 @cache
 def further_topics() -> dict[str, Topic[Any, Any]]:
-    """Return the topics of installed packages, by entry point name.
+    """Return the topics provided by other installed packages, by entry point name.
 
-    Raises `DdpprofError` if one of them cannot be imported, or does not declare the types of its measures.
+    Raises `DdpprofError` if a topic cannot be imported, or does not declare the types of its measures.
     """
     return {one.name: _loaded(one) for one in sorted(_entries(), key=lambda one: one.name)}
 
 
 def _entries() -> Sequence[Any]:
-    """Return the entry points of topics. Only look for them if there may be any: importing the library takes 25 ms."""
+    """Return the entry points of topics. ``importlib.metadata`` is imported only if needed, which takes 25 ms."""
     if not _may_have_topics():
         return ()
     from importlib.metadata import entry_points
@@ -251,7 +250,7 @@ def _loaded(entry: Any) -> Topic[Any, Any]:
     package = entry.dist.name if entry.dist is not None else entry.value
     try:
         topic = entry.load()
-    except Exception as error:  # other people's code
+    except Exception as error:  # the code of other packages may raise anything
         why = f"cannot be imported ({error})"
         raise DdpprofError(f"the topic {entry.name} of {package} {why}. {_WHAT_TO_DO}") from error
     if not isinstance(topic, Topic) or None in (topic.of_rank, topic.of_ranks, topic.rank_type, topic.run_type):
@@ -265,19 +264,19 @@ _WHAT_TO_DO = "Uninstall the package, or report this to its authors."
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the packages that provide topics, with their versions; summaries of ranks depend on them."""
+    """Return the names and versions of the packages that provide topics, on which cached summaries depend."""
     found = [one.dist for one in _entries()]
     return tuple(sorted({f"{one.name} {one.version}" for one in found if one is not None}))
 
 
 _UNITS = {"_ns": (" ms", ms), "_bytes": (" MB", megabytes)}
-"""suffix of a column's name → suffix of its heading, and how to format its values"""
+"""for each suffix of a column name: suffix of the heading, and function that formats the values"""
 
 
 def number_table(title: str, rows: Sequence[Any]) -> Table:
-    """Return a table with a row for each of `rows`, all of one dataclass, and a column for each number.
+    """Return a table of `rows`, which are instances of one dataclass, with a column for each declared number.
 
-    Times are shown in ms and sizes in MB. The meanings of the columns follow below the table.
+    Times are shown in ms and sizes in MB. The meanings of the columns are listed below the table.
     """
     kind: type = type(rows[0]) if rows else type(None)
     declared = declared_in(kind) if rows else ()
@@ -309,15 +308,15 @@ def _cell(one: Declared, value: Any) -> str:
 
 
 _NOISE_OF_MEASURED = 0.02
-"""fraction of the step; a smaller measured gain may be chance"""
+"""fraction of the step; smaller measured gains may be due to chance"""
 _LARGE = 0.05
-"""fraction of the step from which an uncertain gain is worth a trial"""
+"""fraction of the step; uncertain gains of at least this size are worth trying"""
 _ROUNDS_TO_NOTHING_NS = 5_000
 """gains smaller than this are shown as 0.00 ms"""
 
 
 def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
-    """Return the findings of all topics that have any, in the order of `in_order`."""
+    """Return the findings of all topics, sorted by `in_order`."""
     used = [(topic, shown) for topic in topics if (shown := view[topic]) is not None]
     advice = {rule: words for topic, _ in used for rule, words in topic.advice.items()}
     return in_order((one for topic, shown in used for rule in topic.rules for one in rule(shown, view)), view, advice)
@@ -326,12 +325,12 @@ def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
     """Sort findings: first broken or distorted training, then gains, then the rest, and noise last.
 
-    Among the gains, changes that keep the results of the training come before changes that round gradients, and rules
-    whose advice often saves less than promised come later. Gains that only a replay could confirm come last if the run
-    could not be replayed. Among the noise, what is worth trying comes first.
+    Among the gains, changes that do not affect the results of training come before changes that round gradients, and
+    rules that were often not confirmed come after both. Gains that only a replay could predict come last if the run
+    could not be replayed. Among the noise, changes that are worth trying come first.
 
-    If one change addresses several findings, only the first of them is returned. Rules that recommend the same change
-    use the same entry of `Predictions`. `advice`: rule → advice that replaces its own.
+    If several findings recommend the same change, only the first of them is returned. Such rules use the same entry of
+    `Predictions`. `advice`: advice that replaces that of a rule, by rule.
     """
     found: dict[object, Finding] = {}
     for finding in findings:
@@ -359,7 +358,7 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
 
 
 def _bounded(finding: Finding) -> Finding:
-    """Return the finding with its gain limited to its cause."""
+    """Return the finding with its gain limited to `cause_ns`."""
     if finding.cause_ns is None or finding.gain_ns is None:
         return finding
     predicted = None if finding.predicted is None else within(finding.predicted, finding.cause_ns)
@@ -367,16 +366,16 @@ def _bounded(finding: Finding) -> Finding:
 
 
 def _measured(finding: Finding, view: View) -> Finding:
-    """Return the finding with the measured gain of its change, if `ddpprof try` has tried it."""
+    """Return the finding with the gain measured by `ddpprof try`, if there is one."""
     code = None if finding.change is None else finding.change.code
     found = [one.measured for one in view.tried if (one.rule, one.code) == (finding.rule, code)]
     return replace(finding, measured=found[-1]) if found else finding
 
 
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
-    """Sort by gain, largest first; gains whose intervals overlap stay in the order of the rules.
+    """Sort by gain, largest first. Findings whose intervals overlap keep the order of the rules.
 
-    This way, two runs of one job name the same change first.
+    As a result, two runs of the same job recommend the same change first.
     """
     left = sorted(findings, key=lambda f: f.expected_ns or 0, reverse=True)
     ordered: list[Finding] = []
@@ -388,7 +387,7 @@ def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _least_ns(finding: Finding) -> int:
-    """Return the minimum gain, ns per step; if only an upper bound is known, half of it."""
+    """Return the minimum gain, ns per step. If only an upper bound is known, half of it is assumed."""
     return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
 
 
@@ -397,9 +396,9 @@ def _most_ns(finding: Finding) -> int:
 
 
 def is_noise(finding: Finding, view: View) -> bool:
-    """Return True if the finding may be due to chance, its rule says so, or its change did not help when tried.
+    """Return True if the finding may be due to chance, or if its change did not help when tried.
 
-    A measured cost may be due to chance if it is so close to the threshold that another run might not report it.
+    A measured cost is also noise if it is so small that another run might not report it.
     """
     gain_ns = finding.expected_ns
     if finding.gives_nothing or finding.is_noise or gain_ns is None:
@@ -412,7 +411,7 @@ def is_noise(finding: Finding, view: View) -> bool:
 
 
 def is_worth_trying(finding: Finding, view: View) -> bool:
-    """Return True if the finding is noise only because its large predicted gain is uncertain, and can be measured."""
+    """Return True if the predicted gain is large but uncertain, and `ddpprof try` can measure it."""
     if finding.predicted is None or finding.change is None or finding.is_lossy or finding.measured is not None:
         return False
     is_uncertain = not finding.is_noise and may_be_chance(finding.predicted, view.step_noise_ns)
@@ -420,10 +419,10 @@ def is_worth_trying(finding: Finding, view: View) -> bool:
 
 
 def may_be_chance(predicted: Predicted, step_noise_ns: int | None) -> bool:
-    """Return True if a prediction may be due to chance.
+    """Return True if a predicted gain may be due to chance.
 
-    This is so if the change may cost time, or if the gain is below the noise of the step and may be less than half of
-    the predicted one.
+    This is the case if the step may become longer, or if the gain is smaller than the noise of the step and may be less
+    than half as large as predicted.
     """
     gain_ns, low_ns = predicted.gain_ns, predicted.low_ns
     if gain_ns < _ROUNDS_TO_NOTHING_NS or low_ns <= 0:

@@ -1,6 +1,6 @@
-"""Paths of files on this machine, or anywhere that fsspec can reach, made from the user's text.
+"""Paths of local files, and of remote files that fsspec supports.
 
-Files that are small if ddpprof wrote them may be anything if someone else did.
+Sizes are limited even where ddpprof writes only small files, because other programs may have written the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_THIS_MACHINE = ("file://", "local://")
 
 
 def location(text: str) -> Location:
-    """Return the path for a text. Raises `DdpprofError` if no driver for it is installed."""
+    """Return the path for a path or URL given as text. Raises `DdpprofError` if no driver for it is installed."""
     if _SCHEME not in text:
         return Path(text)
     text = _NAME_OF_SCHEME.sub(lambda scheme: scheme[0].lower(), text)
@@ -36,20 +36,22 @@ def location(text: str) -> Location:
 
 
 def local(text: str) -> Path:
-    """Return a path for files that grow or are renamed. Raises `DdpprofError` if the path is not on this machine."""
+    """Return a local path, as needed for files that grow or are renamed. Raises `DdpprofError` for a remote path."""
     path = location(text)
     if isinstance(path, RemotePath):
-        raise DdpprofError(f"{path} is not on this machine: give a local folder, and copy it there when it is complete")
+        raise DdpprofError(
+            f"{path} is not on this machine. Write to a local folder, and copy it there when it is complete."
+        )
     return path
 
 
 def spelled(path: Location) -> str:
-    """Return the text from which `location` makes the same path. Unlike ``str``, it includes passwords."""
+    """Return the text for which `location` returns the same path. Unlike ``str``, it includes passwords."""
     return path.url if isinstance(path, RemotePath) else str(path)
 
 
 def identity(path: Location) -> str | None:
-    """Return a text that changes when the file does; ``None`` if there is no file."""
+    """Return a text that changes when the file changes, or ``None`` if there is no file."""
     try:
         if not isinstance(path, RemotePath):
             found = path.stat()
@@ -65,13 +67,14 @@ def identity(path: Location) -> str | None:
 
 
 _MOST_BYTES = 512 * 10**6
-"""several times the size that a job with thousands of parameters and many steps writes"""
+"""several times larger than the files of a job with thousands of parameters and many steps"""
 
 
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return the content up to the file's length when it was opened, because the file may be growing.
+    """Return the content of a file. If the file is growing, only the part that existed when it was opened is read.
 
-    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`, if a remote folder has the size.
+    Raises ``OSError``, also if it is a pipe or a device, or is larger than `most_bytes`. The size of a remote file is
+    only checked if a listing of its folder contained it.
     """
     if isinstance(path, RemotePath):
         _refuse_large(path, path.told_size() or 0, most_bytes)
@@ -79,19 +82,19 @@ def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
     with os.fdopen(open_file(path), "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         _refuse_large(path, num_bytes, most_bytes)
-        return file.read(num_bytes)  # not `most_bytes`, for which memory would be allocated at once
+        return file.read(num_bytes)  # reading `most_bytes` would allocate them all
 
 
 def _refuse_large(path: Path | RemotePath, num_bytes: int, most_bytes: int) -> None:
-    """Raise ``OSError`` if the file has more than `most_bytes`."""
+    """Raise ``OSError`` if the file is larger than `most_bytes`."""
     if num_bytes > most_bytes:
         why = f"it is larger than {most_bytes / 10**6:g} MB, the limit for files of this kind"
         raise OSError(errno.EFBIG, why, str(path))
 
 
 def open_file(path: Path) -> int:
-    """Return a descriptor for reading a file or a link to one. Raises ``OSError`` for a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: does not wait at a pipe
+    """Open a regular file, or a link to one, for reading. Raises ``OSError`` for a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: do not wait at a pipe
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

@@ -1,10 +1,9 @@
-"""One-line explanations, without passwords, of drivers' errors, which are not always ``OSError``.
+"""Explain the errors of fsspec drivers in one line, without passwords, and refuse redirects into private networks.
 
-They are recognised by class name, because a driver may not be installed.
+Errors are recognized by class name, because drivers may not be installed. They are not always ``OSError``.
 
-A web server may redirect requests only to addresses that are no further inside the network than the server itself.
-Otherwise, a page on the internet could redirect to this machine or its network, and make ddpprof send requests there on
-the user's behalf.
+A web server must not redirect to an address in a more private network than its own. Otherwise, a public server could
+make ddpprof send requests to this machine or its network.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _WORLD, _NETWORK, _MACHINE = 2, 1, 0
 
 
 class InwardRedirectError(Exception):
-    """A redirect leads further into the network; the message says where."""
+    """A server redirects to a more private network. The message contains the host."""
 
 
 async def client_that_stays_out(**options: Any) -> Any:
-    """Return an aiohttp session for fsspec."""
+    """Return an aiohttp session for fsspec that refuses redirects into more private networks."""
     import aiohttp
 
     tracing = aiohttp.TraceConfig()
@@ -39,7 +38,7 @@ async def client_that_stays_out(**options: Any) -> Any:
 
 
 async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None:
-    """Raise `InwardRedirectError` for an inward redirect."""
+    """Raise `InwardRedirectError` for a redirect into a more private network."""
     here = str(answered.url)
     there = urljoin(here, answered.response.headers.get("Location", ""))
     if await _place_of(there) < await _place_of(here):
@@ -50,8 +49,8 @@ async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None
 
 
 async def _place_of(url: str) -> int:
-    """Return the innermost place among the host's addresses; "world" if it has none."""
-    import asyncio  # imported here because it takes megabytes
+    """Return how private the host is: the minimum over its addresses, or `_WORLD` if it has none."""
+    import asyncio  # imported here because it takes megabytes of memory
 
     host = urlsplit(url).hostname or ""
     try:
@@ -124,12 +123,12 @@ _LONGEST = 200
 
 _NOT_TRIED_AGAIN_S = 30
 _unreachable: dict[str, tuple[float, str]] = {}
-"""time and reason for each unreachable server: drivers retry for many seconds, and each rank has files there"""
+"""time and reason for each unreachable server, to avoid the drivers' long retries for every file on it"""
 
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Raise `RemoteError` for anything raised inside, and at once if the server was unreachable a moment ago."""
+    """Convert any exception to `RemoteError`. Raise it immediately if the server was unreachable a short time ago."""
     server = "/".join(url.split("/", 3)[:3])
     when, text = _unreachable.get(server, (-math.inf, ""))
     if time.monotonic() - when < _NOT_TRIED_AGAIN_S:
@@ -179,7 +178,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the status of a web server's response."""
+    """Return the HTTP status in an error, or ``None``."""
     known = [getattr(error, name, None) for name in ("status", "status_code", "code")]  # aiohttp, azure, gcsfs
     known.append(getattr(getattr(error, "response", None), "status_code", None))  # huggingface_hub
     return next((status for status in known if isinstance(status, int)), None)
@@ -187,7 +186,7 @@ def _status(error: BaseException) -> int | None:
 
 def _said(error: BaseException) -> str:
     status, message = _status(error), str(getattr(error, "message", None) or "")
-    if status is not None and message:  # aiohttp's own text repeats the address, and azure's includes the whole answer
+    if status is not None and message:  # the texts of aiohttp and azure errors contain too much
         text = f"{status} {message.splitlines()[0]}"
     else:
         text = str(getattr(error, "strerror", None) or error)

@@ -1,10 +1,10 @@
-"""A file or folder that fsspec reaches (``s3://``, ``gs://``, ``sftp://``, ``https://``, …), with pathlib's methods.
+"""Remote files and folders supported by fsspec (``s3://``, ``gs://``, ``sftp://``, ``https://``, …).
 
-Every failure is a `RemoteError`, whatever the driver raised. A path caches what it has learned, and passes what its
-listing says about files on to them, because object stores need a request for every question.
+`RemotePath` has the methods of ``pathlib.Path``. Every error is a `RemoteError`, regardless of the driver. A path
+caches the known facts about a file, including those from the listing of its folder, because each query is a request.
 
-A remote file is read forward once in few requests; the next request is already in progress while a block is used. The
-first request is small, because many files are opened only for their beginning. At most two blocks are in memory.
+A remote file is read sequentially, in large blocks; the next block is requested while the current one is used. The
+first block is small, because often only the start of a file is needed. At most two blocks are in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERSIONS = (
     "last_modified",
     "updated",
 )
-"""stores' names for a value that changes when the file does, most reliable first"""
+"""names of attributes that change when the file changes, most reliable first"""
 _OF_A_PAGE = "text/html"
 _TALKATIVE = ("paramiko", "gcsfs", "azure")
 """loggers that print tracebacks of their errors"""
@@ -65,15 +65,15 @@ class _Stat(NamedTuple):
 
 
 class RemotePath:
-    """A remote path. It is pickled as its URL and the known facts about the file, without the listing."""
+    """A remote path. Pickling keeps its URL and the known facts about the file, but not the listing."""
 
     def __init__(self, url: str, info: dict[str, Any] | None = None) -> None:
         self.url = url
-        """URL with passwords, unlike ``str``"""
+        """URL including passwords, which ``str`` leaves out"""
         self._info = info
         self._listing: dict[str, dict[str, Any]] | None = None
         self._system: Any = None
-        """file system, if threads may share it; creating one for an object store takes a tenth of a second"""
+        """cached file system, if threads may share it; creating one may take a tenth of a second"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePath, (self.url, self._info)
@@ -140,7 +140,7 @@ class RemotePath:
         return self._kind() == "directory"
 
     def holds(self, name: str) -> bool:
-        """Return True if it is a folder that contains that name. Its listing also answers later questions."""
+        """Return True if this is a folder that contains `name`. The listing is cached."""
         return self.is_dir() and any(path.name == name for path in self.iterdir())
 
     def stat(self) -> _Stat:
@@ -150,14 +150,14 @@ class RemotePath:
         return _Stat(size)
 
     def told_size(self) -> int | None:
-        """Return the size if a listing or an earlier response contained it, without sending a request."""
+        """Return the size if it is already known, without sending a request."""
         size = (self._info or _NOT_THERE).get("size")
         return size if isinstance(size, int) else None
 
     def version(self) -> str | None:
-        """Return a text that changes when the file does; ``None`` if the store has none."""
+        """Return a text that changes when the file changes, or ``None`` if the store provides none."""
         known = self._known()
-        if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing has only names
+        if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing contains only names
             known = self._info = self._ask()
         key = next((key for key in _VERSIONS if known.get(key)), None)
         return None if key is None else f"{known.get('size')}-{known[key]}"
@@ -184,7 +184,7 @@ class RemotePath:
             return bytes(fs.cat_file(path))
 
     def write_bytes(self, content: bytes) -> None:
-        """Write the whole file, so that readers see either the old or the new one if the store supports that."""
+        """Write the whole file. If the store supports it, readers see either the old or the new content."""
         self._write(lambda fs, path: fs.pipe_file(path, content), io.BytesIO(content))
 
     def upload(self, source: Path) -> None:
@@ -193,7 +193,7 @@ class RemotePath:
             self._write(lambda fs, path: fs.put_file(str(source), path), content)
 
     def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
-        """Write a file. `put` is used for stores that accept only whole files."""
+        """Write a file. `put` is used for stores that only accept whole files."""
         import shutil
 
         with explained(self.url):
@@ -203,7 +203,7 @@ class RemotePath:
                 return
             with fs.open(path, "wb") as file:
                 if hasattr(file, "set_pipelined"):
-                    file.set_pipelined(True)  # otherwise paramiko waits for an answer every 32 KiB
+                    file.set_pipelined(True)  # otherwise, paramiko waits for a response every 32 KiB
                 shutil.copyfileobj(content, file, _WRITTEN_AT_ONCE_BYTES)
 
     @property
@@ -211,7 +211,7 @@ class RemotePath:
         return self.url.rpartition("::")[2].startswith(_WEB)
 
     def _parts(self) -> tuple[str, str, str]:
-        """Return the part before the path, the path, and the query after it."""
+        """Return the part of the URL before the path, the path, and the query."""
         if self._is_of_web:
             from urllib.parse import urlsplit, urlunsplit
 
@@ -228,7 +228,7 @@ class RemotePath:
     def _reached(self) -> tuple[Any, str]:
         """Return the file system, and the path in it."""
         if self._system is not None:
-            return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (fsspec's own way)
+            return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (as in fsspec)
         from fsspec.core import url_to_fs
 
         for driver in _TALKATIVE:
@@ -240,7 +240,7 @@ class RemotePath:
         return fs, path
 
     def _kind(self) -> str | None:
-        """Return the kind of the path (file or directory); ``None`` if it does not exist."""
+        """Return "file" or "directory", or ``None`` if the path does not exist."""
         try:
             known = self._known()
         except FileNotFoundError:
@@ -269,7 +269,10 @@ class RemotePath:
             return dict(fs.info(path))
 
     def _name_in_here(self, folder: str, name: str) -> str | None:
-        """Return a name in this folder. Pages also link elsewhere, and stores list a folder's own key as a file."""
+        """Return the name of an entry, or ``None`` if it is not in this folder.
+
+        Web pages also link to other places, and stores may list the key of the folder itself as a file.
+        """
         if self._is_of_web:
             folder = "".join(self._parts()[:2])
         name, folder = name.strip("/"), folder.strip("/")
@@ -287,12 +290,12 @@ _NOT_THERE: dict[str, Any] = {}
 
 _FIRST_BYTES = 1 << 18
 _BLOCK_BYTES = 1 << 23
-"""block size; the latency of a request to an object store equals the time for some megabytes of the response"""
+"""block size; large, because the latency of a request equals the time to transfer some megabytes"""
 _BUFFER_BYTES = 1 << 20
 
 
 def open_stream(fs: Any, path: str, url: str) -> io.BufferedReader:
-    """Open a remote file. `url` is used in error messages."""
+    """Open a remote file for reading. `url` is used in error messages."""
     return io.BufferedReader(_Stream(fs, path, url), _BUFFER_BYTES)
 
 
@@ -340,7 +343,7 @@ class _Stream(io.RawIOBase):
             return self._fetch(_FIRST_BYTES)
         block = self._fetch(_BLOCK_BYTES) if self._next is None else self._next.result()
         self._next = None
-        if block and self._may_fetch_ahead:  # a reader that requests a second block will read all
+        if block and self._may_fetch_ahead:  # a reader that needs a second block usually reads the whole file
             self._fetcher = self._fetcher or ThreadPoolExecutor(1)
             self._next = self._fetcher.submit(self._fetch, _BLOCK_BYTES)
         return block
@@ -357,7 +360,7 @@ class _Stream(io.RawIOBase):
         return block
 
     def _stream_on(self) -> None:
-        """Continue with the single response of a web server without ranges, from the current position."""
+        """Continue without range requests, which the web server does not support, from the current position."""
         self._file.close()
         self._file = self._fs.open(self._path, "rb", block_size=0)
         left = self._position
@@ -366,7 +369,7 @@ class _Stream(io.RawIOBase):
 
 
 def _reader(file: Any) -> Callable[[int], bytes]:
-    """Return a read function. paramiko's ``read`` waits for a response every 32 KiB; ``readv`` requests all at once."""
+    """Return a read function. For paramiko, it uses ``readv``, because ``read`` waits for a response every 32 KiB."""
     if not hasattr(file, "readv"):
         return lambda num_bytes: bytes(file.read(num_bytes))
 

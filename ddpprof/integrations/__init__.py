@@ -3,7 +3,7 @@
     Trainer(callbacks=[ddpprof.integrations.LightningCallback("runs/a")])     # Lightning
     Trainer(callbacks=[ddpprof.integrations.TransformersCallback("runs/a")])  # Hugging Face
 
-They take the same arguments as `ddpprof.profile`. ``ddpprof trace`` needs no callback, and overrides them.
+The callbacks take the same arguments as `ddpprof.profile`. ``ddpprof trace`` needs no callback, and overrides it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LightningCallback", "TransformersCallback"]
 
 _HOME = {"LightningCallback": "lightning", "TransformersCallback": "transformers"}
-"""name of the module here, which is also the framework's name"""
+"""module of each callback, which has the same name as the framework"""
 
 
 def __getattr__(name: str) -> object:

@@ -21,7 +21,7 @@ else:
 class LightningCallback(Callback):
     """Record the training of ``trainer.fit`` into a run directory.
 
-    It takes the same arguments as `ddpprof.profile`. Recording ends when training does, even if it raises an exception.
+    Takes the same arguments as `ddpprof.profile`. Recording ends when training ends, even with an exception.
     """
 
     def __init__(self, out: str, **options: Any) -> None:
@@ -38,5 +38,5 @@ class LightningCallback(Callback):
         self._recording.end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """End a training that ended without any of the above hooks, as Lightning's tuner does."""
+        """End the recording if training ended without any of the above hooks, as with Lightning's tuner."""
         self._recording.end()

@@ -1,4 +1,4 @@
-"""A recording that is started and ended by calls from a framework instead of a ``with`` block."""
+"""A recording that is controlled by callbacks of a framework instead of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from ddpprof.record.api import profile
 
 
 class CallbackRecording:
-    """`ddpprof.profile` with `begin` and `end`. The recording ends when the process does, at the latest."""
+    """`ddpprof.profile` with `begin` and `end` methods. Recording ends with the process at the latest."""
 
     def __init__(self, out: str, **options: Any) -> None:
         """Take the same arguments as `ddpprof.profile`."""
         self._arguments = (out, options)
-        profile(out, **options)  # a mistake in the arguments is the caller's, and is reported at once
+        profile(out, **options)  # raise errors in the arguments immediately
         self._profile: profile | None = None
 
     def begin(self) -> None:
-        """Begin recording.
-
-        If an earlier training raised an exception and so did not end its recording, end that first.
-        """
+        """Begin recording. If an earlier recording is still active because training raised an exception, end it."""
         self.end()
         out, options = self._arguments
         self._profile = profile(out, **options)
@@ -38,5 +35,5 @@ class CallbackRecording:
         ended.__exit__(None if error is None else type(error), error, None)
 
     def _end_with_process(self) -> None:
-        """End recording, with the exception that ends the process if there is one."""
+        """End recording when the process exits, with the exception that ends the process if there is one."""
         self.end(getattr(sys, "last_value", None))

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Hugging Face's transformers."""
+"""A callback for the Trainer of Hugging Face Transformers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ else:
 class TransformersCallback(TrainerCallback):
     """Record the training of ``trainer.train()`` into a run directory.
 
-    It takes the same arguments as `ddpprof.profile`. Recording ends when training does. The Trainer does not report
-    exceptions to callbacks: if one ends training, recording ends with the process or when the next training starts.
+    Takes the same arguments as `ddpprof.profile`. Recording ends when training ends. The Trainer does not report
+    exceptions to callbacks: if an exception ends training, recording ends when the next training starts, or with the
+    process.
     """
 
     def __init__(self, out: str, **options: Any) -> None:

@@ -1,1 +1,1 @@
-"""Files → model: a run directory, traces of torch.profiler, or timelines and tables of other tools become a `Run`."""
+"""Load a run directory, torch.profiler traces, or the timelines and tables of other tools into a `Run`."""

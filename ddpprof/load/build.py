@@ -1,4 +1,4 @@
-"""The columns of a trace file → the tables of one rank."""
+"""Build the tables of one rank's `Trace` from the columns of a trace file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ddpprof.model import (
 from ddpprof.model.tables import HOOK_NODE
 
 _BLOCK_ROWS = 100_000
-"""number of rows processed at a time where each needs much memory"""
+"""number of rows per block in computations that need much memory per row"""
 
 
 def build_trace(header: Header, file: TraceRows) -> Trace:
@@ -87,10 +87,10 @@ class _FoundWork:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Origin of each row of a table: when, and in which phase and step, the host launched it."""
+    """Launch time, phase and step of each row of a table."""
 
     launched_ns: Int64Column
-    """time of the launch, or `UNKNOWN`"""
+    """time at which the host launched the row, or `UNKNOWN`"""
     phase: NDArray[np.int8]
     step: Int32Column
 
@@ -136,25 +136,25 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
         ]
     elif len(talk.rows) and not talk.is_known.any():
         notes.append(
-            "the trace does not say what launched its communication: each collective is assigned to the step of the "
-            "last work that began before it"
+            "the trace does not say what launched its collectives: each is assigned to the step of the last kernel or "
+            "copy that began before it"
         )
         origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))
     collectives = _collectives(file, talk.rows, origins[1], _asking(file, talk))
     if not len(talk.rows):
-        # NCCL did not work here; DDP on gloo moves an accelerator's gradients by threads of the host.
+        # There are no NCCL kernels. With gloo, host threads transfer the gradients of an accelerator.
         spans = file.rows(Role.HOST_COLLECTIVE)
         collectives = _host_collectives(file, steps, phases, spans, _asked_by(file, spans))
     of_compute, of_copies = compute.rows, copies.rows
     file.forget_launches()
-    del compute, talk, copies  # the links from kernels to launches are a third of the memory
+    del compute, talk, copies  # frees the links from kernels to launches, a third of the memory
     copied = _work(file, of_copies, origins.pop())
     computed = _work(file, of_compute, origins[0], file.kernel_of(of_compute))
     return _FoundWork(computed, copied, collectives, tuple(notes))
 
 
 class _Queued:
-    """Rows of device work, each with the index of the launch that queued it, or `UNKNOWN`."""
+    """Rows of device work, each with the index of the host call that launched it, or `UNKNOWN`."""
 
     def __init__(self, file: TraceRows, rows: Rows) -> None:
         self.rows = rows
@@ -177,9 +177,10 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 
 
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
-    """Give each communication kernel the step and phase of the last work with a known launch that began before it.
+    """Assign each communication kernel to a step and phase, although its launch is unknown.
 
-    ROCm's tracer loses the launches of communication (ROCm/roctracer issue 100).
+    They are those of the last kernel or copy that began before it and whose launch is known. ROCm's tracer loses the
+    launches of communication kernels (ROCm/roctracer issue 100).
     """
     start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
     phase = np.concatenate([*(origin.phase[queued.is_known] for queued, origin in others), [Phase.OTHER]])
@@ -224,17 +225,18 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Foun
 
 
 def _asked_by(file: TraceRows, spans: Rows) -> Rows:
-    """Return, for each of the host's collectives, the row of the call that started it, or `UNKNOWN`."""
+    """Return, for each collective run by host threads, the row of the ``c10d::`` call that started it, or `UNKNOWN`."""
     calls = file.marked(Mark.COLLECTIVE_CALL)
     call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
     return np.append(calls, UNKNOWN)[call]
 
 
 def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
-    """Return, for each row, the end of the collective that it starts, if a layer of the model starts it and waits.
+    """Return, for each row, the time until which the training thread may wait for it.
 
-    A gradient's hook does not wait: the reducer does, for all buckets, at the end of the backward pass. A trace without
-    hooks does not tell the two apart.
+    This is the end of the row or, if a layer of the model starts a collective and waits for it, the end of the
+    collective. DDP's gradient hooks do not wait: the reducer waits for all buckets at the end of the backward pass.
+    Without hooks in the trace, layers and DDP cannot be distinguished, and every row ends at its own end.
     """
     over = file.end_ns.copy()
     is_hook = np.array([name.endswith(HOOK_NODE) for name in file.names], np.bool_)
@@ -254,14 +256,14 @@ def _training_threads(file: TraceRows) -> IntColumn:
 
 
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, spans: Rows, asked: Rows) -> Collectives:
-    """Return communication by host threads, in the step and phase in which the training thread started it.
+    """Return the collectives run by host threads, in the step and phase in which the training thread started them.
 
     `asked`: the row of each span's call, or `UNKNOWN`, which is a valid index whose row is not used.
     """
     known = asked != UNKNOWN
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
     phase = np.where(known, phases.at(launched, file.lane[asked]), Phase.OTHER).astype(np.int8)
-    # A comm hook goes on in the backend's threads.
+    # A comm hook may start further collectives from the backend's threads.
     by_hook = known & ~np.isin(file.lane[asked], _training_threads(file))
     phase = np.where(by_hook, np.int8(Phase.BACKWARD), phase)
     step = steps.at(np.where(known, launched, file.start_ns[spans]))
@@ -273,13 +275,11 @@ def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, s
 
 
 def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
-    """Return the ends of the host's collectives.
+    """Return the ends of the collectives run by host threads; those of the backward pass end before the optimizer.
 
-    Those of the backward pass end when the optimizer starts, at the latest.
-
-    A span ends when its thread runs again after the collective, which may be milliseconds late on a busy machine. A
-    span that is open when the profiler stops ends with the trace. The backward pass waits for its collectives, so they
-    have ended when the optimizer starts.
+    A span ends only when its thread is scheduled again after the collective, which may be milliseconds late on a busy
+    machine. A span that is open when the profiler stops ends with the trace. The backward pass waits for its
+    collectives, so they have ended when the optimizer starts.
     """
     forwards, optimizers = file.marked(Mark.FORWARD), file.marked(Mark.OPTIMIZER)
     on_training_thread = np.isin(file.lane[optimizers], file.lane[forwards])
@@ -292,7 +292,7 @@ def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
 def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
     kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel
     start = file.start_ns[rows]
-    if (np.diff(start) < 0).any():  # rows of a single stream are in order
+    if (np.diff(start) < 0).any():  # with a single stream, rows are already in order
         order = np.argsort(start, kind="stable")
         start, rows, origin, kernel = start[order], rows[order], origin.take(order), kernel[order]
         del order
@@ -303,7 +303,10 @@ def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | No
 
 
 def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
-    """Build the table. `asking`: op that launched each row, or `UNKNOWN`; the row's missing details come from it."""
+    """Build the table of collectives. Details missing in a row are taken from the op that launched it.
+
+    `asking`: row of that op for each of `rows`, or `UNKNOWN`.
+    """
     order = np.argsort(file.start_ns[rows], kind="stable")
     asking = np.full(len(rows), UNKNOWN, np.int64) if asking is None else asking[order]
     rows, origin = rows[order], origin.take(order)
@@ -340,7 +343,7 @@ def _host_spans(file: TraceRows, steps: StepFinder) -> HostSpans:
 
 
 def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str]:
-    """Return a note about spans still open when the profiler stopped: the trace shows them as if they ended then."""
+    """Return a note if host collectives were still open when the profiler stopped; the trace ends them at that time."""
     on_host = set(file.name[file.rows(Role.HOST_COLLECTIVE)].tolist())
     if file.window_end_ns is None or not on_host:
         return []

@@ -1,9 +1,7 @@
-"""A file's bytes, as stored or decompressed.
+"""Read the bytes of plain, gzip and zstd files, and start helper processes that read files.
 
-They may be gzip or zstd, whatever the file's name, and are decompressed only up to a limit. Files are only read
-forwards, because they may be remote.
-
-A helper process may read files for another one. It ends together with its parent.
+The compression is detected from the content, not from the file name. Data is decompressed only up to a limit. Files are
+read sequentially, because they may be remote. A helper process ends when its parent ends.
 """
 
 from __future__ import annotations
@@ -36,25 +34,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one trace file. The defaults are several times what traces of the longest recordings reach."""
+    """Limits of one trace file. The defaults are several times larger than the longest recordings need."""
 
     inflated_bytes: int = 64 * 10**9
-    """size of its JSON; 10 GB is a lot for a rank"""
+    """size of its JSON; 10 GB is already large for one rank"""
     events: int = 500_000_000
     inflation: int = 300
-    """ratio of JSON to file size, beyond the first GB: traces reach 50, a gzip bomb 1000"""
+    """ratio of JSON size to file size, checked after the first GB: up to 50 for traces, 1000 for a gzip bomb"""
     whole_bytes: int = 2 * 10**9
-    """size of its JSON if the layout does not allow batches: memory then holds several times as much"""
+    """size of its JSON if its layout does not allow reading in batches, which takes several times as much memory"""
     keys_bytes: int = 256 * 10**6
     """size of the text before and after the events, which is read in one piece"""
     files: int = 20_000
-    """number of files in one folder that may be traces; each is opened to determine its rank"""
+    """number of possible traces in one folder; each is opened to determine its rank"""
 
     @classmethod
     def chosen(cls, trace_gb: float | None, events: int | None, files: int | None = None) -> Limits:
-        """Return the limits with the user's values.
+        """Return the default limits, replaced by the user's values where given.
 
-        A user who gives a trace's size knows the trace: any compression is allowed.
+        If the user gives a size, any compression ratio is allowed.
         """
         limits = cls()
         if trace_gb is not None:
@@ -69,19 +67,19 @@ _ANY = 1 << 62
 DEFAULT_LIMITS = Limits()
 
 MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max-events", "--max-files"
-"""command-line options named in errors"""
+"""command-line options named in error messages"""
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2 << 20
-"""more than a batch needs at a time: a separate mapping for each batch would have to be zeroed each time"""
+"""more than a batch allocates at a time; otherwise, each batch would use a new mapping that must be zeroed"""
 _TRIM_BYTES = 4 << 20
 
 
 def give_back_large_arrays() -> None:
-    """Return large arrays to the system when they are freed. Otherwise, glibc soon keeps their memory for reuse.
+    """Make glibc return large arrays to the system when they are freed, instead of keeping their memory for reuse.
 
-    The setting applies to the whole process, so a library must not choose it. Without glibc, this does nothing.
+    The setting applies to the whole process, so only commands may call this. Without glibc, this does nothing.
     """
     with suppress(OSError, AttributeError, TypeError):
         libc = ctypes.CDLL(None)
@@ -90,7 +88,7 @@ def give_back_large_arrays() -> None:
 
 
 def give_back_holes() -> None:
-    """Return free memory between thousands of small arrays on the heap to the system. Without glibc, do nothing."""
+    """Return the free memory between small arrays on the heap to the system. Without glibc, this does nothing."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -110,11 +108,11 @@ except ImportError:  # no wheel for this machine
     _open_gzip = gzip.open
 else:
     _open_gzip = igzip.open
-    _damages = (*_damages, cast("type[Exception]", IsalError))  # its stub calls it an instance
+    _damages = (*_damages, cast("type[Exception]", IsalError))  # its type stub declares an instance
 
 
 class UnreadableError(Exception):
-    """Error whose message says what is wrong, without the file's name."""
+    """A file cannot be read. The message says why, without the file's name."""
 
 
 class Stream(Protocol):
@@ -136,7 +134,7 @@ _told: ContextVar[Callable[[int], None] | None] = ContextVar("_told", default=No
 
 @contextmanager
 def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
-    """Open a file, decompressed. Reading raises `UnreadableError` if data is damaged or too large.
+    """Open a file and decompress it if needed. Reading raises `UnreadableError` if data is damaged or too large.
 
     Raises ``OSError``.
     """
@@ -154,7 +152,7 @@ def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
 
 
 def expected_bytes(path: Path) -> int:
-    """Return the approximate size of the file's JSON in bytes."""
+    """Return the approximate size of the file's JSON, in bytes."""
     with path.open("rb") as file:
         magic = file.read(4)
     is_compressed = magic.startswith(_GZIP_MAGIC) or magic == _ZSTD_MAGIC
@@ -175,7 +173,7 @@ def _zstd(path: Location) -> ModuleType:
 
 
 class _Checked:
-    """A stream that reads only as long as the data is valid and within the limits."""
+    """A stream whose `read` raises `UnreadableError` if data is damaged or exceeds the limits."""
 
     def __init__(
         self, stream: Stream, method: str, damages: tuple[type[Exception], ...], limits: Limits, file: IO[bytes]
@@ -223,9 +221,9 @@ _WAITS_FOR_PARENT = "ddpprof-waits-for-parent"
 
 
 def start_context() -> ForkContext | SpawnContext:
-    """Return how to start helpers.
+    """Return the multiprocessing context for helper processes.
 
-    A fork starts at once and shares unchanged memory, but may hang in a threaded process.
+    Forking is fast and shares unchanged memory, but may deadlock in a process with threads.
     """
     may_hang = _has_other_threads() or "torch" in sys.modules
     if sys.platform == "linux" and not may_hang:
@@ -234,19 +232,19 @@ def start_context() -> ForkContext | SpawnContext:
 
 
 def begin_reading_process() -> None:
-    """Prepare this process, which reads for its parent: leave Ctrl-C to the parent, and end with the parent."""
-    # Ctrl-C goes to all processes of a terminal: the first one ends the others.
+    """Prepare this helper process: ignore Ctrl-C, which its parent handles, and end when the parent ends."""
+    # Ctrl-C goes to all processes of a terminal. The parent handles it and ends its helpers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in _ENDING:
-        if callable(signal.getsignal(number)):  # an ignored signal stays ignored, such as SIGHUP under nohup
+        if callable(signal.getsignal(number)):  # keep ignored signals ignored, such as SIGHUP under nohup
             signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name=_WAITS_FOR_PARENT, daemon=True).start()
     give_back_large_arrays()
 
 
 def send_with_arrays(connection: Connection, result: object) -> None:
-    """Send a result without copying its arrays; pickled with the rest, they would all be in memory twice."""
+    """Send a result without copying its arrays. Pickled together with the rest, they would be in memory twice."""
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
@@ -260,22 +258,22 @@ def receive_with_arrays(connection: Connection) -> Any:
     arrays = [bytearray(size) for size in sizes]
     for array in arrays:
         connection.recv_bytes_into(array)
-    return pickle.loads(rest, buffers=arrays)  # noqa: S301 (a process of ours wrote it)
+    return pickle.loads(rest, buffers=arrays)  # noqa: S301 (written by a helper process)
 
 
 def _has_other_threads() -> bool:
-    """Return True if other threads run that may hold a lock; the one that waits for the parent holds none."""
+    """Return True if another thread may hold a lock. The thread that waits for the parent holds none."""
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)
 
 
 def signals_later() -> AbstractContextManager[object]:
-    """Defer signals whose handlers may raise until the context ends: an exception within a fork would be lost."""
+    """Defer signals with Python handlers until the context ends, because exceptions raised during a fork are lost."""
     return deferred_signals([number for number in (signal.SIGINT, *_ENDING) if callable(signal.getsignal(number))])
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends; a parent that is killed cannot end it."""
+    """End this process when its parent ends, because a killed parent cannot end its helpers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""What did the threads of the host do? Compute and calls of collectives, steps and their phases."""
+"""Derive compute, collective calls, steps and phases from the spans of host threads, and join profiler cycles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ddpprof.model.tables import moved
 def cut_out(
     start_ns: Int64Column, end_ns: Int64Column, holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Cut holes out of spans, which may overlap. Return starts and ends of the pieces, and the index of their span."""
+    """Cut holes out of spans, which may overlap. Return the start, end and span index of each remaining piece."""
     first = np.searchsorted(holes.end_ns, start_ns, side="right")
     num_holes = np.searchsorted(holes.start_ns, end_ns, side="left") - first
     whole, cut = np.flatnonzero((num_holes <= 0) & (end_ns > start_ns)), np.flatnonzero(num_holes > 0)
@@ -48,7 +48,7 @@ def _pieces(
     num_pieces = num_holes + 1
     owner = np.repeat(np.arange(len(start_ns)), num_pieces)
     piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    # Piece i stands between hole i-1 and hole i of its owner; the outer edges are the owner's own.
+    # Piece i lies between hole i-1 and hole i of its span; the first starts and the last ends with the span.
     after_hole = holes.end_ns[np.maximum(first[owner] + piece - 1, 0)]
     before_hole = holes.start_ns[np.minimum(first[owner] + piece, len(holes) - 1)]
     start = np.where(piece == 0, start_ns[owner], after_hole)
@@ -64,14 +64,15 @@ def compute_pieces(
     is_call: NDArray[np.bool_],
     awaited_ns: Int64Column,
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Return compute on host threads: the outermost ops minus the ``c10d::`` calls in them, up to `awaited_ns`.
+    """Return compute on host threads: the outermost ops minus the ``c10d::`` calls in them and the waits for these.
 
-    The result is the starts and ends of the pieces, disjoint within a thread, and the row of each piece's op.
+    `awaited_ns`: for each call, the end of the wait. The result is the start and end of each piece and the row of its
+    op; pieces of one thread are disjoint.
     """
     starts, ends, rows = [], [], []
     for ops in by_thread(outermost(start_ns, end_ns, thread), thread):
         calls = is_call & (thread == thread[ops[0]])
-        # Ops of one thread are nested or disjoint. If two overlap, the later counts from where the earlier ends.
+        # Ops of one thread are nested or disjoint. If two overlap, the later one counts from the earlier one's end.
         begun = np.concatenate((start_ns[ops][:1], np.maximum(start_ns[ops][1:], end_ns[ops][:-1])))
         start, end, owner = cut_out(begun, end_ns[ops], union(start_ns[calls], awaited_ns[calls]))
         starts.append(start)
@@ -84,9 +85,10 @@ def compute_pieces(
 def awaited_until(
     end_ns: Int64Column, start_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_], over_ns: Int64Column
 ) -> Int64Column:
-    """Return how long a thread waits for each of its calls: until the collective ends, or its next op begins.
+    """Return, for each op, the time until which its thread waits for it.
 
-    An op that is no call, or whose collective is over earlier (`over_ns`), is not waited for after its end.
+    For a ``c10d::`` call, this is the end of its collective (`over_ns`) or the start of the thread's next op, whichever
+    is earlier, but not before the end of the call. For any other op, it is the end of the op.
     """
     awaited = end_ns.copy()
     for number in np.unique(thread[is_call]).tolist():
@@ -98,8 +100,8 @@ def awaited_until(
 
 
 def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:
-    """Return, for each piece of an op in time order, the number of ops of that name before it in its step."""
-    order = np.lexsort((step, name)).astype(np.int32)  # stable, and time is the order already
+    """Return, for each piece of an op (in time order), how many ops of the same name precede the op in its step."""
+    order = np.lexsort((step, name)).astype(np.int32)  # stable, so that the time order is kept
     name, step, op = name[order], step[order], op[order]
     begins = np.ones(len(op), np.bool_)
     begins[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
@@ -114,10 +116,10 @@ def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> In
 def match_calls(
     call_start_ns: Int64Column, call_kind: NDArray[np.int8], span_start_ns: Int64Column, span_kind: NDArray[np.int8]
 ) -> NDArray[np.int64]:
-    """Return, for each collective of the host, the index of the call that started it, or `UNKNOWN`.
+    """Return, for each collective run by host threads, the index of the call that started it, or `UNKNOWN`.
 
-    Collectives of one kind are matched to calls first in, first out; several threads work, so they may begin slightly
-    out of order. A collective that began before the next call was started before the profiler.
+    Collectives are matched to calls of the same kind in order of their start; several threads run them, so the order is
+    not always exact. A collective that begins before the next unmatched call was started before profiling began.
     """
     matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
     for kind in np.unique(span_kind):
@@ -136,9 +138,9 @@ Index = NDArray[np.int64]
 
 
 def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_start_ns: Int64Column) -> Index:
-    """Return, for each kernel, the index of the first launch with its correlation, or `UNKNOWN`.
+    """Return, for each kernel, the index of the first launch with the same correlation ID, or `UNKNOWN`.
 
-    The launch of a graph has many kernels.
+    Several kernels may share one launch, such as that of a CUDA graph.
     """
     if not len(launch_correlation):
         return np.full(len(correlation), UNKNOWN, np.int64)
@@ -151,7 +153,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """Return, for each time on a thread, the index of the last span begun if it contains that time, or `UNKNOWN`."""
+    """Return, for each time on a thread, the index of the last span begun, if it contains that time, or `UNKNOWN`."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)
@@ -164,7 +166,7 @@ def holder_of(
 
 
 def last_begun(time_ns: Int64Column, start_ns: Int64Column) -> Index:
-    """Return, for each time, the index of the last span that began before it, or `UNKNOWN`."""
+    """Return, for each time, the index of the last span begun before it, or `UNKNOWN`."""
     order = np.argsort(start_ns, kind="stable")
     before = np.searchsorted(start_ns[order], time_ns)
     return np.where(before > 0, np.append(order, UNKNOWN)[before - 1], UNKNOWN)
@@ -187,9 +189,9 @@ class StepFinder:
 
 
 class PhaseFinder:
-    """Finds the phase that a time on a thread belongs to, by the host's marks on that thread."""
+    """Finds the phase that a time on a thread belongs to, from the host marks on that thread."""
 
-    # For nested marks the earlier line wins: the reducer copies gradients inside autograd's functions, too.
+    # For nested marks, the earlier entry takes precedence.
     _MARKS = (
         (Phase.FORWARD, (Mark.FORWARD, Mark.DATA_PARALLEL)),
         (Phase.BACKWARD, (Mark.BACKWARD,)),
@@ -215,17 +217,17 @@ class PhaseFinder:
             rows = np.flatnonzero((threads == thread) & (phases == Phase.OTHER))
             phases[rows[spans.contains(times_ns[rows])]] = phase
         if len(self._replicas):
-            # DataParallel runs each replica in a thread of its own, which the profiler does not follow.
+            # DataParallel runs each replica in its own thread, and these threads have no marks.
             rows = np.flatnonzero(~np.isin(threads, self._marked_threads))
             phases[rows[self._replicas.contains(times_ns[rows])]] = Phase.FORWARD
         return phases
 
 
 def steps_from_forwards(forward_starts_ns: Int64Column, optimizer_starts_ns: Int64Column, last_ns: int) -> list[Step]:
-    """Return the steps of a trace without ``ProfilerStep#``, from one DDP forward to the next that begins a step.
+    """Return the steps of a trace without ``ProfilerStep#`` marks. A step begins with a DDP forward pass.
 
-    If the trace has the optimizer, a forward begins a step only if an optimizer step has begun since the forward before
-    it, because several forwards may belong to one update. The last step ends with the trace.
+    If the trace has optimizer steps, a forward pass begins a step only if an optimizer step has begun since the
+    previous forward pass, because several may belong to one update. The last step ends with the trace.
     """
     starts = np.sort(forward_starts_ns)
     if len(optimizer_starts_ns):
@@ -240,12 +242,10 @@ _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 
 
 def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]:
-    """Join the traces on the clock of the earliest one.
+    """Join the traces of a profiler's cycles on the clock of the earliest one.
 
-    Also return, for each, why it is left out (``None`` if it is not).
-
-    Cycles follow each other in time and continue the step numbers. A trace that overlaps another one or repeats a step
-    number is from another run.
+    Also return, for each trace, the reason why it is left out, or ``None``. Cycles follow each other in time and
+    continue the step numbers. A trace that overlaps another one or repeats a step number is from another run.
     """
     shifts = _shifts(traces)
     in_order = sorted(range(len(traces)), key=lambda index: _begin(traces[index]) + shifts[index])
@@ -265,7 +265,7 @@ def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]
 
 
 def _shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return the offset to add to each trace's times. Old traces have no epoch: their times are absolute."""
+    """Return the offset in ns to add to each trace's times. Old traces have no epoch; their times are absolute."""
     epochs = [trace.epoch_ns for trace in traces]
     known = [epoch for epoch in epochs if epoch is not None]
     if len(known) < len(epochs):
@@ -297,7 +297,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Continue the step numbers if the traces have none themselves: each file then counts from 0."""
+    """Continue the step numbers of `before` if both traces have no numbers of their own and count from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1
@@ -346,14 +346,14 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Return the names of both without duplicates, and the index of each name of `after` among them."""
+    """Return the union of both, and the index in it of each name of `after`."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)
 
 
 def _appended(before: _TableT, after: _TableT, index: dict[str, np.ndarray]) -> _TableT:
-    """Append a table. `index` maps the values of its columns that are indices."""
+    """Append a table. `index` maps the old to the new values of columns that hold indices."""
     columns = {}
     for column in fields(before):
         first, second = getattr(before, column.name), getattr(after, column.name)

@@ -1,5 +1,6 @@
-"""Reading of JSON that is not quite valid: Kineto writes invalid JSON, and tools that rewrite traces change types.
-Times are microseconds there, as float64, decimal numbers or text; they become exact nanoseconds.
+"""Read slightly invalid JSON, and convert times from microseconds to nanoseconds.
+
+Kineto may write invalid JSON, and tools that rewrite traces change types: times are floats, decimal numbers or text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def repair_json(text: bytes) -> bytes:
     """Replace ``nan`` and ``inf`` by ``null``; escape lone backslashes; replace control characters and bad UTF-8."""
     repaired = _NOT_A_NUMBER.sub(rb"\1null", text)
     repaired = _BACKSLASH.sub(lambda match: match[0] if len(match[0]) > 1 else rb"\\", repaired)
-    # Between tokens a control character is a blank already, so only the insides of strings change.
+    # Control characters between tokens are whitespace anyway, so this only changes the content of strings.
     return repaired.translate(_CONTROL_TO_BLANK).decode("utf-8", "replace").encode()
 
 
@@ -51,9 +52,9 @@ def decode_or_none(text: msgspec.Raw) -> Any:
 
 
 def as_int(value: object) -> int | None:
-    """Return an integer, including one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
+    """Return the value as an integer, or ``None`` if it is none or does not fit into int64.
 
-    Returns ``None`` for anything else and for numbers that do not fit into int64.
+    Text and floats such as ``7.0`` are accepted, because tools that rewrite traces with pandas produce them.
     """
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)
@@ -65,7 +66,7 @@ def as_int(value: object) -> int | None:
 
 
 def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers, with 0 for any other value. In nearly all files, all values are integers."""
+    """Return the values as integers. Values that are not integers become 0; nearly all files have none."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)
@@ -75,28 +76,28 @@ def integers(values: Sequence[object]) -> Int64Column:
 
 
 EXACT_FLOAT_US = 2.0**43
-"""102 days: below this, float64 microseconds determine the nanosecond, because half their spacing is 0.49 ns"""
+"""102 days: below this, float64 microseconds are exact to the nanosecond, because half their spacing is 0.49 ns"""
 
 LARGEST_US = 4.6e15
 """146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
 
 _MOST_DIGITS = 16
-"""number of digits of whole microseconds; with more, nanoseconds do not fit into int64"""
+"""maximum number of digits before the decimal point for which nanoseconds fit into int64"""
 _DOT = ord(".") - ord("0")
 
 
 class NeedsExactTimesError(Exception):
-    """Error for times that must be decoded again as text."""
+    """The times must be decoded again, as text."""
 
 
 class TimeOutOfRangeError(Exception):
-    """Error for a time that no clock shows."""
+    """A time is too large to be valid."""
 
 
 def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, exact: bool = False) -> Int64Column:
-    """Convert microseconds to nanoseconds.
+    """Convert microseconds to nanoseconds. `exact`: use decimal arithmetic instead of float64.
 
-    Raises `NeedsExactTimesError` if they are not exact and float64 cannot hold them, and `TimeOutOfRangeError`.
+    Raises `NeedsExactTimesError` if float64 is not precise enough, and `TimeOutOfRangeError`.
     """
     if exact:
         return np.array([_exact_nanoseconds(Decimal(time)) for time in times_us], np.int64)
@@ -121,7 +122,10 @@ def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
 
 
 def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
-    """Convert texts with digits in the same places, up to three after the dot, as in one batch; ``None`` for others."""
+    """Convert texts of equal length and with the decimal point in the same place; return ``None`` for other texts.
+
+    At most three decimals are supported. Nearly all batches are of this kind, and it is much faster.
+    """
     lengths = set(map(len, texts))
     if len(lengths) != 1:
         return None

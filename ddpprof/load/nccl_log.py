@@ -1,7 +1,7 @@
-"""NCCL's log of one process (``NCCL_DEBUG=INFO``) → the paths and algorithms that it chose.
+"""Read which transports and algorithms NCCL chose from the log of one process (``NCCL_DEBUG=INFO``).
 
-`ddpprof trace --nccl-log` makes NCCL write one file per process. Its lines differ between versions; unknown ones are
-skipped, so that a new version costs facts but no report.
+`ddpprof trace --nccl-log` makes NCCL write one file per process. The format differs between NCCL versions; unknown
+lines are skipped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _WITHOUT_P2P = re.compile(r"P2P is disabled between (?:NVLINK )?connected GPUs (
 
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""names of the numbers that versions before 2.24 write"""
+"""names for the numbers written by versions before 2.24, in order"""
 
 
 def load_nccl_log(directory: Location, record: Record) -> NcclChoices | None:
-    """Return what NCCL logged about the rank's process; ``None`` if there is no log, or it cannot be read."""
+    """Return what NCCL logged in the rank's process, or ``None`` if there is no readable log."""
     is_attempt = attempt_of(directory.name) is not None
     run = directory.parent if is_attempt else directory
     with suppress(OSError):
@@ -48,7 +48,7 @@ def load_nccl_log(directory: Location, record: Record) -> NcclChoices | None:
 
 
 def read_choices(lines: Iterable[str]) -> NcclChoices:
-    """Return what the lines of one process's log say."""
+    """Parse the lines of one process's log."""
     lines = list(lines)
     using = [(match[1], _NAMED.findall(match[2])) for match in _matches(_USING, lines)]
     tuned = max(_matches(_TUNED, lines), key=lambda match: int(match[1]), default=None)
@@ -82,19 +82,19 @@ def _devices(using: Iterable[tuple[str, list[str]]], kind: str) -> tuple[str, ..
 
 
 def _transports(lines: Iterable[str]) -> Mapping[str, int]:
-    """Return the number of channels per transport, without the receiving ends, which are the other ranks' sends."""
+    """Return the number of channels per transport. Receiving ends are not counted, because other ranks log them."""
     sends = (match[2] for match in _matches(_CHANNEL, lines) if match[1] is None)
     return dict(Counter(map(_transport, sends)).most_common())
 
 
 def _transport(written: str) -> str:
-    """Return the transport without the number of its device: ``NET/IB/0/GDRDMA`` is ``NET/IB/GDRDMA``."""
+    """Return the transport without its device number: ``NET/IB/0/GDRDMA`` becomes ``NET/IB/GDRDMA``."""
     parts = [part for part in re.sub(r"\([^)]*\)", "", written).split("/") if not part.isdecimal()]
     return parts[0] if parts[0] == "SHM" else "/".join(parts)
 
 
 def _name(written: str, names: tuple[str, ...]) -> str:
-    """Return the name of an algorithm or protocol, which older versions write as a number."""
+    """Return the name of an algorithm or protocol. Older versions write its number."""
     if not written.isdecimal():
         return written.upper()
     return names[int(written)] if int(written) < len(names) else written

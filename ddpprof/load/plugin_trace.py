@@ -1,8 +1,8 @@
-"""A trace, rewritten so that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3) shows what the report says.
+"""Rewrite a trace so that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3) shows the numbers of the report.
 
-The plugin is no longer developed and misreads new traces: it recognises CUDA's runtime by a category that is no longer
-written, counts collectives twice, and counts NCCL's kernels as computation. Each function below corrects one of these.
-Events that must not count get a category unknown to the plugin; its trace view still shows them.
+The plugin is no longer developed and misreads new traces: it recognizes CUDA runtime calls by a category that is no
+longer written, counts collectives twice, and counts NCCL kernels as computation. Each function below corrects one of
+these errors. Events that must not be counted get a category unknown to the plugin; its trace view still shows them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddpprof.model.tables import PluginCollective, PluginView
 _Event = dict[str, Any]
 
 _UNKNOWN_TO_PLUGIN = ", not counted"
-"""suffix that turns any category into one that the plugin ignores"""
+"""suffix of a category that the plugin ignores"""
 
 _CATEGORIES = {Role.KERNEL: "kernel", Role.LAUNCH: "Runtime"}
 _COLLECTIVE = re.compile(rf"(?:{'|'.join(KNOWN)}):")
@@ -42,7 +42,7 @@ _NOTHING = Identity("", Role.UNUSED)
 
 
 def write_plugin_trace(source: Location, target: Path, view: PluginView) -> None:
-    """Write the plugin's copy of one of the rank's traces. `view`: the steps and collectives that count.
+    """Write a copy of one of the rank's traces for the plugin. `view`: the steps and collectives to count.
 
     Raises ``OSError``.
     """
@@ -60,7 +60,7 @@ def write_plugin_trace(source: Location, target: Path, view: PluginView) -> None
     _number_threads(copy)
     if isinstance(base_ns, int):
         document["baseTimeNanoseconds"] = base_ns + begin_ns - shift_ns
-    document["traceEvents"] = copy.events  # the last key: the plugin appends before the file's last bracket
+    document["traceEvents"] = copy.events  # must be the last key: the plugin appends before the file's last bracket
     with os.fdopen(own_files.overwrite(target), "wb") as plain, gzip.open(plain, "wb", compresslevel=1) as file:
         file.write(msgspec.json.Encoder(decimal_format="number").encode(document))
 
@@ -82,7 +82,7 @@ def _decode(text: bytes, number: type[float | Decimal]) -> Any:
 
 
 class _Copy:
-    """The events with their identities, and their times on the view's clock; new events are appended."""
+    """The events to write, with their identities and their times on the clock of the view."""
 
     def __init__(self, events: list[_Event], shift_ns: int) -> None:
         for event in events:
@@ -106,7 +106,7 @@ class _Copy:
         return (row for row, identity in enumerate(self.identities) if identity.role in roles)
 
     def extent(self) -> tuple[int, int]:
-        """Return when the first event with a role begins, and when the last one ends."""
+        """Return the start of the first event that has a role, and the latest end of such an event."""
         used = [row for row, what in enumerate(self.identities) if what.role is not Role.UNUSED]
         return min((self.start_ns[row] for row in used), default=0), max((self.end_ns[row] for row in used), default=0)
 
@@ -126,7 +126,7 @@ class _Copy:
 
 
 def _time_us(event: _Event, key: str) -> Any:
-    """Return a time of an event, µs; 0 if it is missing or implausible, as it may be where the report needs none."""
+    """Return the value of `key` in microseconds, or 0 if it is missing or implausible."""
     time = event.get(key)
     return time if isinstance(time, int | float | Decimal) and -LARGEST_US < time < LARGEST_US else 0
 
@@ -148,7 +148,8 @@ def _set_id(event: _Event, number: int) -> None:
 def _use_known_categories(copy: _Copy) -> None:
     """Give events categories that the plugin knows.
 
-    Data loaders count as such only if they are ops. A device's annotations repeat the host's.
+    The plugin counts data loading only if it is an op. Annotations on the device are hidden, because they repeat those
+    on the host.
     """
     for row, (event, what) in enumerate(zip(copy.events, copy.identities, strict=True)):
         category = str(event.get("cat") or "").lower()
@@ -167,7 +168,7 @@ def _use_known_categories(copy: _Copy) -> None:
 
 
 def _link_kernels_to_launches(copy: _Copy) -> None:
-    """Give launches and kernels the External id of an op, by which the plugin finds the op of a kernel."""
+    """Give launches and kernels the ``External id`` of their op, by which the plugin finds the op of a kernel."""
     ops = {_id(event) for event, what in zip(copy.events, copy.identities, strict=True) if what.is_op}
     of_launch = {}
     for row in copy.rows(Role.LAUNCH):
@@ -180,11 +181,11 @@ def _link_kernels_to_launches(copy: _Copy) -> None:
 
 
 def _mark_steps(copy: _Copy, view: PluginView) -> None:
-    """Mark exactly the report's steps. If the trace marks none, mark the counted ones."""
+    """Mark exactly the steps of the report as ``ProfilerStep``, also if the trace has no such marks."""
     begin_ns, end_ns = copy.extent()
     unmarked = {
         (step.number, step.start_ns): step for step in view.steps if begin_ns <= step.start_ns <= end_ns
-    }  # the remaining ones are in other files
+    }  # other steps are in other files
     for row in copy.rows(Role.STEP):
         number = step_number(copy.events[row]["name"])
         if number is None or unmarked.pop((number, copy.start_ns[row]), None) is None:
@@ -199,7 +200,7 @@ def _mark_steps(copy: _Copy, view: PluginView) -> None:
 
 
 def _take_calls_out_of_ops(copy: _Copy) -> None:
-    """Keep the ops that are compute on CPU: those of the training threads, minus the ``c10d::`` calls in them."""
+    """Hide everything but compute on CPU: the ops of the training threads, minus the ``c10d::`` calls in them."""
     threads: dict[object, list[int]] = {}
     training = set()
     for row, what in enumerate(copy.identities):
@@ -239,7 +240,7 @@ def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
 
 
 def _mark_collectives(copy: _Copy, view: PluginView) -> None:
-    """Mark collectives: a host span by its category, a kernel by an annotation with its own External id."""
+    """Mark collectives: a host span by its category, a kernel by an annotation with its own ``External id``."""
     launches = {_correlation(copy.events[row]): row for row in copy.rows(Role.LAUNCH)}
     num_begun: Counter[int] = Counter()
     for row in _communication(copy):
@@ -248,7 +249,7 @@ def _mark_collectives(copy: _Copy, view: PluginView) -> None:
         num_begun[start_ns] += 1
         on_device = copy.identities[row].role is Role.KERNEL
         if shown is None:
-            if on_device:  # a host's span is hidden already
+            if on_device:  # host spans are hidden already
                 copy.hide(row)
             continue
         own_id = copy.new_id()
@@ -264,7 +265,7 @@ def _mark_collectives(copy: _Copy, view: PluginView) -> None:
 
 
 def _communication(copy: _Copy) -> list[int]:
-    """Return the events that are rows of ``Trace.collectives``, in its order."""
+    """Return the rows of the events that are in ``Trace.collectives``, in the same order."""
     kernels = [
         row
         for row in copy.rows(Role.KERNEL)
@@ -274,14 +275,14 @@ def _communication(copy: _Copy) -> list[int]:
 
 
 def _message(shown: PluginCollective) -> dict[str, Any]:
-    """Return the arguments that encode the size: the plugin computes it from input shapes and types."""
+    """Return arguments that encode the message size: the plugin computes it from input shapes and types."""
     if shown.num_bytes is None:
         return {"Input Dims": [], "Input type": []}
     return {"Input Dims": [[shown.num_bytes]], "Input type": ["unsigned char"]}
 
 
 def _move_to_zero(copy: _Copy) -> int:
-    """Shift times close to 0, where the plugin's floats have nanosecond resolution. Return the shift."""
+    """Shift all times to start at 0, so that the plugin's floats have nanosecond resolution. Return the shift in ns."""
     base_ns, _ = copy.extent()
     for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
         if event.get("ph") != "M" and event.get("ts") is not None:
@@ -292,7 +293,7 @@ def _move_to_zero(copy: _Copy) -> int:
 
 
 def _number_threads(copy: _Copy) -> None:
-    """Replace thread names by numbers: the plugin accepts nothing else."""
+    """Replace thread names by numbers, because the plugin accepts only numbers."""
     numbers: dict[object, int] = {}
     for event in copy.events:
         thread = event.get("tid")

@@ -1,7 +1,7 @@
-"""The files of one rank → `Rank`: ddpprof's record with its trace, or traces alone.
+"""Load the files of one rank into a `Rank`: the record and trace written by ddpprof, or traces alone.
 
-The user's own profiler may have written traces under any name: which rank is each of, and which ones belong together?
-Files of other tools that are not traces are listed here, and each is read by a topic.
+Traces written by the user's own profiler may have any name; `find_traces` determines the rank of each. Supported files
+of other tools are registered here, and a module in ``topics`` reads them.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from ddpprof.words import listed
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
     (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),
 )
-"""name, test of the file's beginning, and reader"""
+"""for each supported file of another tool: name, function that recognizes the file, and function that loads it"""
 
 
 def load_other_file(path: Location) -> OtherFile | None:
-    """Load the file if it is one of these; otherwise return ``None``. Raises `BadTrace`."""
+    """Load a file of another tool, or return ``None`` if it is not a supported one. Raises `BadTrace`."""
     return next((load(path) for _, is_one, load in _FILES if is_one(path)), None)
 
 
 def why_alone(path: Location) -> str | None:
-    """Return why the file cannot be read as one of several traces; ``None`` if it is none of these."""
-    return next((f"{path} is a {what}; give it alone" for what, is_one, _ in _FILES if is_one(path)), None)
+    """Return the message for a file of another tool among several traces, or ``None`` for any other file."""
+    return next((f"{path} is a {what}; give only this file" for what, is_one, _ in _FILES if is_one(path)), None)
 
 
 _LEAST, _MOST = 1e-12, 1e12
-"""limits of sizes and of times in seconds: beyond them, fits and axes overflow"""
+"""limits of sizes and of times in seconds; fits and plots overflow outside of them"""
 
 
 def load_times(path: Location) -> TimesTable:
-    """Read a table of times. Raises `BadTrace`."""
+    """Read a CSV table of times: a column of sizes and one or more columns of seconds. Raises `BadTrace`."""
     try:
         with path.open("rb") as binary, TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -62,7 +62,9 @@ def load_times(path: Location) -> TimesTable:
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     if len(lines) < 2 or len(lines[0][1]) < 2:
-        raise BadTrace(f"{path} is not a table of times: it needs a header line, a column of sizes and one of seconds.")
+        raise BadTrace(
+            f"{path} is not a table of times: it needs a header line, a column of sizes, and columns of seconds."
+        )
     varied, *names = (name.strip() for name in lines[0][1])
     times: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for number, row in lines[1:]:
@@ -90,25 +92,24 @@ def _number(path: Location, line: int, text: str) -> float:
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
 _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
-"""file names of ``torch.profiler.tensorboard_trace_handler``: worker, time"""
+"""file names written by ``torch.profiler.tensorboard_trace_handler``: worker name and time"""
 
 
 _MOST_NAMED = 4
 _READERS = 8
-"""number of threads, because files may be remote; an ssh server refuses some of more than ten simultaneous connections
-"""
+"""number of threads that read files, which may be remote; SSH servers refuse some of more than ten connections"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """Trace files by rank, in order of their names, and messages about what was left out or assumed."""
+    """Trace files by rank, sorted by name, and messages about files left out and ranks assumed."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
 
 
 def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> FoundTraces:
-    """Find out which of the files are traces, and of which ranks. Reads little more than the beginning of each file."""
+    """Find the traces among the files, and their ranks. In most cases, only the start of each file is read."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
         stated = dict(zip(paths, readers.map(partial(_stated, limits=limits), paths), strict=True))
@@ -131,7 +132,7 @@ def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> F
 
 
 def _stated(path: Location, limits: Limits) -> Header | BadTrace:
-    """Return the file's header, or the error that says why the file is not a trace."""
+    """Return the file's header, or an error that says why it is not a trace."""
     try:
         header = read_header(path, limits)
         alone = why_alone(path) if header.rank is None else None
@@ -141,7 +142,10 @@ def _stated(path: Location, limits: Limits) -> Header | BadTrace:
 
 
 def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Header], list[str]]:
-    """Return the files of the world size with the most ranks, if world sizes differ, and messages about the others."""
+    """Return the files of one job, and messages about files of other jobs.
+
+    If world sizes differ, it is the job of the world size for which most ranks are present.
+    """
     sizes = {header.world_size for header in headers.values()} - {None}
     if len(sizes) < 2:
         return dict(headers), []
@@ -162,7 +166,7 @@ def skipped(path: Location, error: BadTrace) -> str:
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
-    """Return the rank in a file's name. A number without the word "rank" must be small, because others are PIDs."""
+    """Return the rank in a file's name. Without "rank" before it, the number must be less than `num_files`."""
     if match := _RANK_IN_NAME.search(name):
         return int(match.group(1))
     numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]
@@ -174,7 +178,7 @@ def assumed_rank(name: str, rank: int) -> str:
 
 
 def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
-    """Group files without a rank: all files of one process belong to one rank."""
+    """Group files without a rank by the process that wrote them."""
     groups: dict[str, list[Location]] = {}
     for path in paths:
         groups.setdefault(worker_of(path.name) or path.name, []).append(path)
@@ -182,18 +186,16 @@ def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
 
 
 def worker_of(name: str) -> str | None:
-    """Return the process that wrote the file, if its name says so.
-
-    A rank's name does not count: other files may share it.
-    """
+    """Return the worker name in a file name of ``tensorboard_trace_handler``, or ``None`` for other names."""
     match = _WORKER_IN_NAME.fullmatch(name)
     return match.group(1) if match else None
 
 
 _NO_KERNELS = (
-    "its trace is left out: it has no kernels although the rank trains on {device}, and host times do not show "
-    "computation. Another profiler (nsys, ncu, DCGM) may have been using the device, or only administrators may be "
-    "allowed to profile it (in NVIDIA's driver, NVreg_RestrictProfilingToAdminUsers=0 allows all users)"
+    "its trace is left out: it has no kernels although the rank trains on {device}, and host times do not measure "
+    "computation on a device. Another profiler (nsys, ncu, DCGM) may have been using the device, or only "
+    "administrators may be allowed to profile it (in NVIDIA's driver, NVreg_RestrictProfilingToAdminUsers=0 allows "
+    "all users)"
 )
 
 
@@ -202,19 +204,19 @@ class RankFiles:
     """The files of one rank."""
 
     rank: int | None
-    """``None`` for a single trace, which may or may not say its rank"""
+    """``None`` for a single trace, whose rank is read from the file"""
     traces: tuple[Location, ...]
-    """files in order of their names; several files are the profiler's cycles"""
+    """files sorted by name; several files are cycles of the same profiler"""
     directory: Location | None = None
-    """directory of the run, if ddpprof recorded it"""
+    """run directory, if ddpprof recorded the run"""
     expects_trace: bool = True
     run_id: str | None = None
-    """ID of the run, which all of its ranks should share"""
+    """ID of the run, which should be the same on all ranks"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """The readable part of one rank, and messages about the rest."""
+    """One rank, as far as it could be read, and messages about the rest."""
 
     rank: Rank | None
     missing: tuple[str, ...]
@@ -223,14 +225,14 @@ class LoadedRank:
 
 
 def some_file(files: RankFiles) -> Location:
-    """Return one of the rank's paths, for use in messages."""
+    """Return one of the rank's paths, for messages."""
     path = files.traces[0] if files.traces else files.directory
     assert path is not None
     return path
 
 
 def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
-    """Read the tables of one trace file, decoded by up to `num_processes` processes. Raises `BadTrace`."""
+    """Load one trace file with up to `num_processes` processes. Raises `BadTrace`."""
     header, columns = read_trace(path, limits, num_processes)
     give_back_holes()
     file = TraceRows(columns)
@@ -239,9 +241,9 @@ def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
 
 
 def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
-    """Load one rank. Its traces are decoded by up to `num_processes` processes.
+    """Load one rank. Up to `num_processes` processes decode its traces.
 
-    Raises `BadTrace` if the rank is a single unreadable trace that the user named.
+    Raises `BadTrace` if the user gave a single trace and it cannot be read.
     """
     if files.directory is not None:
         return _recorded_rank(files, files.directory, limits, num_processes)
@@ -255,7 +257,7 @@ def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: 
 
 
 def record_or_none(files: RankFiles) -> Record | None:
-    """Return the rank's record; ``None`` also if it cannot be read, which `load_rank` reports."""
+    """Return the rank's record, or ``None`` if there is none or it cannot be read. `load_rank` reports the error."""
     if files.directory is None or files.rank is None:
         return None
     try:
@@ -324,7 +326,10 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
 
 
 def _unknown_steps(trace: Trace, record: Record) -> list[int]:
-    """Return the trace's steps that are missing in the record, if any. A job may end in the middle of its last step."""
+    """Return the numbers of the trace's steps that are missing in the record.
+
+    The last step may be missing, because a job may end in the middle of it.
+    """
     known = {step.number for step in record.steps}
     unknown = [step.number for step in trace.steps if step.number not in known]
     return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []

@@ -1,6 +1,6 @@
-"""Reads what ddpprof wrote: the record of one rank, the attempts of a job, and the file of `ddpprof netbench`.
+"""Read the files written by ddpprof: the record of one rank, the attempts of a job, and files of `ddpprof netbench`.
 
-If torchrun restarted the ranks of a job, a report shows one attempt, and the run has the records of all of them.
+If torchrun restarted a job, the report shows one attempt, and the run contains the records of all attempts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _decode_step = msgspec.json.Decoder(RecordedStep).decode
 
 
 class BadRecordError(Exception):
-    """A file of the recorder cannot be read. The message says which file, and why."""
+    """A file written by the recorder cannot be read. The message names the file and the reason."""
 
     record: Record | None = None
     """the part of the record that could be read before the error"""
@@ -66,7 +66,7 @@ def load_record(directory: Location, rank: int) -> Record | None:
         record = _decode_record(facts)
         if (module := next(filterfalse(_has_sound_buckets, record.modules), None)) is not None:
             raise BadRecordError(f"{path.name} cannot be read: a bucket of {module.name} contains no known parameter")
-        msgspec.msgpack.encode(record)  # fails for integers that a summary could not hold
+        msgspec.msgpack.encode(record)  # raises OverflowError for integers too large for a summary
         if record.ended is None:
             num_steps, ended_ns = _load_last_step(directory / last_step_file(rank))
             where = _load_crash(directory / crash_file(rank))
@@ -92,7 +92,7 @@ def _has_sound_buckets(module: DdpModule) -> bool:
 
 
 def _load_crash(path: Location) -> dict[str, str | bool | None]:
-    """Return where a signal such as SIGABRT ended the rank, as fields of its record; empty without such a signal."""
+    """Return where a signal such as SIGABRT ended the rank, as fields of `Record`; empty without such a signal."""
     try:
         text = read_small(path).decode("utf-8", "replace")
     except OSError:
@@ -106,7 +106,7 @@ def _load_crash(path: Location) -> dict[str, str | bool | None]:
 
 
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:
-    """Return the number of steps the rank had finished, and when the last one ended; ``None`` if not recorded."""
+    """Return the number of finished steps and the end of the last one (Unix time, ns), or ``None`` for both."""
     try:
         content = read_small(path)
     except OSError:
@@ -118,9 +118,9 @@ def _load_last_step(path: Location) -> tuple[int | None, int | None]:
 
 
 def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
-    """Return the steps up to the first line that cannot be read, and the reason for that.
+    """Return the steps up to the first line that cannot be read, and the error message for that line, if any.
 
-    An incomplete last line is not an error: a process that is killed while writing leaves one.
+    An incomplete last line is not an error, because the process may have been killed while writing it.
     """
     try:
         lines = read_small(path, _MOST_STEPS_BYTES).split(b"\n")
@@ -142,11 +142,11 @@ def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
 
 
 Losses = tuple[tuple[float, ...], ...]
-"""for each step, starting with the first, the loss of each backward pass that began with a scalar"""
+"""for each step from the first, the losses: the scalars on which ``backward()`` was called"""
 
 
 def load_losses(directory: Location, rank: int) -> Losses | None:
-    """Load one rank's losses; ``None`` if there are none that can be read."""
+    """Load one rank's losses, or return ``None`` if there is no readable file."""
     try:
         steps = msgspec.json.decode(read_small(directory / losses_file(rank)), type=list[list[str]])
         return tuple(tuple(map(float.fromhex, step)) for step in steps)
@@ -155,14 +155,14 @@ def load_losses(directory: Location, rank: int) -> Losses | None:
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
-    """Return the last attempt that recorded steps or, without one, the last in which a rank left a file."""
+    """Return the number of the last attempt with recorded steps or, if there is none, the last with any rank's file."""
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)
 
 
 def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
-    """Load all attempts without their traces. Also return messages about what cannot be read."""
+    """Load all attempts without their traces. Also return messages about records that cannot be read."""
     loaded, missing = [], []
     for number, path in attempts.items():
         records = []
@@ -170,7 +170,7 @@ def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[A
             try:
                 record = load_record(path, rank)
             except BadRecordError as error:
-                if number != shown:  # otherwise the message comes with the rest of the run
+                if number != shown:  # otherwise, loading the run reports it
                     missing.append(f"attempt {number}, rank {rank}: {error}")
                 continue
             if record is not None:
@@ -212,9 +212,9 @@ _decode = msgspec.json.Decoder(ProcessExit).decode
 
 
 def load_exits(directory: Location) -> tuple[ProcessExit, ...]:
-    """Return the process exits from every line that can be read.
+    """Return the process exits of a job. All attempts share one file, in the job's directory.
 
-    All attempts share one file, in the job's directory.
+    Lines that cannot be read are skipped.
     """
     if attempt_of(directory.name):
         directory = directory.parent
@@ -232,7 +232,7 @@ _AGAIN = "Measure again with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
 
 
 def load_netbench(path: Location) -> NetBench:
-    """Load a file of `ddpprof netbench`. Raises `BadTrace`."""
+    """Load a file written by `ddpprof netbench`. Raises `BadTrace`."""
     try:
         return parse_netbench(read_small(path), str(path))
     except OSError as error:
@@ -240,16 +240,16 @@ def load_netbench(path: Location) -> NetBench:
 
 
 def parse_netbench(text: bytes, name: str) -> NetBench:
-    """Parse the text of such a file. `name` identifies the file in errors. Raises `BadTrace`."""
+    """Parse a file written by `ddpprof netbench`. `name` identifies it in error messages. Raises `BadTrace`."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         refuse_newer(name, found, NETBENCH_FORMAT, BadTrace)
         bench = msgspec.json.decode(text, type=NetBench)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadTrace(f"{name} is not a file that ddpprof netbench writes ({error}). {_AGAIN}") from error
+        raise BadTrace(f"{name} was not written by ddpprof netbench ({error}). {_AGAIN}") from error
     wrong = _what_is_wrong(bench)
     if wrong is not None:
-        raise BadTrace(f"{name} is not a file that ddpprof netbench writes ({wrong}). {_AGAIN}")
+        raise BadTrace(f"{name} was not written by ddpprof netbench ({wrong}). {_AGAIN}")
     return bench
 
 

@@ -1,7 +1,7 @@
-"""A run directory, a folder of traces, or one trace file → `Run`.
+"""Load a run directory, a folder of traces, or one trace file into a `Run`.
 
-`find_ranks` finds the files and reads almost nothing. `load_rank` reads one rank and needs nothing from other ranks, so
-processes and machines can share the work. `complete` adds what follows from all ranks together.
+`find_ranks` finds the files and reads almost nothing. `load_rank` reads one rank independently of the others, so that
+several processes or machines can share the work. `complete` adds the information that depends on all ranks.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from ddpprof.rundir import (
 def load_whole_run(
     files: Sequence[RankFiles], left_out: Container[int] = ()
 ) -> tuple[WholeRun | None, tuple[str, ...]]:
-    """Return the whole training (``None`` if no rank left a pulse), and why pulses cannot be read.
+    """Return the history of the whole training, and messages about pulses that cannot be read.
 
-    Only the lowest rank has its course over time, because DDP keeps the ranks in step. Slow-downs are those that the
-    launcher found while the job ran or, without them, those in the pulses. `left_out`: ranks not to read.
+    The history is ``None`` if no rank left a pulse. Only the lowest rank has a history over time, because DDP
+    synchronizes the ranks. Slowdowns are those that the launcher noted while the job ran or, if it left no file,
+    those found in the pulses. `left_out`: ranks not to read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}
@@ -100,7 +101,8 @@ class RunFiles:
     """the run, without its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """whether this is a part of a run whose hosts share no file system, other than the part with the main ``run.json``
+    """whether this is a part of a run whose hosts do not share a file system, other than the part with the main
+    ``run.json``
     """
 
 
@@ -114,7 +116,7 @@ class KnownRank(Protocol):
 
 
 def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
-    """Load a whole run into memory, from a path or an address (``"s3://…"``) that fsspec reaches.
+    """Load a whole run into memory, from a path or a URL supported by fsspec (``"s3://…"``).
 
     `limits` apply to each trace file. Raises `NotARun`, `BadTrace` if the path is a bad trace file, and `RemoteError`.
     """
@@ -125,7 +127,7 @@ def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
 
 
 def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
-    """Find the ranks in `path`. `limits` apply to a trace that must be read to determine its rank.
+    """Find the ranks in `path`. `limits` apply to traces that must be read to determine their rank.
 
     Raises `NotARun`, and `BadTrace` if the path is a file that is not a trace.
     """
@@ -143,9 +145,9 @@ def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
 
 
 def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> RunFiles:
-    """Find the ranks in the parts of one run, kept by hosts without a shared file system.
+    """Find the ranks in the parts of one run, recorded on hosts without a shared file system.
 
-    Raises `NotARun` if the parts are not of one run, and the errors of `find_ranks`.
+    Raises `NotARun` if the paths are not parts of one run, and the errors of `find_ranks`.
     """
     if len(paths) == 1:
         return find_ranks(paths[0], limits)
@@ -174,16 +176,16 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
 def complete(
     files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Collection[int] = ()
 ) -> Run:
-    """Return the run. `missing`: messages about unreadable ranks. Raises `NotARun`.
+    """Return the run, completed with the world size, missing ranks and training history. Raises `NotARun`.
 
-    `left_out`: ranks that the user did not ask for.
+    `missing`: messages about ranks that cannot be read. `left_out`: ranks that the user did not select.
     """
     run, missing = files.run, tuple(missing)
     is_recorded = any(of_rank.directory is not None for of_rank in files.ranks)
     if not ranks and files.ranks and not is_recorded:
         raise NotARun(_holds_no_trace(some_file(files.ranks[0]).parent, missing))
     world_size = run.world_size or max((one.world_size for one in ranks if one.world_size is not None), default=None)
-    # A rank whose files are there but cannot be read is not absent.
+    # A rank is absent only if it has no files. Unreadable files are reported separately.
     there = (
         [one.rank for one in files.ranks if one.rank is not None]
         if is_recorded
@@ -192,14 +194,14 @@ def complete(
     what = "files" if is_recorded else "trace"
     absent = (
         _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
-    )  # another tool's file covers all ranks
+    )  # a file of another tool covers all ranks
     whole_run, unreadable = load_whole_run(files.ranks, left_out)
     missing = (*run.missing, *missing, *unreadable, *_of_other_jobs(ranks), *absent)
     return replace(run, world_size=world_size, missing=missing, whole_run=whole_run)
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """Return one line for each rank whose world size differs from that of most ranks."""
+    """Return a message for each rank whose world size differs from that of most ranks."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [
@@ -210,7 +212,7 @@ def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
 
 
 def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:
-    """Return the shown attempt's files with the records of all attempts. ``attempt-0`` is the first attempt alone."""
+    """Return the files of the attempt to show, with the records of all attempts in the run."""
     number = shown_attempt(attempts)
     shown = _recorded_files(attempts[number])
     loaded, missing = load_attempts(attempts, number)
@@ -251,7 +253,7 @@ def _read_run_file(directory: Location) -> RunFile:
     path = directory / RUN_FILE
     try:
         text = read_small(path)
-        # The format first: a newer one may have changed everything else.
+        # Check the format first: a newer one may have changed everything else.
         refuse_newer(directory, msgspec.json.decode(text, type=dict[str, Any]).get("format"), FORMAT)
         return msgspec.json.decode(text, type=RunFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -291,12 +293,12 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
 
 
 def _may_be_trace(name: str) -> bool:
-    """Return True if a file may be a trace, judging by its name; files of ``ddpprof timeline`` are not."""
+    """Return True if a file may be a trace, judging by its name. Files of ``ddpprof timeline`` are excluded."""
     return name.endswith((".json", ".json.gz", ".json.zst")) and ".perfetto.json" not in name
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:
-    """Return one line that names all ranks without files, or no line if there are none. `present` is sorted."""
+    """Return a message that names all ranks without files, if there are any. `present` must be sorted."""
     if world_size is None:
         return []
     gaps = []
@@ -319,5 +321,5 @@ def _name(path: Location) -> str:
 def _how_to_record(path: Location) -> str:
     if isinstance(path, RemotePath):
         return "Give a run directory, a folder of torch.profiler traces, or one trace."
-    is_here = path.resolve() == Path.cwd()  # a run would be among the user's own files
+    is_here = path.resolve() == Path.cwd()  # do not suggest to record a run among the user's own files
     return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -1,4 +1,4 @@
-"""Read-only data of a run: ``Run > Rank > Trace and Record``."""
+"""The data of a run, read-only: a `Run` has ranks, and each `Rank` has a `Trace`, a `Record` or both."""
 
 from __future__ import annotations
 
@@ -101,24 +101,24 @@ class Rank:
     trace: Trace | None
     record: Record | None
     nccl: NcclChoices | None = None
-    """what NCCL logged about its process"""
+    """what NCCL logged in this rank's process"""
 
     @property
     def world_size(self) -> int | None:
-        """World size: the largest one in its trace or record."""
+        """World size; the larger one if the trace and the record differ."""
         known = [part.world_size for part in (self.record, self.trace) if part is not None]
         return max((size for size in known if size is not None), default=None)
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:
-        """Its record's training steps; empty without a record."""
+        """Training steps of the record; empty without a record."""
         return self.record.training_steps if self.record is not None else ()
 
     @property
     def measured_step_indices(self) -> list[int]:
-        """Indices of its trace's completed training steps.
+        """Indices of the completed training steps in ``trace.steps``.
 
-        A step that the record lacks was cut off by the end of the job.
+        A step that is missing in the record was interrupted by the end of the job.
         """
         known = {step.number for step in self.training_steps}
         steps = self.trace.steps if self.trace is not None else ()
@@ -126,7 +126,7 @@ class Rank:
 
     @property
     def baseline_step_indices(self) -> list[int]:
-        """Indices of its trace's steps that were recorded without communication."""
+        """Indices in ``trace.steps`` of the steps that were recorded without communication."""
         if self.trace is None or self.record is None:
             return []
         numbers = {step.number for step in self.record.steps if step.mode is StepMode.BASELINE}
@@ -135,12 +135,12 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of all ranks of a job by torchrun, without traces."""
+    """One attempt of a job: one start of all its ranks by torchrun. It has no traces."""
 
     number: int
-    """number of the start; 0 is the first start that set up DDP"""
+    """number of the attempt; 0 is the first one that constructed a DDP module"""
     restarts: int | None
-    """number of times that torchrun had restarted the ranks after a failure"""
+    """number of times that torchrun had restarted the ranks after a failure, before this attempt"""
     created_unix_s: float | None
     world_size: int | None
     records: tuple[Record, ...]
@@ -149,7 +149,7 @@ class Attempt:
 
 
 class OtherFile(Protocol):
-    """A file of another tool that covers all ranks; the rest of it is read by a topic."""
+    """A file of another tool that covers all ranks. A module in ``topics`` reads its content."""
 
     @property
     def world_size(self) -> int | None: ...
@@ -157,40 +157,40 @@ class OtherFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All ranks that could be read, in order, and a description of what could not be read."""
+    """All ranks that could be read, in order, and messages about missing data."""
 
     name: str
     command: tuple[str, ...]
     world_size: int | None
     ranks: tuple[Rank, ...]
     missing: tuple[str, ...] = ()
-    """what is missing although it should be there, in words for the report"""
+    """messages for the report about data that is missing or cannot be read"""
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
     other_file: OtherFile | None = None
-    """file of another tool, used instead of ranks"""
+    """file of another tool, in place of ranks"""
     attempts: tuple[Attempt, ...] = ()
     """all attempts, in order, if torchrun started the job more than once"""
     exits: tuple[ProcessExit, ...] = ()
-    """ends of its processes, as far as their parents recorded them"""
+    """exits of the job's processes, as far as their parents recorded them"""
     tried: tuple[TriedChange, ...] = ()
     """changes that `ddpprof try` has measured"""
     whole_run: WholeRun | None = None
-    """the whole training, not only its recorded steps; ``None`` if no rank left a pulse"""
+    """summary of the whole training, not only of the recorded steps; ``None`` if no rank left a pulse"""
     link_bits_per_s: int | None = None
-    """speed of the link between the hosts that the user states, if the machines do not or something limits it"""
+    """speed of the link between the hosts as given by the user, who knows it better than the machines"""
 
     @property
     def modules(self) -> tuple[DdpModule, ...]:
-        """Modules of the first rank that has them; DDP builds the same modules on every rank."""
+        """DDP modules of the first rank that recorded them; they are the same on every rank."""
         return next((rank.record.modules for rank in self.ranks if rank.record and rank.record.modules), ())
 
 
 @dataclass(frozen=True, slots=True)
 class TimesTable:
-    """Table of times measured by another tool."""
+    """Times measured by another tool."""
 
     varied: str
-    """meaning of the sizes"""
+    """name of the quantity that was varied"""
     times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
-    """configuration → size → one or more times in ns"""
+    """for each configuration and each value of the varied quantity: one or more times in ns"""

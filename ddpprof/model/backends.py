@@ -1,4 +1,4 @@
-"""The backends and devices that ddpprof knows, and torch's comm hooks, which send gradients in fewer bytes."""
+"""The backends and devices that ddpprof supports, and PyTorch's comm hooks that compress gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Compression(StrEnum):
-    """The hooks of ``torch.distributed.algorithms.ddp_comm_hooks`` that compress."""
+    """Comm hooks of ``torch.distributed.algorithms.ddp_comm_hooks`` that compress gradients."""
 
     FP16 = "fp16"
     BF16 = "bf16"
@@ -17,49 +17,49 @@ class Compression(StrEnum):
 
     @property
     def hook(self) -> str:
-        """Name of the function in torch."""
+        """Name of the hook function in PyTorch."""
         return "powerSGD_hook" if self is Compression.POWERSGD else f"{self.value}_compress_hook"
 
 
 def sends_unchanged(comm_hook: str | None) -> bool:
-    """Return True if gradients are sent unchanged: there is no comm hook, or one that does not change them."""
+    """Return True if there is no comm hook, or if the hook sends gradients unchanged."""
     return comm_hook is None or "allreduce_hook" in comm_hook
 
 
 def sends_half(comm_hook: str | None) -> bool:
-    """Return True if a comm hook sends every 4 bytes of gradients in 2."""
+    """Return True if a comm hook halves the size of float32 gradients."""
     return comm_hook in (Compression.FP16.hook, Compression.BF16.hook)
 
 
 TCP_PAYLOAD = 1448 / 1514
-"""share of a link that TCP leaves for data, in frames of 1500 bytes"""
+"""share of a link's rate available for data with TCP, at an MTU of 1500 bytes"""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A backend of torch's process groups."""
+    """A backend of ``torch.distributed`` process groups."""
 
     name: str
-    """torch's name, with which its spans in a trace begin: ``nccl:all_reduce``"""
+    """name in PyTorch, which is also the prefix of its spans in a trace: ``nccl:all_reduce``"""
     other_names: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     """prefixes of the names of its kernels, in lower case"""
     runs_on_host: bool = False
-    """whether host threads do the communication"""
+    """whether collectives run in host threads"""
     takes_cpu_tensors: bool = False
-    """whether it is measured with tensors in host memory"""
+    """whether `ddpprof netbench` measures it with CPU tensors"""
     num_at_once: int = 1
-    """number of all-reduces that it runs at a time: gloo has two threads, NCCL one stream"""
+    """number of all-reduces that run at the same time: gloo has two threads, NCCL one stream"""
     halving: Compression = Compression.FP16
-    """comm hook that halves the size of gradients; DDP refuses to send bf16 over most backends"""
+    """comm hook that halves the size of gradients; DDP does not support the bf16 hook with most backends"""
     aborts: bool = False
     """whether it aborts the process when ranks call different collectives"""
     payload: float = 1.0
-    """share of the link's rate that is available for gradients"""
+    """share of the link's rate that is available for data"""
     on_slow_computation: str = "Let communication use fewer of the device's resources, as long as it stays hidden."
     """advice if communication slows down computation"""
     to_slow_it: Mapping[str, str] = field(default_factory=dict)
-    """environment variables that make it use less of the device's resources"""
+    """environment variables that reduce its use of the device's resources"""
 
 
 BACKENDS = (
@@ -76,7 +76,7 @@ BACKENDS = (
     Backend(
         "nccl",
         other_names=("nccl2", "nccl-lazy"),
-        kernels=("nccl", "rccl", "msccl"),  # those of AMD's RCCL, too
+        kernels=("nccl", "rccl", "msccl"),  # PyTorch calls RCCL on AMD GPUs "nccl", too
         halving=Compression.BF16,
         on_slow_computation="Make NCCL use fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower "
         "communication costs nothing as long as it stays hidden.",
@@ -94,20 +94,20 @@ class Device:
     """A device type on which a rank may train."""
 
     name: str
-    """torch's name"""
+    """name in PyTorch"""
     has_kernels: bool = False
-    """whether traces show its kernels; without them, a trace has no information about its work"""
+    """whether traces contain its kernels"""
     activity: str | None = None
     """name in ``torch.profiler.ProfilerActivity``; ``None`` if only another profiler can record it"""
     counts_memory: bool = False
-    """whether its allocator has the same interface as CUDA's"""
+    """whether its memory statistics have the same interface as those of ``torch.cuda``"""
 
 
 DEVICES = (
     Device("cpu"),
     Device("cuda", has_kernels=True, activity="CUDA", counts_memory=True),
     Device("xpu", has_kernels=True, activity="XPU", counts_memory=True),
-    Device("npu", has_kernels=True),  # torch_npu has a profiler of its own
+    Device("npu", has_kernels=True),  # torch_npu has its own profiler
     Device("mps"),
 )
 
@@ -119,24 +119,24 @@ ON_HOST = tuple(one.name for one in BACKENDS if one.runs_on_host)
 KERNELS = tuple(name for one in BACKENDS for name in one.kernels)
 WITH_KERNELS = tuple(one.name for one in DEVICES if one.has_kernels)
 ACTIVITIES: Mapping[str, str] = {one.name: one.activity for one in DEVICES if one.activity is not None}
-"""device → its activity in torch.profiler"""
+"""for each device: its name in ``torch.profiler.ProfilerActivity``"""
 WITH_MEMORY = tuple(one.name for one in DEVICES if one.counts_memory)
 
 _SHARED_GPU = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU(?:/Partition)?", re.IGNORECASE)
 
 
 def backend_of(name: str | None) -> Backend:
-    """Return the description of a backend; for an unknown one, a description that fits most."""
+    """Return the description of a backend, or default values for an unknown backend."""
     return _BY_NAME.get(name or "", _OTHER)
 
 
 def standard_name(backend: str) -> str:
-    """Return the name that rules and predictions use for a backend: several of torch's names stand for NCCL."""
+    """Return the standard name of a backend. PyTorch has several names for NCCL."""
     return backend_of(backend).name or backend
 
 
 def refusal_of_shared_gpu(error: str) -> str | None:
-    """Return NCCL's message if it refused two ranks on one GPU; the text depends on its version."""
+    """Return the part of `error` in which NCCL refuses to run two ranks on one GPU, or ``None``."""
     found = _SHARED_GPU.search(error)
     return None if found is None else found[0]
 

@@ -1,15 +1,13 @@
-"""A DDP module as the recorder saw it, and the buckets into which DDP puts its gradients.
+"""A recorded DDP module, and the assignment of its gradients to buckets.
 
-    a bucket is closed by the gradient with which it reaches or exceeds its cap
+A bucket is complete when its size reaches or exceeds its cap. There is one open bucket per kind of gradient (dtype and
+device), and each kind has its own position in the list of caps; the last cap applies to all further buckets. This
+follows ``compute_bucket_assignment_by_size`` of PyTorch 2.13, as called by ``DistributedDataParallel`` and its reducer
+(torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is not set.
 
-There is one open bucket per kind of gradient, and each kind goes through the list of caps on its own; the last cap
-applies to all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size``, as called by
-``DistributedDataParallel`` and its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP`` is
-not set.
-
-DDP starts with buckets in reverse model order. Unless it searches for unused parameters in every iteration, it then
-rebuilds them in the order in which rank 0's gradients became ready: at the second forward, or with a static graph at
-the third.
+DDP first assigns gradients to buckets in reverse parameter order. Unless it searches for unused parameters in every
+iteration, it then rebuilds the buckets in the order in which gradients became ready on rank 0: at the second forward
+pass, or at the third one with a static graph.
 """
 
 from __future__ import annotations
@@ -28,18 +26,18 @@ class Parameter(Struct, frozen=True, array_like=True):
     name: str
     num_bytes: Int64
     dtype: str | None = None
-    """such as ``float32``; ``None`` in records of an older ddpprof, which also lack the shape"""
+    """such as ``float32``; ``None`` in records of older versions of ddpprof, which have no shape either"""
     shape: tuple[Int64, ...] = ()
     is_sparse: bool = False
     """True if its gradient is expected to be sparse"""
 
 
 class DdpModule(Struct, frozen=True):
-    """One ``DistributedDataParallel`` instance, as the recorder saw it."""
+    """One recorded ``DistributedDataParallel`` instance."""
 
     name: str
     settings: Mapping[str, object]
-    """constructor arguments by torch's names, including defaults"""
+    """constructor arguments by name, including defaults"""
     comm_hook: str | None
     parameters: tuple[Parameter, ...]
     """parameters in the reducer's order"""
@@ -49,24 +47,24 @@ class DdpModule(Struct, frozen=True):
     buffer_bytes: Int64
     num_batch_norms: Int64
     num_buffers_of_batch_norms: Int64 | None = None
-    """number of these buffers; ``None`` in records of an older ddpprof"""
+    """number of buffers that belong to batch norms; ``None`` in records of older versions of ddpprof"""
     unused: tuple[str, ...] | None = None
-    """parameters without gradient in every examined backward pass; ``None`` if none was examined"""
+    """parameters that got no gradient in any of the examined backward passes; ``None`` if none was examined"""
     graph_is_static: bool | None = None
-    """torch's ``can_set_static_graph``"""
+    """``can_set_static_graph`` of PyTorch's DDP logging data"""
     num_searched_passes: Int64 = 0
     """number of backward passes examined for unused parameters"""
     num_lacking_passes: Int64 | None = None
-    """number of these passes that left any parameter without gradient; ``None`` if not recorded"""
+    """number of these passes in which a parameter got no gradient; ``None`` if not recorded"""
 
     @property
     def bucket_cap_mb(self) -> float | None:
-        """Cap of its buckets in MiB, including torch's default; ``None`` if not recorded."""
+        """Bucket cap in MiB, given or by default; ``None`` if not recorded."""
         cap = self.settings.get("bucket_cap_mb")
         return float(cap) if isinstance(cap, int | float) else None
 
     def message_bytes(self, bucket: int) -> int | None:
-        """Return the size of a bucket's all-reduce in bytes; ``None`` if unknown because of the module's comm hook."""
+        """Return the message size of a bucket in bytes, or ``None`` if a comm hook makes it unknown."""
         num_bytes = self.bucket_bytes(bucket)
         if sends_unchanged(self.comm_hook) or num_bytes is None:
             return num_bytes
@@ -74,14 +72,14 @@ class DdpModule(Struct, frozen=True):
         return num_bytes // 2 if sends_half(self.comm_hook) and dtypes == {"float32"} else None
 
     def bucket_bytes(self, bucket: int) -> int | None:
-        """Return the size of a bucket in bytes; ``None`` with sparse gradients, of which only some rows are sent."""
+        """Return the size of a bucket in bytes, or ``None`` for sparse gradients, which are sent only in part."""
         parameters = [self.parameters[index] for index in self.buckets[bucket]]
         return None if any(one.is_sparse for one in parameters) else sum(one.num_bytes for one in parameters)
 
 
 MIB = 1 << 20
 DEFAULT_CAP_MIB = 25
-"""torch's ``_DEFAULT_BUCKET_CAP_MB``, MiB"""
+"""``_DEFAULT_BUCKET_CAP_MB`` of PyTorch, in MiB"""
 DEFAULT_FIRST_CAP_MIB = 1
 
 Buckets = tuple[tuple[int, ...], ...]
@@ -94,11 +92,11 @@ class Gradient:
 
     num_bytes: int
     kind: str = ""
-    """dtype and device; a bucket holds gradients of one kind"""
+    """dtype and device; a bucket contains gradients of a single kind"""
     is_sparse: bool = False
-    """True if it is expected to be sparse, and therefore gets its own bucket"""
+    """True if it is expected to be sparse; it then gets its own bucket"""
     item_bytes: int = 4
-    """bytes per number"""
+    """bytes per element"""
     shape: tuple[int, ...] = ()
     """shape; empty if unknown"""
 
@@ -119,11 +117,11 @@ class Caps:
     first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
     others_bytes: int = DEFAULT_CAP_MIB * MIB
     per_bucket_bytes: tuple[int, ...] = ()
-    """caps of the buckets in order, instead of the two above"""
+    """caps of the buckets in order; overrides the other two"""
 
     @classmethod
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
-        """Return the caps for DDP's arguments. A list overrides a cap; only the default has a small first bucket."""
+        """Return the caps for DDP's arguments. A list overrides a cap. Only the default has a small first bucket."""
         if bucket_cap_mb_list:
             return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
         if bucket_cap_mb is None:
@@ -136,12 +134,12 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Return True if the buckets are equal in any order; records do not show the order of buckets of several kinds."""
+    """Return True if the buckets are equal, in any order. Records lack the order of buckets of different kinds."""
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 
 def rebuilds_buckets(*, find_unused_parameters: bool, static_graph: bool) -> bool:
-    """Return True if DDP rebuilds its buckets in the gradient order of the first backward pass."""
+    """Return True if DDP rebuilds its buckets in the order in which gradients became ready in the first iteration."""
     return static_graph or not find_unused_parameters
 
 
@@ -154,7 +152,7 @@ def is_rebuilt(module: DdpModule) -> bool:
 
 
 def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
-    """Return the buckets that DDP would make from the module's gradients with these caps, in launch order."""
+    """Return the buckets to which DDP would assign the module's gradients with these caps, in launch order."""
     return final_buckets(
         tuple(map(gradient_of, module.parameters)),
         caps,
@@ -164,10 +162,10 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
 
 
 def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool) -> Buckets:
-    """Return the buckets after DDP's rebuild, or the initial ones if it never rebuilds them.
+    """Return the buckets after DDP has rebuilt them, or the initial ones if it does not rebuild them.
 
-    `ready_order`: indices of gradients in the order in which they became ready on rank 0. Missing ones were never ready
-    in the first backward pass, which a static graph allows, and come last in a rebuild.
+    `ready_order`: indices of gradients in the order in which they became ready on rank 0. Gradients that were not ready
+    in the first iteration (allowed with a static graph) are missing in it, and come last.
     """
     if not rebuilt:
         return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))
@@ -177,10 +175,11 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
 
 
 def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the buckets in the order in which they were closed, followed by those left open.
+    """Return the buckets in the order in which they were completed, followed by the incomplete ones.
 
-    Torch orders the open ones by a hash table, last kind first. If three or more kinds are left and two of them collide
-    in the table, as complex128 and float8_e5m2 do, torch's order differs.
+    PyTorch iterates over incomplete buckets in the order of a hash table, in general the last kind first. Its order
+    differs from this one if there are at least three kinds and two have the same hash, such as complex128 and
+    float8_e5m2.
     """
     closed: list[tuple[int, ...]] = []
     filled: dict[str, list[int]] = {}

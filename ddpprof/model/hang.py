@@ -1,4 +1,7 @@
-"""The verdict on a job that hangs or has failed: the cause, where it is, and who waits. Stored as ``hang.json``."""
+"""The verdict on a job that hangs or has failed: the cause, the rank and place, and the ranks that wait.
+
+It is stored as ``hang.json``.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +15,47 @@ VERDICT_FORMAT = 1
 
 
 class Fault(StrEnum):
-    """A kind of fault that can hold up a job."""
+    """A kind of fault that can make a job hang or fail."""
 
     DIED = "died"
     """a rank's process has ended with an error or a signal"""
     DOES_NOT_EXIT = "does-not-exit"
-    """training has ended on all ranks, and the process of one has not exited"""
+    """training has ended on all ranks, but the process of one rank has not exited"""
     ENDED_EARLY = "ended-early"
     """a rank has left the training loop, for example because it has no more batches"""
     FEWER_PASSES = "fewer-passes"
-    """a rank has skipped a backward pass that others took part in"""
+    """a rank has skipped a backward pass that the other ranks have run"""
     MISSING_COLLECTIVE = "missing-collective"
-    """a rank has not called a collective that others have called"""
+    """a rank has not called a collective that the other ranks have called"""
     OTHER_COLLECTIVE = "other-collective"
-    """a rank calls a collective that the others do not call"""
+    """a rank has called a collective that the other ranks do not call"""
     MISMATCH = "mismatch"
-    """at the same time, the ranks have called collectives that do not match"""
+    """the ranks have called different collectives, or the same one with different arguments"""
     EVALUATES_ALONE = "evaluates-alone"
-    """a rank evaluates with the DDP module, whose forward waits for ranks that do not call it"""
+    """a rank evaluates the DDP module alone; its forward pass waits for the other ranks"""
     OWN_CODE = "own-code"
-    """a rank is busy, or sleeps, in the script's own code"""
+    """a rank computes or sleeps in the script's own code"""
     LOCK = "lock"
     """a rank waits for a lock, a queue or another process"""
     LOADER = "loader"
     """a rank waits for its `DataLoader`"""
     STORAGE = "storage"
-    """a rank waits for a disk, or saves"""
+    """a rank waits for a disk, or saves a checkpoint"""
     STOPPED = "stopped"
     """a rank's process is stopped by a signal"""
     SWAPPING = "swapping"
     """a rank's memory is being read back from swap"""
     TRACED = "traced"
-    """a debugger holds a rank's process"""
+    """a debugger has stopped a rank's process"""
     INTERPRETER_HELD = "interpreter-held"
     """C code holds Python's GIL"""
     LINK = "link"
-    """all ranks wait for each other at the same place: no data arrives any more"""
+    """all ranks wait in the same collective, so the network no longer delivers data"""
     UNKNOWN = "unknown"
 
 
 class Hint(StrEnum):
-    """A fact that the advice depends on, where the kind of fault alone would be misleading."""
+    """A fact that changes the advice for a fault."""
 
     FROZEN = "frozen"
     """the rank's control group is frozen"""
@@ -63,52 +66,51 @@ class Hint(StrEnum):
     OTHER_ORDER = "other-order"
     """ranks call collectives of several process groups in different orders"""
     OF_PEERS = "of-peers"
-    """the rank waits for another one in ``send`` or ``recv``"""
+    """the rank waits for another rank in ``send`` or ``recv``"""
     STATIC_GRAPH = "static-graph"
-    """DDP has ``static_graph=True``, and the set of parameters used in a step has changed"""
+    """DDP has ``static_graph=True``, but the set of parameters used in a step has changed"""
     SKIPPED_COLLECTIVE = "skipped-collective"
     """the rank has called the collective in earlier steps"""
     TIMED_OUT = "timed-out"
     """collectives of the other ranks timed out while they waited for the rank"""
     DIFFERENT_ROOTS = "different-roots"
-    """ranks have given different roots to a collective in which one rank sends to, or receives from, all others"""
+    """ranks have passed different roots (``src`` or ``dst``) to the same collective"""
     OTHER_AMOUNT = "other-amount"
-    """the rank calls the same collective as the others, with another amount of data"""
+    """the rank has called the same collective as the other ranks, but with a different number of elements"""
     WITHIN_BACKWARD = "within-backward"
     """the rank is in the backward pass in which it has skipped a reduction"""
-    EXTRA_PASS = "extra-pass"  # noqa: S105 (no password)
-    """the rank has begun more backward passes, in fewer steps, than another one"""
+    EXTRA_PASS = "extra-pass"  # noqa: S105 (not a password)
+    """the rank has begun more backward passes in fewer steps than another rank"""
     LATE_FOR_BARRIER = "late-for-barrier"
     """the ``monitored_barrier()`` of other ranks names the rank"""
     WAITS_FOR_INPUT = "waits-for-input"
     WAITS_OUTSIDE = "waits-outside"
     """the rank waits for the network, a pipe or a file, or polls for something"""
     TERMINATED = "terminated"
-    """SIGTERM ended the rank, before any other rank ended"""
+    """SIGTERM ended the rank before any other rank had ended"""
     CRASHED = "crashed"
     """a signal raised by the CPU ended the rank, such as SIGSEGV"""
     UNSEEN_END = "unseen-end"
     """it is not known how the rank's process ended"""
     ENDED_SILENTLY = "ended-silently"
-    """the rank's process was not seen to fail, although the ends of others were seen, so its exit code was probably 0
-    """
+    """no failure of the rank's process was recorded, although those of other ranks were; it probably exited with 0"""
 
 
 class Verdict(Struct, frozen=True):
-    """A verdict on a job: the fault, where it is, and who waits. Fields are ``None`` if unknown."""
+    """The fault of a job, the rank and place of the fault, and the ranks that wait. Unknown fields are ``None``."""
 
     fault: Fault
     rank: int | None = None
-    """rank at fault; ``None`` if there is none (as for a link) or if it is all ranks (as when all are stopped)"""
+    """rank at fault; ``None`` if no single rank is at fault"""
     host: str | None = None
     pid: int | None = None
     step: int | None = None
     activity: str | None = None
-    """activity of the rank, as a name of `Activity` in lower case"""
+    """activity of the rank: name of an `Activity`, in lower case"""
     place: str | None = None
     """innermost line of the user's code on that rank, as ``file:line in function``"""
     module: str | None = None
-    """class of the DDP module of the bucket"""
+    """class of the DDP module to which `bucket` belongs"""
     bucket: int | None = None
     """first bucket that the waiting ranks have launched and this rank has not"""
     parameters: tuple[str, ...] = ()
@@ -116,9 +118,9 @@ class Verdict(Struct, frozen=True):
     waiting: tuple[int, ...] = ()
     """ranks that wait"""
     waiting_at: str | None = None
-    """where the first of them waits, in the format of `place`"""
+    """place at which the first of them waits, in the format of `place`"""
     since_unix_ns: Int64 | None = None
-    """time since which the first of them waits"""
+    """time since which the first of them has waited"""
     detail: str | None = None
     """further details, in words"""
     usual_ns: Int64 | None = None
@@ -126,9 +128,9 @@ class Verdict(Struct, frozen=True):
     has_failed: bool = False
     """whether the job has ended because of the fault"""
     exit_code: int | None = None
-    """exit code of a dead rank; if negative, the signal that ended it"""
+    """exit code of the rank; a negative value is the number of the signal that killed it"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel killed on the rank's host because memory was full; see `ProcessExit`"""
+    """number of processes that the kernel's OOM killer has killed on the rank's host; see `ProcessExit`"""
     at_unix_ns: Int64 | None = None
     """time of the verdict"""
     resumed_unix_ns: Int64 | None = None
@@ -136,23 +138,23 @@ class Verdict(Struct, frozen=True):
     hint: Hint | None = None
     """fact that the advice depends on"""
     nccl: str | None = None
-    """what differs between the ranks according to NCCL's RAS, in words"""
+    """differences between the ranks as reported by NCCL's RAS subsystem, in words"""
     format: int = VERDICT_FORMAT
     """version of this layout"""
 
 
 class Standstill(Struct, frozen=True):
-    """A job that stands still but is not reported to hang: a rank pauses on purpose, or has just continued."""
+    """A job that makes no progress but is not reported as a hang, for example because a rank saves a checkpoint."""
 
     waited_s: float
     rank: int | None = None
-    """rank that pauses, if it is a single one"""
+    """rank for which the others wait, if there is only one"""
     step: int | None = None
     waits_for: str | None = None
-    """what the rank waits for outside the job, in words; ``None`` if it works, or is between two activities"""
+    """what the rank waits for outside of the job, in words; ``None`` if it does not wait"""
     place: str | None = None
     """innermost line of the user's code on that rank"""
     waiting: tuple[int, ...] = ()
-    """ranks that wait for it"""
+    """ranks that wait for this rank"""
     hangs_after_s: float | None = None
     """time after which this is reported as a hang; ``None`` if never"""

@@ -1,6 +1,6 @@
-"""The small JSON files that ddpprof writes: about a run, its processes and changes tried, and about a network.
+"""The small JSON files that ddpprof writes about a run, its processes, the changes tried, and a network.
 
-`NetBench` is the file of `ddpprof netbench`:
+`NetBench` is the file written by `ddpprof netbench`:
 
     format           of the file; this is 1
     ddpprof, torch   versions
@@ -12,23 +12,23 @@
     hosts            host of each rank
     sizes            one entry per message size, ascending, each with
                          num_bytes     as counted by nccl-tests: the larger of a rank's input and output
-                         longest_ns    per iteration, on the slowest rank, from a barrier to its end
-                         shortest_ns   per iteration, on the fastest rank, with less of the barrier's own skew
-                         cpu_ns        per rank, median CPU time of all its threads for one iteration
-    concurrent       for some of the sizes, two collectives at once, alternating with one alone:
-                         num_bytes     of each
-                         both_ns       per iteration, on the slowest rank, until both are done
-                         alone_ns      the same for one, measured right after
-                         cpu_ns        per rank, median CPU time for both
-    beside           all-reduces on CPU, for sizes of buckets, while every rank computes:
-                         num_bytes
-                         taken_ns      per round, computing time that a collective costs the rank that loses most
-                         lasted_ns     per round, how long each took, in sequence, with several in flight
-    links            links of each rank's machine: `ddpprof.model.links.LinkFacts`
-    link_bits_per_s  speed of the link, as stated with --link-speed
-    left_out         sizes, in bytes, that were requested but not measured, because a smaller one took too long
+                         longest_ns    per iteration: duration on the slowest rank, from a barrier to the end
+                         shortest_ns   per iteration: duration on the fastest rank, less affected by the barrier's skew
+                         cpu_ns        per rank: median CPU time of all its threads for one iteration
+    concurrent       for some of the sizes, two collectives at the same time, alternating with a single one:
+                         num_bytes     size of each
+                         both_ns       per iteration: duration on the slowest rank, until both have ended
+                         alone_ns      per iteration: duration of the single one, measured directly after
+                         cpu_ns        per rank: median CPU time for both
+    beside           all-reduces on CPU while every rank computes, for typical bucket sizes:
+                         num_bytes     size of each
+                         taken_ns      per round: computation time lost per collective on the rank that loses most
+                         lasted_ns     per round: duration per collective, with several in flight
+    links            links of each rank's machine, as `ddpprof.model.links.LinkFacts`
+    link_bits_per_s  speed of the link, given by --link-speed
+    left_out         sizes (bytes) that were requested but not measured, because a smaller one took too long
 
-Times are nanoseconds. Bandwidths follow from them: `ddpprof.topics.collectives.table`.
+Times are in nanoseconds. `ddpprof.topics.collectives.table` computes bandwidths from them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from msgspec import Meta, Struct
 from ddpprof.model.links import LinkFacts
 
 Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-"""integer that fits into int64, as does the sum of two"""
+"""integer in a range in which the sum of two fits into int64"""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -52,12 +52,12 @@ UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class TorchrunJob(Struct):
-    """The job as torchrun started it; a later attempt recognises the job by this."""
+    """Identifies a job started by torchrun, so that later attempts can find the run directory of the first."""
 
     agent: str | None = None
-    """torchrun's process on rank 0's host"""
+    """the torchrun process on rank 0's host"""
     run_id: str | None = None
-    """torchrun's ``--rdzv-id``; ``None`` if the user gave none"""
+    """``--rdzv-id`` of torchrun; ``None`` if not given"""
     restarts: int | None = None
     host: str | None = None
     pid: int | None = None
@@ -74,47 +74,47 @@ class RunFile(Struct):
     command: list[str] = []
     world_size: int | None = None
     profiled_ranks: str | None = None
-    """the rule by which they were chosen; ``None`` if all are profiled, or none"""
+    """how the profiled ranks were chosen, in words; ``None`` if all ranks or no ranks are profiled"""
     settings: dict[str, Any] = {}
-    """the settings from `record.settings` that are shown"""
+    """recorder settings to show in the report"""
     attempt: int = 0
     elastic: TorchrunJob | None = None
     is_part: bool = False
-    """whether it belongs to a part of the run, on a host that cannot see rank 0's folder"""
+    """whether it belongs to a part of the run, on a host without access to rank 0's run directory"""
 
 
 class ProcessExit(Struct, frozen=True):
-    """How a process ended, as seen by its parent."""
+    """How a process ended, as recorded by its parent."""
 
     exit_code: Int64
-    """exit code; if negative, the signal that ended it"""
+    """exit code; a negative value is the number of the signal that killed the process"""
     host: str | None = None
     pid: Int64 | None = None
     rank: Int64 | None = None
     unix_ns: Int64 | None = None
     is_job: bool = False
-    """True for the job's first process"""
+    """True for the process that the launcher started"""
     interrupted: bool = False
-    """True if the user asked it to end"""
+    """True if the user interrupted the job"""
     num_oom_kills: Count | None = None
-    """number of processes that the kernel killed on the parent's host because memory was full, since the parent started
-    or last saw a process fail
+    """number of processes that the kernel's OOM killer has killed on the parent's host since the parent started or last
+    recorded a failed process
     """
     error: str | None = None
     """error message of a rank that ended before it had a DDP module: ``"failed: …"``"""
     place: str | None = None
-    """line of the user's code that raised it"""
+    """line of the user's code that raised the error"""
 
 
 def last_exit_of_job(exits: Sequence[ProcessExit]) -> ProcessExit | None:
-    """Return how the job's first process ended; ``None`` if it may still run."""
+    """Return the exit of the process that the launcher started, or ``None`` if it may still be running."""
     return next((one for one in reversed(exits) if one.is_job), None)
 
 
 def oom_kills_seen(of_rank: ProcessExit | None, host: str, since_ns: int, exits: Sequence[ProcessExit]) -> int | None:
-    """Return the most reliable `num_oom_kills` for a rank of a host: that of its own end or, without one, of the job's.
+    """Return the number of OOM kills recorded at the exit of a rank or, if unknown, at the exit of the job on its host.
 
-    `since_ns`: when the rank began, in ns since 1970.
+    `since_ns`: start of the rank, in ns since 1970.
     """
     if of_rank is not None and of_rank.num_oom_kills is not None:
         return of_rank.num_oom_kills
@@ -126,29 +126,29 @@ class Outcome(StrEnum):
     """The result of trying one change."""
 
     CONFIRMED = "confirmed"
-    """the step is shorter by at least as much as promised"""
+    """the step is shorter by at least as much as predicted"""
     SMALLER = "smaller than promised"
     NO_DIFFERENCE = "no difference"
     SLOWER = "slower"
     CANNOT_TELL = "cannot tell"
-    """the trials differ by more than the gain; more trials may decide"""
+    """the trials vary by more than the gain; more trials may show it"""
     OTHER_RESULTS = "changes the losses"
     FAILED = "failed"
 
 
 class Measured(Struct, frozen=True):
-    """Measured gain of one change, ns per step; negative if it costs time."""
+    """Measured gain of one change in ns per step; negative if steps became longer."""
 
     gain_ns: int
     low_ns: int | None
     high_ns: int | None
-    """upper end of its 95 % interval; ``None`` with fewer than three rounds"""
+    """upper end of the 95 % confidence interval; ``None`` with fewer than three rounds"""
     outcome: Outcome
     num_rounds: int
 
 
 class TriedChange(Struct, frozen=True):
-    """One change from a run's finding, and its measured gain."""
+    """A change that a finding suggested, and its measured gain."""
 
     rule: str
     code: str
@@ -166,20 +166,20 @@ class CaptureRequest(Struct, frozen=True):
     with_stack: bool = False
     profile_memory: bool = False
     slower_than: Annotated[float, Meta(gt=1.0, le=1000.0)] | None = None
-    """wait until a step takes this many times as long as usual; ``None`` to begin at once"""
+    """wait until a step takes this many times as long as usual; ``None``: begin immediately"""
 
 
 class CaptureAnswer(Struct, frozen=True):
-    """One event of a request."""
+    """A reply of the job to a `CaptureRequest`."""
 
     refused: str | None = None
-    """why nothing will be captured"""
+    """why the request was refused"""
     armed: bool = False
-    """True once the job waits for the next slow-down"""
+    """True once the job waits for the next slow step"""
     number: int | None = None
     """number of the capture, from 1"""
     first_step: int | None = None
-    """first profiled step, known when all ranks have agreed on it"""
+    """first step to be profiled, once all ranks have agreed on it"""
     folder: str | None = None
     """folder of the capture, once all ranks have written it"""
 
@@ -199,7 +199,7 @@ class CollectiveTimes:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentTimes:
-    """Times of two concurrent collectives of one size."""
+    """Times of two concurrent collectives of the same size."""
 
     num_bytes: int
     both_ns: tuple[int, ...]
@@ -209,7 +209,7 @@ class ConcurrentTimes:
 
 @dataclass(frozen=True, slots=True)
 class BesideTimes:
-    """Times of collectives of one size during a computation."""
+    """Times of collectives of one size that run while the ranks compute."""
 
     num_bytes: int
     taken_ns: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""The paths between ranks: what a machine has, as its rank saw it, and what NCCL says that it uses.
+"""The links between ranks: the hardware of each rank's machine, and what NCCL uses according to its log.
 
-Speeds are bit/s, as links are sold; bandwidths of collectives are bytes/s elsewhere. `LinkFacts` is part of a rank's
-`Record` and of the file of ``ddpprof netbench``. `NcclChoices` is read from NCCL's own log.
+Link speeds are in bit/s; bandwidths of collectives, in other modules, are in bytes/s. `LinkFacts` is part of a rank's
+`Record` and of the files of ``ddpprof netbench``. `NcclChoices` is read from NCCL's log.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Interface:
 
     name: str
     bits_per_s: int | None
-    """speed, only of hardware: a virtual interface states one that means nothing"""
+    """link speed; ``None`` for a virtual interface, whose stated speed is meaningless"""
     is_hardware: bool
-    """whether it is a device, or a bond or VLAN of devices"""
+    """whether it is a network device, or a bond or VLAN of network devices"""
     has_address: bool = True
     """whether it has an IP address, so that sockets can use it"""
 
@@ -30,7 +30,7 @@ class InfinibandPort:
     """One active port of an RDMA device."""
 
     name: str
-    """as NCCL writes it: ``mlx5_0:1``"""
+    """name in NCCL's format: ``mlx5_0:1``"""
     bits_per_s: int
     is_infiniband: bool
     """``False`` for RoCE, whose link is Ethernet"""
@@ -41,11 +41,11 @@ class PcieLink:
     """The PCIe link of one accelerator."""
 
     device: int
-    """torch's index"""
+    """device index in PyTorch"""
     address: str
     """PCI address, such as ``0000:17:00.0``"""
     gt_per_s: float | None
-    """transfers per second and lane, now; an idle device may lower it"""
+    """current speed in GT/s per lane; an idle device may reduce it"""
     width: int | None
     """number of lanes in use"""
     most_gt_per_s: float | None = None
@@ -54,24 +54,23 @@ class PcieLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """The links of one rank's machine, and those that its process uses."""
+    """The links of one rank's machine, and which of them its process uses."""
 
     interface: str | None = None
-    """interface of the sockets to other machines; ``"lo"`` if all its sockets stay on this machine; ``None`` if unknown
-    """
+    """interface of the process's sockets to other machines; ``"lo"`` if all sockets are local; ``None`` if unknown"""
     interfaces: tuple[Interface, ...] = ()
     """all interfaces that are up, without the loopback interface"""
     infiniband: tuple[InfinibandPort, ...] = ()
     opened_infiniband: bool = False
     """whether the process has opened an RDMA device"""
     others_used: tuple[str, ...] = ()
-    """further interfaces of such sockets: NCCL may use several"""
+    """further interfaces of the process's sockets to other machines; NCCL may use several"""
     pcie: tuple[PcieLink, ...] = ()
-    """links of the accelerators that the process sees"""
+    """PCIe links of the accelerators visible to the process"""
     no_peer_access: tuple[tuple[int, int], ...] = ()
     """pairs of these accelerators that cannot access each other's memory"""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """environment variables that choose a path, such as ``NCCL_IB_DISABLE``"""
+    """environment variables that select links, such as ``NCCL_IB_DISABLE``"""
 
     def named(self, name: str | None) -> Interface | None:
         return next((one for one in self.interfaces if one.name == name), None)
@@ -84,33 +83,33 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class NcclChoices:
-    """What NCCL logged about one process. Counts are those of channels in one direction."""
+    """What NCCL logged in one process. Channels are counted in one direction."""
 
     version: str | None = None
     network: str | None = None
     """name of the network: ``"IB"``, ``"Socket"`` or that of a plugin"""
     interfaces: tuple[str, ...] = ()
-    """interfaces that its sockets may use"""
+    """network interfaces that NCCL may use for sockets"""
     infiniband: tuple[str, ...] = ()
-    """RDMA ports that it may use, such as ``mlx5_0:1``"""
+    """RDMA ports that NCCL may use, such as ``mlx5_0:1``"""
     transports: Mapping[str, int] = field(default_factory=dict)
-    """transport, such as ``"NET/Socket"``, ``"NET/IB/GDRDMA"``, ``"P2P/CUMEM"`` or ``"SHM"`` → number of channels"""
+    """number of channels per transport, such as ``"NET/Socket"``, ``"NET/IB/GDRDMA"``, ``"P2P/CUMEM"``, ``"SHM"``"""
     num_channels: int | None = None
-    """number of channels of a collective, of the largest communicator"""
+    """largest number of channels of any communicator"""
     algorithm: str | None = None
     """algorithm of the largest all-reduce, such as ``"RING"``"""
     protocol: str | None = None
-    """its protocol: ``"LL"``, ``"LL128"`` or ``"SIMPLE"``"""
+    """protocol of the largest all-reduce: ``"LL"``, ``"LL128"`` or ``"SIMPLE"``"""
     found_no_infiniband: bool = False
-    """whether it looked for RDMA devices and found none"""
+    """whether NCCL found no RDMA devices"""
     without_p2p: tuple[tuple[int, int], ...] = ()
-    """pairs of GPUs, by NVML's index, that are connected but have P2P disabled"""
+    """pairs of GPUs (NVML indices) between which P2P is disabled"""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """NCCL's variables in the environment"""
+    """NCCL environment variables"""
 
 
 def common_interfaces(ranks: Sequence[LinkFacts]) -> tuple[Interface, ...]:
-    """Return the interfaces, by name, that all ranks have, each with the lowest speed of any rank."""
+    """Return the interfaces that all ranks have, matched by name, each with its lowest speed on any rank."""
     found = []
     for one in ranks[0].interfaces if ranks else ():
         of_all = [rank.named(one.name) for rank in ranks]

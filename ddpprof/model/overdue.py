@@ -1,4 +1,4 @@
-"""What a rank reports about itself once something is wrong: its stack, its collectives, its error, and its wait."""
+"""What a rank reports about itself when a step is overdue: its stack, collectives, error, and reason for waiting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLLECTIVES_OF_ALL = frozenset(
         "scatter",
     }
 )
-"""functions of ``torch.distributed`` in which every rank of the group must take part"""
+"""functions of ``torch.distributed`` that every rank of the group must call"""
 _OF_SETUP = (
     "init_process_group",
     "destroy_process_group",
@@ -49,14 +49,14 @@ _OF_SETUP = (
 )
 _OF_PEERS = ("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv")
 _OF_DDP = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_buffers")
-"""functions in which DDP's constructor and its forward wait for other ranks"""
+"""functions in which the constructor and the forward pass of DDP wait for other ranks"""
 _COLLECTIVES = COLLECTIVES_OF_ALL | {*_OF_PEERS, *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/(?!checkpoint/)")
-"""files with collectives; torch's checkpoints have functions of the same names, in which a rank also writes its part"""
+"""source files of collectives, without ``torch.distributed.checkpoint``, which has functions of the same names"""
 WORK_WAIT = "work.wait"
-"""stands for a collective that was started with ``async_op=True``, or whose result is a future"""
+"""name used for a collective that was started with ``async_op=True`` or whose result is a future"""
 _OF_ASYNCHRONOUS = re.compile(r"/ddpprof/record/patches\.py$|/torch/futures/__init__\.py$")
-"""files in which a thread waits for what it started before: ddpprof wraps ``Work.wait``"""
+"""source files in which a thread waits for an asynchronous collective; ddpprof wraps ``Work.wait``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Frame:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether it is the user's own code, not a library's."""
+        """Whether the frame belongs to the user's own code, not to a library."""
         return _OF_LIBRARIES.search(self.file) is None
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Frame:
 
 
 def read_stack(text: str | None) -> tuple[Frame, ...]:
-    """Return the frames, innermost last; empty if the stack is unknown."""
+    """Parse a stack into frames, innermost last. Return no frames if the stack is unknown."""
     matches = (_FRAME.fullmatch(line) for line in (text or "").splitlines())
     return tuple(Frame(match[1], int(match[2]), match[3]) for match in matches if match)
 
@@ -91,17 +91,17 @@ def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
 
 
 def is_of_ddp(collective: str | None) -> bool:
-    """Return True if DDP itself calls the collective, not the script."""
+    """Return True if the collective is called by DDP, not by the script."""
     return collective in _OF_DDP
 
 
 def is_of_peers(collective: str | None) -> bool:
-    """Return True if only two ranks take part in it."""
+    """Return True if the operation is point-to-point."""
     return collective in _OF_PEERS
 
 
 def collective_of(stack: Sequence[Frame]) -> str | None:
-    """Return the name of the collective that the thread is in, given by the outermost of torch's functions."""
+    """Return the name of the collective that the thread is in, from the outermost matching frame, or ``None``."""
     inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
     found = next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)
     if found is None and any(one.function == "wait" and _OF_ASYNCHRONOUS.search(one.file) for one in stack):
@@ -110,14 +110,15 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[^\n]*most recent call first\):\n((?:  [^\n]*\n?)*)", re.MULTILINE)
-"""the stack of one thread, without its C stack, which Python 3.14 may write after it"""
+"""Python stack of one thread; Python 3.14 may write a C stack after it"""
 _OF_CRASH = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def stack_of_crash(text: str) -> tuple[Frame, ...]:
     """Return the stack of the main thread, innermost frame last, from the output of `faulthandler`.
 
-    Threads are listed from the newest to the oldest. A DataLoader worker forked from the rank writes to the same file.
+    Threads are listed from the newest to the oldest. Stacks of DataLoader workers are ignored; a worker forked from the
+    rank writes to the same file.
     """
     threads = _THREAD.findall(text)
     main_thread = threads[-1] if threads else ""
@@ -126,7 +127,7 @@ def stack_of_crash(text: str) -> tuple[Frame, ...]:
 
 
 class Wait(StrEnum):
-    """A reason why the kernel lets a training thread sleep."""
+    """The reason why a training thread sleeps, according to the kernel."""
 
     INPUT = "input"
     """it reads standard input"""
@@ -141,7 +142,7 @@ class Wait(StrEnum):
     """it waits for a child process to end"""
     SLEEP = "sleep"
     EVENTS = "events"
-    """it waits for one of several files, as in ``select``"""
+    """it waits for one of several file descriptors, as in ``select``"""
 
 
 class Call(Struct, frozen=True, array_like=True):
@@ -156,52 +157,52 @@ class Call(Struct, frozen=True, array_like=True):
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """The part of the call that is the same on all ranks."""
+        """The parts of the call that must be the same on all ranks."""
         return self.group, self.name, self.numel
 
 
 class KindOfCall(Struct, frozen=True, array_like=True):
-    """How often, and when, a rank has called one kind of collective in the steps that torch still has."""
+    """Calls of one kind of collective on a rank, in the steps that PyTorch's flight recorder still covers."""
 
     group: str
     name: str
     numel: int
     count: int
     last: tuple[int, ...]
-    """sequence numbers of the last two of them in their group"""
+    """sequence numbers, in their group, of the last two calls"""
 
     def is_due(self, sequence: int) -> bool:
-        """Return True if a call with this number is as far from the last one as the last one is from the one before.
+        """Return True if the next call is expected at this sequence number, given the distance of the last two calls.
 
-        If there was only one so far, any distance is accepted.
+        If there was only one call so far, any distance is accepted.
         """
         return len(self.last) < 2 or sequence - self.last[-1] == self.last[-1] - self.last[-2]
 
 
 class OverdueFacts(Struct, frozen=True):
-    """Facts that only the process itself knows."""
+    """Facts about a rank that only its own process can determine."""
 
     stack_crc: int = 0
-    """checksum of the thread's stack at that time: see `crc_of`"""
+    """checksum of the stack for which the facts were collected: see `crc_of`"""
     calls: tuple[Call, ...] = ()
-    """last collectives, oldest first, as far as torch knows them"""
+    """last collectives, oldest first, as far as PyTorch recorded them"""
     kinds: tuple[KindOfCall, ...] = ()
     error: str | None = None
     """exception that the training thread is handling, as ``Type: message``"""
     error_place: str | None = None
-    """line of the user's code that raised it"""
+    """line of the user's code that raised the exception"""
     wait: Wait | None = None
     learning_rate: float | None = None
     """learning rate of the optimizer's first parameter group"""
     peer: int | None = None
-    """rank that it sends to, or receives from, if it waits in that"""
+    """rank to which it sends or from which it receives, if it waits in a point-to-point operation"""
     thread: int | None = None
-    """the system's ID of the training thread; ``None`` if that is the main thread"""
+    """native ID of the training thread; ``None`` if it is the main thread"""
     saves_in_thread: bool = False
-    """whether another thread is within `torch.save`"""
+    """whether another thread is in `torch.save`"""
 
     def known(self, kind: tuple[str, str, int]) -> KindOfCall | None:
-        """Return what is known about earlier calls of this kind; ``None`` if there were none."""
+        """Return the earlier calls of this kind, or ``None`` if there were none."""
         return next((one for one in self.kinds if (one.group, one.name, one.numel) == kind), None)
 
 
@@ -210,7 +211,7 @@ def crc_of(stack: str) -> int:
 
 
 def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
-    """Return the facts as JSON. If they are too long, the oldest calls and the rarest kinds are left out."""
+    """Return the facts as JSON of at most `most_bytes`. If needed, the oldest calls and rarest kinds are left out."""
     for num_calls in (len(facts.calls), 100, 20, 0):
         shorter = msgspec.structs.replace(facts, calls=facts.calls[-num_calls:] if num_calls else ())
         for one in (shorter, msgspec.structs.replace(shorter, kinds=shorter.kinds[:20])):
@@ -221,7 +222,7 @@ def encode_facts(facts: OverdueFacts, most_bytes: int) -> bytes:
 
 
 def decode_facts(content: bytes) -> OverdueFacts | None:
-    """Return the facts up to the first null byte; ``None`` if there are none, or they are just being written."""
+    """Decode the facts up to the first null byte. Return ``None`` if there are none, or if they are being written."""
     try:
         return msgspec.json.decode(content.partition(b"\0")[0], type=OverdueFacts)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

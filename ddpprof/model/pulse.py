@@ -1,7 +1,7 @@
-"""A rank's pulse: its current activity, and a record of its steps. Only the recorder writes it; all others read it.
+"""The pulse of a rank: its current activity and the history of its steps. Only the recorder writes it.
 
-It has a state, and tables of the last steps, of summaries of all steps, and of the resources that the machine gave to
-the process. `pulse_layout` defines the layout of the file.
+A pulse has a state, and tables of the last steps, of summaries of all steps, and of samples of the machine resources
+used by the process. `pulse_layout` defines the layout of the file.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ class Activity(IntEnum, metaclass=InterruptibleEnum):
     """An activity of a rank's training thread."""
 
     OTHER = 0
-    """the script's own code, between all other activities"""
+    """the script's own code outside of all other activities"""
     DATA = 1
     """waiting for a batch"""
     FORWARD = 2
     BACKWARD = 3
-    """backward pass, including the waiting for its all-reduces"""
+    """backward pass, including the time that it waits for its all-reduces"""
     OPTIMIZER = 4
     SAVE = 5
     """``torch.save``"""
     EVALUATION = 6
-    """a forward without gradients"""
+    """a forward pass without gradients"""
 
 
 class StepFlag(IntFlag, metaclass=InterruptibleEnum):
-    """A reason why a step may take longer than others, without being a slow-down."""
+    """A reason why a single step may take longer, without being a slowdown."""
 
     RECORDED = 1
-    """ddpprof profiled the step, or recorded it in another way"""
+    """ddpprof recorded the step, with or without the profiler"""
     SAVED = 2
     """the step contains a ``torch.save``"""
     EVALUATED = 4
-    """the step contains an evaluation: forwards without gradients, or a pass over a ``DataLoader`` for one"""
+    """the step contains an evaluation: forward passes without gradients, or a pass over a validation ``DataLoader``"""
     BEGAN_EPOCH = 8
     """a pass over a ``DataLoader`` began in the step"""
     RAN_OUT = 16
@@ -57,24 +57,24 @@ class Ended(IntEnum, metaclass=InterruptibleEnum):
 
 
 class PulseIdentity(msgspec.Struct, frozen=True):
-    """The rank, and the process, to which a pulse belongs."""
+    """The rank and process to which a pulse belongs."""
 
     run_id: str
     rank: int
     world_size: int
     host: str
     machine_id: str
-    """ID that tells a reader whether the process is on the same machine, and in the same container"""
+    """identifies the machine and container, so that a reader knows whether it runs in the same ones"""
     pid: int
     created_ns: int
     shared: str
-    """path of the pulse in memory; while the rank lives, it is newer than the copy in the run directory"""
+    """path of the pulse in shared memory; while the rank runs, it is newer than the copy in the run directory"""
     kept: str
     """path of the copy in the run directory"""
     local_rank: int | None = None
     device: str | None = None
     first_step: int = 0
-    """number of the first step with a row"""
+    """number of the first step recorded in the table of steps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +84,20 @@ class PulseState:
     activity: int
     """an `Activity`"""
     since_ns: int
-    """beginning of the activity: the last event of the training thread"""
+    """start of the activity, which is the time of the last event of the training thread"""
     step: int
     """number of the current step, which is also the number of finished steps"""
     step_since_ns: int
     module: int
-    """index of the DDP module that launched the last bucket; this and the next two are only set in overdue steps"""
+    """index of the DDP module that launched the last bucket; like the next two fields, only set in overdue steps"""
     bucket: int
-    """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if torch does not provide it
+    """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if PyTorch does not report it
     """
     bucket_ns: int
     """launch time of that bucket"""
     num_steps: int
-    """number of finished steps that have, or had, a row; a row appears within a quarter of a second, or later if a disk
-    does not respond
+    """number of finished steps written to the table of steps, including overwritten ones; a step is written within a
+    quarter of a second, or later if a disk does not respond
     """
     num_summaries: int
     steps_per_summary: int
@@ -107,17 +107,18 @@ class PulseState:
     """an `Ended`"""
     ended_ns: int
     tick_ns: int
-    """last time that ddpprof's own thread ran; it runs every second unless the process cannot run"""
+    """last time that ddpprof's thread ran; it runs every second, unless the process cannot run"""
     stack_ns: int
-    """time at which the stack was written; `UNKNOWN` if the current step is not overdue"""
+    """time at which the stack was captured; `UNKNOWN` if the current step is not overdue"""
     num_passes: int
-    """number of synchronising backward passes that this rank has begun"""
+    """number of backward passes with gradient synchronization that this rank has begun"""
     flags: int
-    """`StepFlag` of the current step so far"""
+    """`StepFlag` values of the current step so far"""
     nonfinite_step: int
     """number of the first step in which the loss was NaN or infinite; `UNKNOWN` if there is none.
 
-    Only losses on CPU are read, because training would have to wait for an accelerator, and none in profiled steps.
+    Only losses on CPU are read, because reading one from an accelerator would make training wait. No losses are read in
+    profiled steps.
     """
     num_nonfinite: int
     """number of such steps so far"""
@@ -126,23 +127,23 @@ class PulseState:
     evaluates: int
     """1 if all DDP modules were in evaluation mode when the stack was written, else 0"""
     num_unpaired: int
-    """number of forwards that should have been followed by a backward pass but were not, beyond those that every step
-    has
+    """number of forward passes that were not followed by an expected backward pass, in excess of the number that occurs
+    in every step
     """
     unpaired_step: int
-    """number of the first step with such a forward, if there is one"""
+    """number of the first step with such a forward pass, if there is one"""
     exits: int
-    """1 if the process began to exit when training ended; 0 if it continues, as after a ``with`` block"""
+    """1 if the process began to exit when training ended; 0 if it continues, such as after a ``with`` block"""
 
     @property
     def last_ns(self) -> int:
-        """Return the time of the rank's last sign of life, ns since 1970."""
+        """Time of the rank's last known activity, in ns since 1970."""
         return max(self.since_ns, self.tick_ns, self.ended_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class PulseSteps:
-    """Columns of the last steps, shape (steps,), in order. Durations are in ns."""
+    """Table of the last steps, in order. Columns have shape (steps,); durations are in ns."""
 
     number: Int64Column
     start_ns: Int64Column
@@ -150,35 +151,35 @@ class PulseSteps:
     data_ns: Int64Column
     forward_ns: Int64Column
     backward_ns: Int64Column
-    """backward passes including their waiting, and waiting for buffers and for the script's collectives"""
+    """backward passes, including all waiting for other ranks: for gradients, buffers, and the script's collectives"""
     optimizer_ns: Int64Column
     save_ns: Int64Column
     evaluation_ns: Int64Column
     wait_ns: Int64Column
-    """waiting for other ranks: from a backward pass's last gradient to the end of the pass, in DDP's broadcast of
-    buffers, and in the script's collectives; `UNKNOWN` where gradient times were not read
+    """waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of buffers,
+    and in the script's collectives; `UNKNOWN` if gradient times were not read
     """
     first_gradient_ns: Int64Column
-    """from the beginning of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
+    """time from the start of the last backward pass to its first gradient; `UNKNOWN` if `wait_ns` is"""
     flags: Int64Column
-    """`StepFlag`"""
+    """`StepFlag` values"""
 
     @property
     def own_ns(self) -> Int64Column:
-        """Time that the rank needed by itself, ns: the step without its waiting for other ranks, where known."""
+        """Own time of the rank in ns: the step without the time that it waited for other ranks, if known."""
         return self.length_ns - np.maximum(self.wait_ns, 0)
 
     def with_all_waiting(self) -> PulseSteps:
-        """Return the steps with waiting estimated where it was not read. Unchanged if it was read in no step.
+        """Return the steps, with an estimate of `wait_ns` where it is unknown. If all are unknown, nothing is changed.
 
-        The estimate is the length of a step's backward passes minus the computing time of the other steps' backward
-        passes.
+        The estimate is the length of the step's backward passes minus the median computation time of the backward
+        passes in steps where it is known.
         """
         known = self.wait_ns != UNKNOWN
         if known.all() or not known.any():
             return self
         computing_ns = int(np.median((self.backward_ns - self.wait_ns)[known]))
-        computing_ns = max(0, min(computing_ns, int(self.length_ns.max())))  # a damaged file may hold any number
+        computing_ns = max(0, min(computing_ns, int(self.length_ns.max())))  # a damaged file may contain any number
         return replace(self, wait_ns=np.where(known, self.wait_ns, np.maximum(self.backward_ns - computing_ns, 0)))
 
     def __len__(self) -> int:
@@ -187,23 +188,23 @@ class PulseSteps:
 
 @dataclass(frozen=True, slots=True)
 class PulseSummaries:
-    """Columns of summaries, shape (summaries,), in step order. Durations are in ns per step."""
+    """Table of summaries, in step order. Columns have shape (summaries,); durations are in ns per step."""
 
     first_step: Int64Column
     num_steps: Int64Column
     start_ns: Int64Column
     end_ns: Int64Column
     median_ns: Int64Column
-    """median length of the steps without a `StepFlag`, or of all steps if every step has one"""
+    """median duration of the steps without a `StepFlag`, or of all steps if every step has one"""
     longest_ns: Int64Column
     data_ns: Int64Column
-    """mean over the steps, as in the columns below"""
+    """mean over the steps, like the following durations"""
     forward_ns: Int64Column
     backward_ns: Int64Column
     optimizer_ns: Int64Column
     wait_ns: Int64Column
     memory_bytes: Int64Column
-    """memory of the process at the last sample"""
+    """resident memory of the process at the last sample"""
     num_flagged: Int64Column
     """number of steps with a `StepFlag`"""
 
@@ -213,19 +214,19 @@ class PulseSummaries:
 
 @dataclass(frozen=True, slots=True)
 class PulseSamples:
-    """Columns of samples, shape (samples,), in order. Totals count from the start of the process or machine."""
+    """Table of samples, in order. Columns have shape (samples,). Totals count from the start of process or machine."""
 
     at_ns: Int64Column
     memory_bytes: Int64Column
     """resident memory of the process"""
     throttled_ns: Int64Column
-    """time for which the CPU limit of the control group kept its processes from running"""
+    """total time for which the control group was throttled by its CPU limit"""
     queued_ns: Int64Column
-    """total time for which threads of the process were runnable but not running"""
+    """total time that threads of the process spent waiting for a CPU core"""
     major_faults: Int64Column
-    """number of page faults that had to be read from a disk"""
+    """number of page faults that required reading from a disk"""
     core_khz: Int64Column
-    """mean clock rate of the cores"""
+    """mean clock rate of the CPU cores, in kHz"""
     cpu_ns: Int64Column
     """CPU time of the training thread"""
 
@@ -245,7 +246,7 @@ class Pulse:
 
 
 def joined(one: PulseSummaries) -> PulseSummaries:
-    """Return half as many summaries, by merging each pair of neighbours. The number of summaries must be even."""
+    """Merge each pair of adjacent summaries into one. The number of summaries must be even."""
     first, second = (rows_of(one, slice(start, None, 2)) for start in (0, 1))
     num_steps = first.num_steps + second.num_steps
 
@@ -268,7 +269,7 @@ def joined(one: PulseSummaries) -> PulseSummaries:
 
 
 def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
-    """Return the row of `PulseSummaries` for one or more steps."""
+    """Return the row of `PulseSummaries` that summarizes these steps; at least one is needed."""
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) else steps.length_ns
     waits = steps.with_all_waiting().wait_ns
@@ -287,9 +288,9 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
 
 
 def usual_ns(steps: PulseSteps, fewest: int = 1) -> int | None:
-    """Return the median length of steps in which nothing special happened, or of all steps if those are too few.
+    """Return the median length of the steps without a `StepFlag`, or of all steps if there are too few without.
 
-    `fewest`: minimum number of steps for a median; ``None`` if there are fewer.
+    `fewest`: minimum number of steps for a median. Returns ``None`` if there are fewer steps in all.
     """
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) >= fewest else steps.length_ns
@@ -302,12 +303,12 @@ OVERDUE_TIMES = 10
 
 
 def overdue_after_s(usual_s: float) -> float:
-    """Return how many seconds a step may take before it is overdue, given its usual length."""
+    """Return the number of seconds after which a step is overdue, given its usual length."""
     return max(OVERDUE_S, OVERDUE_TIMES * usual_s)
 
 
 def activity_word(number: int) -> str | None:
-    """Return a word for the activity; ``None`` for a number without meaning."""
+    """Return the name of the activity in lower case, or ``None`` for an unknown number."""
     return _ACTIVITY_WORDS.get(number)
 
 

@@ -1,14 +1,14 @@
-"""The layout of the file with a rank's pulse, defined only here. The file has a fixed size, and consists of
+"""The layout of a pulse file. The file has a fixed size and consists of
 
-    head        the rank's identity, and the version of the format
-    state       its current activity
-    stack       stack of its training thread as text, if a step takes far too long
-    facts       further facts from the process in that case, as JSON: see `OverdueFacts`
-    steps       a row for each of the last steps, in a ring
-    summaries   a row for 100 steps, later for 200, 400, …, from the first step on
-    samples     a row every second with the resources that the process gets from the machine, in a ring
+    head        identity of the rank, and the version of the format
+    state       current activity of the rank
+    stack       stack of the training thread as text, if a step is overdue
+    facts       further facts from the process if a step is overdue, as JSON: see `OverdueFacts`
+    steps       one row for each of the last steps, in a ring buffer
+    summaries   one row per 100 steps, later per 200, 400, …, starting at the first step
+    samples     one row per second with the machine resources used by the process, in a ring buffer
 
-All numbers are signed 64-bit integers in little-endian order; `UNKNOWN` stands for unknown values.
+All numbers are signed 64-bit little-endian integers; `UNKNOWN` stands for unknown values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _row(columns: type[Any]) -> struct.Struct:
 
 
 class Ring(NamedTuple):
-    """A table of the file in which new rows replace the oldest ones."""
+    """A ring buffer in the file, in which new rows replace the oldest ones."""
 
     at: int
     """offset of its first row in the file"""
@@ -56,7 +56,7 @@ class Ring(NamedTuple):
         return self.at + number % self.num_places * self.row.size
 
     def spans(self, first: int, until: int) -> list[tuple[int, int]]:
-        """Return the byte ranges of the rows from `first` up to (not including) `until` that are still stored."""
+        """Return the byte ranges of the rows `first` to `until - 1`, as far as they are still stored."""
         first = max(first, until - self.num_places)
         if first >= until:
             return []
@@ -87,16 +87,16 @@ def state_word(name: str) -> int:
 
 
 def write_state(words: memoryview[int], name: str, value: int) -> None:
-    """Set a field of `PulseState` in the words of a pulse."""
+    """Set a field of `PulseState` in a pulse that is mapped as 8-byte words."""
     words[state_word(name)] = value
 
 
 class NotAPulseError(ValueError):
-    """The bytes are not a pulse, or a pulse in another format."""
+    """The bytes are not a pulse, or have an unsupported format."""
 
 
 def encode_head(identity: PulseIdentity) -> bytes:
-    """Return the first bytes of the file. Raises `ValueError` if they do not fit."""
+    """Return the head of the file. Raises `ValueError` if it does not fit."""
     content = msgspec.json.encode(identity)
     if len(content) > HEAD_BYTES - HEAD.size:
         raise ValueError("the names of the run are too long for a pulse file")
@@ -104,7 +104,7 @@ def encode_head(identity: PulseIdentity) -> bytes:
 
 
 def decode_identity(head: bytes) -> PulseIdentity:
-    """Return the identity that these first `HEAD_BYTES` bytes of a pulse contain. Raises `NotAPulseError`."""
+    """Decode the identity from the first `HEAD_BYTES` bytes of a pulse. Raises `NotAPulseError`."""
     if len(head) < HEAD_BYTES:
         raise NotAPulseError("it is truncated")
     magic, number, num_bytes = HEAD.unpack_from(head)
@@ -119,20 +119,20 @@ def decode_identity(head: bytes) -> PulseIdentity:
 
 
 def decode_state(content: bytes) -> PulseState:
-    """Return the state from its `STATE.size` bytes. Raises `NotAPulseError`."""
+    """Decode the state from at least `STATE.size` bytes. Raises `NotAPulseError`."""
     if len(content) < STATE.size:
         raise NotAPulseError("it is truncated")
     return PulseState(*STATE.unpack_from(content))
 
 
 def decode_rows(columns: type[_Columns], content: bytes) -> _Columns:
-    """Return the columns of complete, consecutive rows."""
+    """Decode consecutive, complete rows into columns."""
     table = np.frombuffer(content, dtype="<i8").reshape(-1, len(fields(columns)))
     return columns(*(np.ascontiguousarray(column) for column in table.T))
 
 
 def decode(content: bytes) -> Pulse:
-    """Return the pulse in a file, without rows that are being written. Raises `NotAPulseError`."""
+    """Decode the content of a pulse file, without rows that are being written. Raises `NotAPulseError`."""
     if len(content) < NUM_BYTES:
         raise NotAPulseError("it is truncated")
     identity = decode_identity(content[:HEAD_BYTES])
@@ -148,14 +148,14 @@ def decode(content: bytes) -> Pulse:
 
 
 def decode_stack(state: PulseState, content: bytes) -> str | None:
-    """Return the stack of a rank whose step is overdue; ``None`` for any other."""
+    """Return the stack if the rank's step is overdue, otherwise ``None``."""
     if state.stack_ns == UNKNOWN:
         return None
     return content.partition(b"\0")[0].decode(errors="replace") or None
 
 
 def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> PulseSteps:
-    """Return the rows of the ring in step order, without rows of unexpected steps."""
+    """Return the rows of the ring buffer in step order, without rows that contain other steps."""
     first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
     numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
     steps = rows_of(ring, numbers % NUM_STEPS_KEPT)
@@ -174,18 +174,18 @@ def _samples(content: bytes, state: PulseState) -> PulseSamples:
 
 
 def pack(row: Any) -> bytes:
-    """Return a state, or one row given as a dataclass of integers, as bytes of the file."""
+    """Encode a state or row, given as a dataclass of integers."""
     return struct.pack(f"<{len(fields(row))}q", *(getattr(row, field.name) for field in fields(row)))
 
 
 def encode_rows(columns: PulseSteps | PulseSummaries | PulseSamples) -> bytes:
-    """Return rows as consecutive bytes of the file."""
+    """Encode the rows of a table."""
     table = np.column_stack([getattr(columns, field.name) for field in fields(columns)])
     return table.astype("<i8").tobytes()
 
 
 def empty_state() -> PulseState:
-    """Return the state of a pulse that has just begun."""
+    """Return the state of a new pulse."""
     values: dict[str, int] = dict.fromkeys((field.name for field in fields(PulseState)), 0)
     absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns", "nonfinite_step", "finite_step"), UNKNOWN)
     return PulseState(**{**values, **absent, "steps_per_summary": STEPS_PER_SUMMARY})

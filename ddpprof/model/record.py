@@ -1,10 +1,9 @@
-"""The record of one rank: written by the recorder, read by the loader and used by measures. These structs are its
-layout.
+"""The record of one rank, written by the recorder and read by the loader. These structs define the file format.
 
     rank-N.facts.json     `Record` without its steps, and the version of the format
     rank-N.steps.jsonl    one `RecordedStep` per line
 
-Structs that occur in large numbers are stored as arrays, with their fields in the order of definition.
+Structs that occur often are stored as arrays, with their fields in the order of definition.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ class StepMode(StrEnum):
     WARMUP = "warmup"
     PROFILED = "profiled"
     BASELINE = "baseline"
-    """profiled, without gradient communication"""
+    """like `PROFILED`, but without gradient communication"""
     ALONE = "alone"
-    """like `LIGHT`, without gradient communication"""
+    """like `LIGHT`, but without gradient communication"""
     WITHOUT_DDP = "without_ddp"
-    """like `OFF`, with DDP only calling its module"""
+    """like `OFF`, but DDP only calls its module"""
     CUT = "cut"
-    """a profiled step that took too long, so that only its beginning is profiled"""
+    """a profiled step that took too long, so that only its first part is in the trace"""
     DONE = "done"
 
 
 DETAILED_MODES = (StepMode.LIGHT, StepMode.PROFILED, StepMode.BASELINE, StepMode.ALONE)
-"""modes that record the inside of a step; for other steps, only the length is known"""
+"""modes that record the parts of a step; in other modes, at most its duration is recorded"""
 
 
 TORCH_TIMES = (
@@ -50,17 +49,17 @@ TORCH_TIMES = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-"""names of the times that DDP measures in an iteration, in ``_get_ddp_logging_data()``"""
+"""names, in ``_get_ddp_logging_data()``, of the times that DDP measures in an iteration"""
 
 
 class Forward(Struct, frozen=True, array_like=True):
-    """One call of ``DistributedDataParallel.forward``. Times are ns since 1970, by the host's clock."""
+    """One call of ``DistributedDataParallel.forward``. Times are in ns since 1970, by the host's clock."""
 
     module: Int64
     """index into ``Record.modules``"""
     start_ns: Int64
     inner_start_ns: Int64
-    """end of DDP's own work before the module's forward"""
+    """end of DDP's own work before the forward pass of the module"""
     inner_end_ns: Int64
     end_ns: Int64
     buffer_sync_ns: Int64
@@ -72,7 +71,7 @@ class Forward(Struct, frozen=True, array_like=True):
 
 
 class BucketTimes(Struct, frozen=True, array_like=True):
-    """One bucket in one backward pass, by the host's clock since 1970."""
+    """One bucket in one backward pass. Times are in ns since 1970, by the host's clock."""
 
     index: Int64
     launched_ns: Int64 | None
@@ -80,20 +79,20 @@ class BucketTimes(Struct, frozen=True, array_like=True):
 
 
 class BackwardPass(Struct, frozen=True, array_like=True):
-    """One synchronised backward pass through one DDP module, by the host's clock since 1970."""
+    """One backward pass through one DDP module, with gradient synchronization. Times are in ns since 1970."""
 
     module: Int64
     """index into ``Record.modules``"""
     origin_ns: Int64
-    """end of the module's last forward before it"""
+    """end of the module's last forward pass before the backward pass"""
     ready_ns: tuple[Int64 | None, ...]
-    """time at which each parameter's gradient was accumulated, in the reducer's order; ``None`` if it was not"""
+    """time at which each gradient was accumulated, in the reducer's parameter order; ``None`` if it was not"""
     buckets: tuple[BucketTimes, ...] = ()
-    """buckets that were timed"""
+    """buckets with recorded times"""
     adds_up: bool = False
-    """True if the module already had gradients when it began"""
+    """True if the module already had gradients when the pass began (gradient accumulation)"""
     call: Int64 = 0
-    """number of the call of ``backward`` in the step; a call may go through several modules. 0 if unknown"""
+    """number of the ``backward()`` call in the step, which may go through several modules; 0 if unknown"""
 
     @property
     def last_ready_ns(self) -> int | None:
@@ -106,30 +105,30 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
 
     index: Int64
     allocated_bytes: Int64
-    """bytes in tensors"""
+    """bytes allocated for tensors"""
     peak_bytes: Int64
-    """peak bytes in tensors since the process began"""
+    """peak of the bytes allocated for tensors since the process began"""
     reserved_bytes: Int64
-    """bytes held by torch's allocator, in tensors or in its cache"""
+    """bytes reserved by PyTorch's caching allocator"""
     is_own: bool = True
-    """True if the process trains on it; otherwise it only holds memory or a context there"""
+    """True if the process trains on it; otherwise it only has memory or a context there"""
     uuid: str | None = None
-    """identifier that is the same in all processes, whatever index they use for it"""
+    """identifier of the device, which is the same in all processes, unlike the index"""
     total_bytes: Int64 | None = None
 
 
 class Memory(Struct, frozen=True):
-    """One process's memory at the end of a step, in bytes."""
+    """Memory of one process at the end of a step, in bytes."""
 
     rss_bytes: Int64 | None = field(name="rss", default=None)
-    """process memory resident in the host's RAM, bytes"""
+    """resident memory of the process on the host, in bytes"""
     peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
     devices: tuple[DeviceMemory, ...] = ()
-    """devices on which it trains"""
+    """devices on which the process trains"""
 
 
 class RpcCall(Struct, frozen=True, array_like=True):
-    """One call through ``torch.distributed.rpc``, by the host's clock since 1970. Bytes are those of its tensors."""
+    """One call through ``torch.distributed.rpc``. Times are in ns since 1970; only the bytes of tensors are counted."""
 
     callee: str
     function: str
@@ -137,13 +136,13 @@ class RpcCall(Struct, frozen=True, array_like=True):
     """``"sync"`` or ``"async"``"""
     start_ns: Int64
     end_ns: Int64 | None
-    """``None`` if it was not answered within the step"""
+    """``None`` if no reply arrived within the step"""
     request_bytes: Int64
     reply_bytes: Int64 | None
 
 
 class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step as seen by the light recorder. Times are nanoseconds since 1970."""
+    """One step as recorded by the light recorder. Times are in ns since 1970."""
 
     number: Int64
     mode: StepMode
@@ -152,36 +151,36 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """time that the training thread waited for its DataLoader"""
     forwards: tuple[Forward, ...] = ()
     began_evaluation: bool = False
-    """whether a pass over a DataLoader began in it without gradients, or with all DDP modules in evaluation mode"""
+    """whether a pass over a DataLoader began in the step, without gradients or with all DDP modules in eval mode"""
     optimizers: tuple[tuple[Int64, Int64], ...] = ()
-    """start and end of each ``Optimizer.step``; with a closure, of the parts before, between and after its calls"""
+    """start and end of each ``Optimizer.step``; with a closure, of the parts outside of the calls of the closure"""
     passes: tuple[BackwardPass, ...] = ()
-    """synchronised passes, in ascending order of origin; a module may have several in a step"""
+    """backward passes with gradient synchronization, by `origin_ns`; a module may have several in a step"""
     torch_stats: Mapping[Int64, Mapping[str, Int64]] = field(default_factory=dict)
-    """times per module from torch's ``_get_ddp_logging_data()``, of the iteration *before* the last one of this step"""
+    """times per module from ``_get_ddp_logging_data()``, for the iteration *before* the last one of this step"""
     memory: Memory | None = None
     rpc: tuple[RpcCall, ...] = ()
     rpc_left_out: Int64 = 0
-    """number of calls beyond those kept per step"""
+    """number of RPC calls beyond the maximum recorded per step"""
     random_states: Mapping[str, Int64] = field(default_factory=dict)
-    """digests of the states of torch's random number generators when the step began, by device type; without that of
-    the CPU if a DataLoader has just drawn from it at the beginning of a pass
+    """digests of the states of PyTorch's random number generators at the start of the step, by device type; without the
+    CPU generator if a DataLoader has just drawn from it at the start of a pass
     """
     end_ns: Int64
-    """the last field, because it is set after the rest is encoded"""
+    """must be the last field, because it is set after the others have been encoded"""
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether the training ran an evaluation in the step, through DDP or without it."""
+        """Whether the script ran an evaluation in the step, through DDP or without it."""
         return self.began_evaluation or not all(one.has_gradients for one in self.forwards)
 
 
 class DataParallelModule(Struct, frozen=True):
-    """One ``nn.DataParallel`` instance of a process that trains without DDP."""
+    """One ``nn.DataParallel`` instance in a process without DDP."""
 
     name: str
     device_ids: tuple[Int64, ...]
-    """device indices; empty without an accelerator, in which case it only calls its module"""
+    """device indices; empty without an accelerator, where ``DataParallel`` only calls its module"""
     num_parameters: Int64
     parameter_bytes: Int64
 
@@ -190,60 +189,62 @@ class Batch(NamedTuple):
     """One batch from a DataLoader."""
 
     iteration: Int64
-    """number of the pass over the loader, from 1"""
+    """number of the pass over the loader, starting at 1"""
     place: Int64
-    """position in the pass, from 1"""
+    """position in the pass, starting at 1"""
     samples: tuple[int, ...]
-    """digests of the first samples; equal digests mean that the samples, as far as they were read, are equal"""
+    """digests of the first samples; samples with equal digests are equal, as far as they were read"""
 
 
 class Loader(Struct, frozen=True):
     """One DataLoader from which batches were fetched."""
 
     sampler: str
-    """class of the sampler, which draws the indices"""
+    """class of the sampler"""
     dataset_size: Int64 | None
     batch_size: Int64 | None
     num_workers: Int64
     num_iterations: Int64
-    """number of passes that began"""
+    """number of passes begun"""
     epochs_set: tuple[Int64, ...] | None
-    """a DistributedSampler's epoch in each completed pass and in the last one; ``None`` for other samplers"""
+    """epoch of the ``DistributedSampler`` in each pass; ``None`` for other samplers"""
     shuffles: bool
     set_epoch_called: bool = False
     num_batches: Int64 | None = None
-    """number of fetched batches; ``None`` in records of an older ddpprof, as for the fields below"""
+    """number of fetched batches; like the following fields, ``None`` in records of older versions of ddpprof"""
     num_fed: Int64 | None = None
-    """number of batches followed by a DDP forward with gradients before this loader's next batch"""
+    """number of batches that were followed by a DDP forward pass with gradients before this loader's next batch"""
     num_passed_on: Int64 | None = None
-    """number of recorded forwards with gradients whose largest input has the size of a tensor of a recent batch"""
+    """number of recorded forward passes with gradients whose largest input has the same size as a tensor of a recent
+    batch
+    """
     waited_ns: Int64 | None = None
-    """time that the training thread waited for it in the recorded steps, ns"""
+    """time that the training thread waited for this loader in the recorded steps"""
     persistent_workers: bool = False
     batches: tuple[Batch, ...] = ()
-    """batches in the recorded steps whose samples could be read"""
+    """batches of the recorded steps whose samples could be read"""
     batches_per_pass: Int64 | None = None
-    """``len(loader)``; ``None`` for an `IterableDataset`, whose length torch only guesses"""
+    """``len(loader)``; ``None`` for an ``IterableDataset``, whose length PyTorch can only estimate"""
     worker_seeds: tuple[int, ...] = ()
-    """digests of the seeds that the workers got in its first passes, if torch or the loader's own code draws them"""
+    """digests of the worker seeds in the first passes, if they are drawn by PyTorch or by the loader"""
     draws_in_workers: bool = False
-    """True if its dataset draws random numbers in the workers, as far as its code shows"""
+    """True if the code of the dataset draws random numbers in the workers"""
     has_generator: bool = False
-    """True if the script gave it its own generator"""
+    """True if the script passed a ``generator``"""
 
     @property
     def is_iterable(self) -> bool:
-        """Whether its dataset is an ``IterableDataset``, for which torch uses a placeholder sampler."""
+        """Whether the dataset is an ``IterableDataset``, for which PyTorch uses a placeholder sampler."""
         return self.sampler == "_InfiniteConstantSampler"
 
     @property
     def feeds_training(self) -> bool:
-        """Whether its batches are trained on. No forward with gradients follows those of an evaluation."""
+        """Whether its batches are used for training: a forward pass with gradients follows at least half of them."""
         return bool(self.num_fed) and 2 * (self.num_fed or 0) >= (self.num_batches or 0)
 
 
 class Replica(Struct, frozen=True):
-    """Some values of one rank's copy of a model, at the same positions on every rank."""
+    """Samples of the parameters on one rank, at positions that are the same on every rank."""
 
     module: Int64
     """index into ``Record.modules``"""
@@ -252,23 +253,23 @@ class Replica(Struct, frozen=True):
     before: tuple[float, ...]
     after: tuple[float, ...]
     resolution: float
-    """machine epsilon of the coarsest type among them"""
+    """largest machine epsilon of the sampled data types"""
     num_unreduced_passes: Int64
-    """number of recorded backward passes without a preceding forward, so that their gradients stay on this rank"""
+    """number of recorded backward passes whose gradients were not reduced, because no DDP forward pass preceded them"""
 
 
 class UnaveragedParameters(Struct, frozen=True):
-    """Parameters trained by one rank although no DDP module that the script calls averages their gradients."""
+    """Parameters that a rank trains although DDP does not average their gradients."""
 
     module: str
-    """class of the DDP module that has them, or else of the outermost module that has them"""
+    """class of the DDP module that contains them or, without one, of the outermost module that contains them"""
     names: tuple[str, ...]
     is_wrapped: bool
-    """True if they belong to a DDP module whose forward the script never calls"""
+    """True if they belong to a DDP module whose ``forward`` the script never calls"""
     replica: Replica
-    """some of their values; `module` in it is the index among the unaveraged parameters of this rank"""
+    """samples of their values; its `module` is an index into ``Record.unaveraged``"""
     shapes: tuple[tuple[Int64, ...], ...] = ()
-    """shapes of all checked parameters of the module"""
+    """shapes of all parameters of the module that were checked"""
 
 
 class OptimizerFacts(Struct, frozen=True):
@@ -279,56 +280,56 @@ class OptimizerFacts(Struct, frozen=True):
     state_bytes: Int64
     """bytes of the tensors in its state, such as Adam's two moments"""
     is_sharded: bool = False
-    """True if it keeps the state of some parameters only, as ``ZeroRedundancyOptimizer`` does"""
+    """True if it keeps the state of only some parameters, as ``ZeroRedundancyOptimizer`` does"""
     is_fused: bool | None = None
-    """value of its argument ``fused``; ``None`` if it was not given or does not exist"""
+    """value of the argument ``fused``; ``None`` if it was not given or does not exist"""
     could_be_fused: bool = False
-    """True if it has a fused implementation for all its parameters where they are"""
+    """True if there is a fused implementation for all its parameters on their devices"""
 
 
 class HostRead(Struct, frozen=True):
-    """One line of the script at which the host waits for the accelerator, in profiled steps."""
+    """One line of the script at which the host waits for the accelerator in profiled steps."""
 
     written: str
-    """what is called there, such as ``item()``"""
+    """called function, such as ``item()``"""
     place: str
     """line of the user's code, as ``file:line in function``"""
     num_calls: Int64
     waited_ns: Int64
     """total time that the calls took"""
     num_steps: Int64
-    """number of profiled steps in which calls were noted"""
+    """number of profiled steps in which calls were recorded"""
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):
-    """A collective that the script calls on some of the ranks only, so that the job hangs there."""
+    """A collective that the script calls on only some of the ranks, so that the job hangs."""
 
     name: str
     place: str
     """line of the script, as ``file:line in function``"""
     condition: str
-    """source of the condition within which it is called, such as ``"rank == 0"``"""
+    """source code of the condition for the call, such as ``"rank == 0"``"""
 
 
 class UnusualCollective(Struct, frozen=True):
-    """A collective that a rank called more often in its last step than in the steps before.
+    """A collective that a rank called more often in its last step than in earlier steps.
 
-    Only collectives count whose sender does not wait for the others, so that the rank continued.
+    Only collectives that return without waiting for the other ranks are considered, because the rank continued.
     """
 
     name: str
     num_values: int
     place: str | None
-    """line of the user's code that called it, as ``file:line in function``"""
+    """line of the user's code that called it, in the form ``file:line in function``"""
 
 
 def error_in(ended: str | None) -> str | None:
-    """Return the error with which a rank ended, as ``"failed: …"``; ``None`` if it did not end with an error."""
+    """Return the error that ended a rank, in the form ``"failed: …"``, or ``None`` if no error ended it."""
     return ended if ended is not None and ended.startswith("failed") else None
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """Everything recorded about one rank, except steps that were skipped or only warmed up the profiler."""
+    """Everything recorded about one rank. Skipped steps and warm-up steps of the profiler are not included."""
 
     rank: Int64
     world_size: Int64
@@ -343,87 +344,85 @@ class Record(Struct, frozen=True, kw_only=True):
     checkpoints: tuple[str, ...] = ()
     """absolute paths written by ``torch.save``"""
     steps: tuple[RecordedStep, ...] = ()
-    """steps, from their own file"""
+    """recorded steps, which are stored in their own file"""
     profiler_pause_ns: Int64 | None = None
-    """time that training paused to start the profiler and write the trace, ns"""
+    """time for which training was paused to start the profiler and to write the trace"""
     ended: str | None = None
     """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not record it"""
     ended_unix_ns: Int64 | None = None
     num_steps: Int64 | None = None
-    """number of steps finished when the rank ended, or at its last sign of life"""
+    """number of finished steps when the rank ended or, if unknown, at its last known activity"""
     last_step_unix_ns: Int64 | None = None
-    """end of the last of these steps, only for a rank that did not record how it ended"""
+    """end of the last of these steps; only set if the rank did not record how it ended"""
     group_size: Int64 | None = None
     """number of ranks that average their gradients together"""
     group_ranks: tuple[Int64, ...] | None = None
-    """ranks that average their gradients with this one; ``None`` if they are all ranks of the job, or unknown"""
+    """ranks that average their gradients with this rank; ``None`` if these are all ranks of the job, or unknown"""
     framework: str | None = None
-    """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
     """True if torch.compile compiled anything in the process"""
     compilation: Compilation | None = None
-    """how its first DDP module is compiled; ``None`` if torch.compile does not compile it, or if unknown"""
+    """how torch.compile is applied to the first DDP module; ``None`` if it is not applied, or if unknown"""
     num_cores: Int64 | None = None
     """number of cores that the process may use"""
     num_threads: Int64 | None = None
     """``torch.get_num_threads()``"""
     data_parallel: tuple[DataParallelModule, ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
-    """devices where the process held memory or a context when the record was last written"""
+    """devices on which the process had memory or a context when the record was last written"""
     replicas: tuple[Replica, ...] = ()
-    """values of modules whose parameters could be read, if the recording was completed"""
+    """samples of the parameters of modules that could be read, if the recording was completed"""
     run_id: str | None = None
     """identifier shared by all ranks of a job"""
     profiles: bool = True
-    """True if the rank was meant to be profiled; in a large job, not all are"""
+    """True if the rank was selected for profiling; in a large job, not all ranks are"""
     no_trace: str | None = None
-    """why it has no trace, or an incomplete one"""
+    """why there is no trace, or only an incomplete one"""
     timeout_s: float | None = None
     """timeout of the process group's collectives"""
     joins: bool = False
-    """True if DDP trains within ``join()``, which lets ranks have different numbers of batches"""
+    """True if training runs within ``DistributedDataParallel.join()``, which allows uneven numbers of batches"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
-    """collectives that the training script calls on some ranks only; only unambiguous cases"""
+    """collectives that the training script calls on only some ranks; only unambiguous cases are included"""
     unfrozen: tuple[str, ...] = ()
-    """parameters that DDP does not average because they were frozen when it was constructed, and that have been trained
-    since
-    """
+    """names of parameters that are trained but not averaged by DDP, because they were frozen when it was constructed"""
     ended_place: str | None = None
-    """line of the user's code where an error ended the rank, as ``file:line in function``"""
+    """line of the user's code at which an error ended the rank, in the form ``file:line in function``"""
     ended_in: str | None = None
-    """collective of torch in which that error was raised"""
+    """``torch.distributed`` collective in which that error was raised"""
     ended_parameters: tuple[Int64, ...] = ()
-    """parameters that DDP's error names, as indices in the reducer's order"""
+    """indices, in the reducer's order, of the parameters listed in DDP's error message"""
     ended_in_checkpoint: bool = False
-    """True if that error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
+    """True if the error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
     was_aborted_by_library: bool = False
-    """True if a thread that runs no Python code, such as one of gloo's, aborted the process"""
+    """True if a non-Python thread, such as one of gloo, aborted the process"""
     unusual_collective: UnusualCollective | None = None
-    """collective that only the last step of a failed rank had, if any"""
+    """collective that a failed rank called only in its last step, if any"""
     unaveraged: tuple[UnaveragedParameters, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
-    """where the training thread waited for its accelerator in profiled steps, longest waits first"""
+    """lines at which the training thread waited for the accelerator in profiled steps, longest waits first"""
     optimizers: tuple[OptimizerFacts, ...] | None = None
-    """optimizers that have taken steps; ``None`` in records of an older ddpprof"""
+    """optimizers that have taken steps; ``None`` in records of older versions of ddpprof"""
     core_list: str | None = None
     """numbers of the cores that the process may use, separated by commas"""
     cpu_quota: float | None = None
-    """total number of cores whose time its control group may use; ``None`` if there is no such limit"""
+    """CPU limit of the control group, as a number of cores; ``None`` if there is no limit"""
     links: LinkFacts | None = None
-    """links of its machine to other ranks; ``None`` in records of an older ddpprof"""
+    """links of the machine; ``None`` in records of older versions of ddpprof"""
 
     def parameters_in_error(self, modules: Sequence[DdpModule]) -> tuple[str, ...]:
-        """Return the names of the parameters in DDP's error; none if it may be about any of several modules."""
+        """Return the names of the parameters in DDP's error message, or none if there are several modules."""
         if len(modules) != 1 or not all(0 <= index < len(modules[0].parameters) for index in self.ended_parameters):
             return ()
         return tuple(modules[0].parameters[index].name for index in self.ended_parameters)
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:
-        """Recorded steps, without those that only serve for comparison."""
+        """Recorded steps, without those recorded only for comparison."""
         return tuple(step for step in self.steps_to_replay if step.mode is not StepMode.ALONE)
 
     @property
     def steps_to_replay(self) -> tuple[RecordedStep, ...]:
-        """Training steps, and the steps that measure how long computation takes on its own."""
+        """Training steps, and the steps that measure computation without communication (`StepMode.ALONE`)."""
         return tuple(step for step in self.steps if step.mode not in (StepMode.BASELINE, StepMode.CUT))

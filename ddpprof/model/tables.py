@@ -1,11 +1,11 @@
-"""The tables of one rank's trace, as read-only numpy columns of int64 nanoseconds.
+"""The tables of one rank's trace, as read-only NumPy columns. Times are in int64 nanoseconds.
 
 All spans are half-open: ``start_ns <= t < end_ns``. Times are on the trace file's own clock; add ``Trace.epoch_ns`` to
-get nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into
-``Trace.steps``, or ``NO_STEP``. On an accelerator, it is the step whose host span contains the row's *launch*; on CPU,
-the step that contains its start.
+get nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. The ``step`` of a row is an index into
+``Trace.steps``, or ``NO_STEP``. On an accelerator, it is the step during which the host *launched* the row; on CPU, the
+step that contains the start of the row.
 
-`PluginView` is what TensorBoard's profiler plugin (torch-tb-profiler) shows of a rank, equal to the data of the report.
+`PluginView` has the steps and collectives that TensorBoard's profiler plugin (torch-tb-profiler) should show.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class InterruptibleEnum(EnumType):
     """Metaclass of an enumeration that runs no Python code when NumPy looks up ``__array_ufunc__`` on its members.
 
-    Before Python 3.12, `EnumType` has a ``__getattr__`` written in Python. A signal's exception may be raised inside
-    it, and NumPy takes any exception for a missing attribute.
+    Before Python 3.12, `EnumType` has a ``__getattr__`` written in Python. If a signal handler raises an exception
+    inside it, NumPy treats the exception as a missing attribute, and it is lost.
     """
 
     __getattr__ = type.__getattribute__
@@ -39,18 +39,18 @@ NO_STEP = -1
 """``step`` of a row that belongs to no recorded step"""
 
 HOOK_NODE = "AccumulateGrad"
-"""end of the name of the autograd node that runs the hooks of a parameter's gradient"""
+"""suffix of the name of the autograd node that runs the hooks of a parameter's gradient"""
 
 TableT = TypeVar("TableT", bound="DataclassInstance")
 
 UNKNOWN = -1
-"""entry in a column of sizes or identifiers for values that the trace lacks; measures turn it into ``None``"""
+"""value for missing entries in columns of sizes or identifiers; measures convert it to ``None``"""
 
 
 class Phase(IntEnum, metaclass=InterruptibleEnum):
-    """The phase of the step that launched a kernel or op.
+    """The phase of the step in which a kernel or op was launched.
 
-    ``FINALIZE`` is DDP's reducer after the last backward node, which waits for buckets and copies them into ``.grad``.
+    In ``FINALIZE``, after the last backward node, DDP's reducer waits for the buckets and copies them into ``.grad``.
     """
 
     OTHER = 0
@@ -61,7 +61,7 @@ class Phase(IntEnum, metaclass=InterruptibleEnum):
 
 
 class Mark(IntEnum, metaclass=InterruptibleEnum):
-    """Meaning of a host span. ``load/classify.py`` maps names of spans to marks."""
+    """Meaning of a host span. ``load/classify.py`` maps span names to marks."""
 
     FORWARD = 0
     """``DistributedDataParallel.forward``"""
@@ -72,31 +72,31 @@ class Mark(IntEnum, metaclass=InterruptibleEnum):
     DATA = 3
     """``enumerate(DataLoader)#…``: the training thread waits for a batch"""
     BUCKET_COPY_IN = 4
-    """reducer: gradient is scaled and copied into its bucket"""
+    """reducer: a gradient is scaled and copied into its bucket"""
     BUCKET_COPY_OUT = 5
-    """reducer: bucket is copied back into ``.grad``"""
+    """reducer: a bucket is copied back into ``.grad``"""
     UNUSED_SEARCH = 6
-    """reducer: autograd graph is searched for unused parameters"""
+    """reducer: the autograd graph is searched for unused parameters"""
     COLLECTIVE_CALL = 7
     """``c10d::…`` op: the host passes a collective to the backend"""
     SYNC_BATCH_NORM = 8
-    """``SyncBatchNorm``: forward of the autograd function, which gathers statistics"""
+    """``SyncBatchNorm``: forward pass of the autograd function, which gathers statistics"""
     DATA_PARALLEL = 9
     """``DataParallel.forward`` of one process with several devices"""
     REPLICATE = 10
     """``Broadcast``: DataParallel copies parameters to its devices"""
     SCATTER = 11
-    """``Scatter``: DataParallel divides a batch among its devices; in the backward pass, the gradients of its output"""
+    """``Scatter``: DataParallel splits a batch, or the gradients of its output, across its devices"""
     GATHER = 12
-    """``Gather``: DataParallel collects the output on one device"""
+    """``Gather``: DataParallel gathers the output on one device"""
     REDUCE_GRADIENTS = 13
-    """``ReduceAddCoalesced``: DataParallel adds up the gradients of its devices"""
+    """``ReduceAddCoalesced``: DataParallel sums the gradients of its devices"""
     SHARDED = 14
     """FSDP, which reduces shards instead of buckets"""
     FLATTEN = 15
-    """many tensors are flattened into one, or back, as Apex does with gradients before and after their all-reduce"""
+    """tensors are flattened into one, or unflattened, as Apex does with gradients before and after an all-reduce"""
     DEVICE_WAIT = 16
-    """``cudaStreamSynchronize`` and the like: the host waits until the accelerator has done its work"""
+    """``cudaStreamSynchronize`` or similar: the host waits until the accelerator has finished its work"""
 
 
 class CollectiveKind(IntEnum, metaclass=InterruptibleEnum):
@@ -131,20 +131,20 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Identity of a kernel, or of an op on CPU; kernels with equal identities do the same work."""
+    """Identity of a kernel or, on CPU, of an op. Kernels with equal identities do the same work."""
 
     name: str
     launch_shape: str | None = None
     """grid and block; ``None`` on CPU, or if not in the trace"""
     input_shapes: str | None = None
-    """input shapes of the op that launched it, as written in the trace; ``None`` if not recorded"""
+    """input shapes of the op that launched it, in the format of the trace; ``None`` if not recorded"""
     position: int | None = None
-    """on CPU, where ops have no launch shape: its position among the step's ops of that name"""
+    """on CPU: position of the op among the ops of the same name in its step"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The process group of a collective, as far as its arguments describe it."""
+    """The process group of a collective, as far as the trace describes it."""
 
     name: str | None = None
     size: int | None = None
@@ -153,7 +153,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Work(_Table):
-    """Kernels, copies or (on CPU) ops: n rows each.
+    """Table of kernels, of copies or, on CPU, of ops.
 
     On CPU the rows are the outermost ``cpu_op`` spans of the training threads, without ``c10d::*``. An op that contains
     a ``c10d::*`` op is split into the pieces around it, so rows of one thread never overlap.
@@ -171,14 +171,14 @@ class Work(_Table):
     kernel: Int32Column
     """index into ``Trace.kernels``, or `UNKNOWN` for copies, which have no identity"""
     launched_ns: Int64Column
-    """start of the host's call that queued it; `UNKNOWN` on CPU, where an op is its own launch"""
+    """start of the host call that launched it, or `UNKNOWN`; on CPU, the start of the op"""
     device: Int32Column
     """accelerator on which it ran, or `UNKNOWN`"""
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives(_Table):
-    """Communication: one row per NCCL/RCCL/… kernel, or per ``gloo:``/``mpi:``/``ucc:`` span."""
+    """Table of collectives: one row per NCCL/RCCL/… kernel, or per ``gloo:``/``mpi:``/``ucc:`` span."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -189,9 +189,9 @@ class Collectives(_Table):
     kind: NDArray[np.int8]
     """`CollectiveKind`"""
     launched_ns: Int64Column
-    """start of the host's call that queued it (launch of the kernel, ``c10d::*`` op), or `UNKNOWN`"""
+    """start of the host call that launched it (kernel launch or ``c10d::*`` op), or `UNKNOWN`"""
     num_bytes: Int64Column
-    """message size as counted by nccl-tests, the larger of this rank's input and output, or `UNKNOWN`"""
+    """message size as defined by nccl-tests, which is the larger of this rank's input and output, or `UNKNOWN`"""
     group: Int32Column
     """index into ``Trace.groups``, or `UNKNOWN`"""
     sequence: Int64Column
@@ -201,13 +201,13 @@ class Collectives(_Table):
 
     @property
     def asked_ns(self) -> Int64Column:
-        """Time at which the host started each collective; if the trace does not have it, the collective's start."""
+        """Time at which the host launched each collective or, if unknown, the start of the collective."""
         return np.where(self.launched_ns == UNKNOWN, self.start_ns, self.launched_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpans(_Table):
-    """Spans of the host's activity."""
+    """Table of host spans with a known meaning."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -229,9 +229,7 @@ class Step:
     start_ns: int
     end_ns: int
     cycle: int = 0
-    """index of the profiler window that contains it; each window wrote a file, and nothing is known about the time
-    between
-    """
+    """index of the profiler cycle that contains the step; nothing is known about the time between cycles"""
 
     @property
     def duration_ns(self) -> int:
@@ -240,7 +238,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The profiler trace of one rank as tables. Several successive traces of one rank form one `Trace`."""
+    """The profiler trace of one rank, as tables. The traces of successive profiler cycles are joined into one."""
 
     device: str
     """``"cpu"`` if the trace has no accelerator work, else ``"gpu"``"""
@@ -249,7 +247,7 @@ class Trace:
     world_size: int | None
     host: str | None
     epoch_ns: int | None
-    """offset to add to the tables' times to get nanoseconds since 1970, if the trace has it"""
+    """offset to add to the tables' times to get nanoseconds since 1970; ``None`` if unknown"""
     names: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     groups: tuple[ProcessGroup, ...]
@@ -259,22 +257,22 @@ class Trace:
     collectives: Collectives
     host_spans: HostSpans
     files: tuple[str, ...] = ()
-    """paths of its files, in order of time"""
+    """paths of the trace files, in time order"""
     steps_are_counted: bool = False
-    """True if the trace has no ``ProfilerStep#k``, so that step numbers count its DDP forwards"""
+    """True if the trace has no ``ProfilerStep#k``, so that step numbers count DDP forward passes"""
     has_cuda: bool = True
-    """False if the host calls functions of an accelerator, but none of CUDA or HIP"""
+    """False if the host called accelerator functions, but none of CUDA or HIP"""
     notes: tuple[str, ...] = ()
-    """what is missing or was repaired, in words for the report"""
+    """messages for the report about missing or repaired data"""
 
 
 def rows_of(table: TableT, rows: NDArray[Any] | slice) -> TableT:
-    """Return the chosen rows of a dataclass of columns. `rows`: indices, a mask, or a slice."""
+    """Return the selected rows of a dataclass of columns. `rows`: indices, a mask, or a slice."""
     return type(table)(*(getattr(table, column.name)[rows] for column in fields(table)))
 
 
 def moved(table: TableT, shift_ns: int) -> TableT:
-    """Return a table of spans with times that are later by `shift_ns`; unknown launches stay unknown."""
+    """Return a table of spans with all times shifted by `shift_ns`. Unknown launch times remain unknown."""
     times = {name: getattr(table, name) + shift_ns for name in ("start_ns", "end_ns")}
     launched_ns = getattr(table, "launched_ns", None)
     if launched_ns is not None:
@@ -284,10 +282,10 @@ def moved(table: TableT, shift_ns: int) -> TableT:
 
 @dataclass(frozen=True, slots=True)
 class PluginCollective:
-    """A collective under a name that the plugin knows."""
+    """A collective with a name that the plugin recognizes."""
 
     name: str
-    """``nccl:all_reduce``, …; the plugin pairs the rank's i-th collective by start with the i-th of the other ranks"""
+    """``nccl:all_reduce``, …; the plugin matches the i-th collective of this rank to the i-th of the other ranks"""
     start_ns: int
     end_ns: int
     num_bytes: int | None
@@ -295,14 +293,12 @@ class PluginCollective:
 
 @dataclass(frozen=True, slots=True)
 class PluginView:
-    """The steps and collectives of one rank that the plugin counts."""
+    """The steps and collectives of one rank that the plugin should count."""
 
     device: str
     """``"cpu"`` or ``"gpu"``"""
     epoch_ns: int | None
-    """offset from the view's times to nanoseconds since 1970"""
+    """offset to add to the times of the view to get nanoseconds since 1970"""
     steps: tuple[Step, ...]
     collectives: Mapping[tuple[int, int], PluginCollective]
-    """collectives by their start in the trace and their position among those with the same start; those that are not on
-    all ranks are left out
-    """
+    """collectives by start time and index among those with the same start; those not on all ranks are left out"""

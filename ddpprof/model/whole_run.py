@@ -1,6 +1,6 @@
-"""A summary of a whole training from the pulses of its ranks, with its slow-downs: since which step, and why.
+"""Summary of a whole training run from the pulses of its ranks, including slowdowns and their causes.
 
-Times are ns since 1970, lengths ns per step.
+Times are in ns since 1970, durations in ns per step.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from ddpprof.model.json_files import Int64
 
 
 class SlowdownCause(StrEnum):
-    """A reason why steps take longer."""
+    """The cause of a slowdown."""
 
     OWN_TIME = "own time"
-    """some ranks need longer for their own work, and the others wait for them"""
+    """some ranks take longer for their own work, and the other ranks wait for them"""
     DATA = "data"
     """ranks wait longer for their batches"""
     LINK = "link"
-    """all ranks wait longer for each other, in all-reduces or other collectives, and none needs longer for its own work
-    """
+    """all ranks wait longer in collectives, and no rank takes longer for its own work"""
     EVERYBODY = "everybody"
-    """all ranks need longer for their own work"""
+    """all ranks take longer for their own work"""
     PROCESSOR = "processor"
-    """training threads are runnable but not running"""
+    """training threads wait for a free CPU core"""
     THROTTLED = "throttled"
-    """the CPU limit of the control group keeps ranks from running"""
+    """ranks are throttled by the CPU limit of their control group"""
     CLOCK = "clock"
-    """cores run at a lower clock rate"""
+    """CPU cores run at a lower clock rate"""
     PAGING = "paging"
-    """memory is read back from a disk"""
+    """memory is swapped in from a disk"""
     UNKNOWN = "unknown"
 
 
@@ -52,25 +51,25 @@ class StepSlowdown(msgspec.Struct, frozen=True):
 
     first_step: int
     last_step: int | None
-    """``None`` if it is still going on"""
+    """``None`` if it has not ended"""
     before_ns: Int64
     """length of a normal step, ns"""
     after_ns: Int64
     """length of a slow step, ns"""
     num_steps: int
-    """number of steps that this is based on"""
+    """number of steps on which the comparison is based"""
     began_ns: Int64 | None
-    """when it began, in ns since 1970"""
+    """start of the slowdown"""
     ended_ns: Int64 | None
     cause: SlowdownCause
     ranks: tuple[int, ...]
-    """ranks with the cause"""
+    """ranks on which the cause was found"""
     part: StepPart | None = None
-    """part of the step that grew most, on these ranks"""
+    """part of the step that increased most on these ranks"""
     first_gradient_later_ns: Int64 | None = None
-    """by how much later these ranks' first gradients arrive, ns; ``None`` if it is negligible"""
+    """delay of the first gradient of these ranks, ns; ``None`` if negligible"""
     is_coarse: bool = False
-    """whether it was found in summaries of many steps, so that its first and last step are only known approximately"""
+    """whether it was found in summaries of many steps, so that its first and last step are approximate"""
 
     @property
     def growth(self) -> float:
@@ -79,7 +78,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
 
 
 class PauseKind(StrEnum):
-    """A reason why single steps are longer without being a slow-down."""
+    """A reason why single steps take longer, without being a slowdown."""
 
     SAVE = "save"
     EVALUATION = "evaluation"
@@ -93,7 +92,7 @@ class Pause(msgspec.Struct, frozen=True):
     kind: PauseKind
     num_steps: int
     extra_ns: Int64
-    """time that these steps took beyond normal ones, ns"""
+    """additional time of these steps compared to normal steps, ns"""
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
@@ -105,14 +104,14 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A range of consecutive steps. Each part of a step is given as its mean over the range."""
+    """A range of consecutive steps. The parts of a step are means over the range."""
 
     first_step: int
     num_steps: int
     start_ns: int
     end_ns: int
     median_ns: int
-    """median length of the steps in which nothing special happened (a save, an evaluation, ddpprof's own recording)"""
+    """median duration of the steps without a save, an evaluation, or recording by ddpprof"""
     longest_ns: int
     data_ns: int
     forward_ns: int
@@ -126,7 +125,7 @@ class Stretch:
     memory_bytes: int | None
     """resident memory of the process at the last sample"""
     num_flagged: int
-    """number of steps in which something special happened"""
+    """number of steps with a save, an evaluation, recording by ddpprof, or a new epoch"""
 
     @property
     def mean_ns(self) -> int:
@@ -134,13 +133,13 @@ class Stretch:
 
     @property
     def own_ns(self) -> int:
-        """Return the time that the rank needed by itself, ns per step: the step without its waiting for other ranks."""
+        """Own time of the rank in ns per step: the step without the time that it waited for other ranks."""
         return self.mean_ns - (self.wait_ns or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A point of the curve of step lengths over time; represents some consecutive steps."""
+    """A point of the curve of step durations over time, which represents a range of consecutive steps."""
 
     start_ns: int
     first_step: int
@@ -157,35 +156,34 @@ class LongStep:
     start_ns: int
     length_ns: int
     why: tuple[str, ...]
-    """special events in the step: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``"""
+    """reasons for its duration: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``"""
 
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteSteps:
-    """The steps of a rank whose loss was NaN or infinite, as far as losses were read."""
+    """Steps of a rank with a NaN or infinite loss, as far as losses were read."""
 
     first_step: int
     num_steps: int
     follows_finite: bool
-    """whether the loss of the step before `first_step` was seen to be finite"""
+    """whether the loss of the step before `first_step` was read and was finite"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWholeRun:
-    """One rank's whole training, from the first recorded step on."""
+    """Summary of the whole training on one rank, from the first step in its pulse."""
 
     rank: int
     host: str
     created_ns: int
-    """when the rank began to record its pulse"""
+    """time at which the rank created its pulse"""
     first_step: int
     """number of the first step in the pulse"""
     num_steps: int
-    """number of finished steps, including those before the first step in the pulse; also the number of the step it was
-    in
+    """number of finished steps, including those before the first step in the pulse; also the number of the current step
     """
     last_ns: int
-    """last sign of life of the process"""
+    """time of the last known activity of the process"""
     ended: str | None
     """``"finished"``, ``"failed"``, ``"interrupted"``, ``"unwatched"`` (ddpprof stopped recording); ``None`` if unknown
     """
@@ -195,9 +193,9 @@ class RankWholeRun:
     whole: Stretch | None
     """all steps in the pulse; ``None`` if there are none"""
     stretches: tuple[Stretch, ...] = ()
-    """about ten stretches with equal numbers of steps"""
+    """about ten ranges with equal numbers of steps"""
     curve: tuple[CurvePoint, ...] = ()
-    """step lengths over time, in at most 200 points"""
+    """step durations over time, in at most 200 points"""
     longest: tuple[LongStep, ...] = ()
     """longest steps, longest first"""
     first_memory_bytes: int | None = None
@@ -207,20 +205,20 @@ class RankWholeRun:
     memory_growth_bytes: int | None = None
     """growth of memory between samples, except while ddpprof recorded steps; ``None`` without two samples"""
     own_ns_of_stretches: tuple[int, ...] = ()
-    """median time per step that the rank needed by itself: the step without its waiting for other ranks. One value for
-    each of ten stretches with about the same number of steps; empty if there are fewer, or if that waiting is unknown
+    """median own time per step in each of ten ranges with about the same number of steps. Own time is the step without
+    the time that the rank waited for other ranks. Empty with fewer than ten steps, or if the waiting time is unknown
     """
     num_unpaired: int = 0
-    """number of forwards without a backward pass, beyond those that every step has"""
+    """number of forward passes without a backward pass, in excess of the number that occurs in every step"""
     unpaired_step: int | None = None
-    """number of the first step with such a forward"""
+    """number of the first step with such a forward pass"""
     num_passes: int = 0
-    """number of synchronising backward passes that it has begun"""
+    """number of backward passes with gradient synchronization that the rank has begun"""
     nonfinite: NonfiniteSteps | None = None
-    """``None`` if no step had such a loss"""
+    """steps with a NaN or infinite loss; ``None`` if there are none"""
     queued_ns: int | None = None
-    """total time for which its threads were runnable but not running, between the first and the last stored sample;
-    ``None`` without two samples
+    """total time that threads of the rank waited for a CPU core between the first and the last stored sample; ``None``
+    without two samples
     """
     sampled_ns: int = 0
     """time between these samples"""
@@ -229,7 +227,7 @@ class RankWholeRun:
 
     @property
     def busy_share(self) -> float | None:
-        """Return the share of time in which the training thread ran or threads of the rank waited for a core."""
+        """Share of time in which the training thread ran, or threads of the rank waited for a CPU core."""
         if self.queued_ns is None or self.cpu_ns is None or not self.sampled_ns:
             return None
         return (self.queued_ns + self.cpu_ns) / self.sampled_ns
@@ -237,18 +235,16 @@ class RankWholeRun:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """The whole training, from the first step in the ranks' pulses."""
+    """Summary of the whole training, from the first step in the pulses of the ranks."""
 
     num_steps: int
-    """number of finished steps of the rank that is furthest ahead, including those before the first step in the pulse
-    """
+    """largest number of finished steps of any rank, including those before the first step in the pulse"""
     first_step: int
     """number of the first step in the pulse"""
     duration_ns: int
-    """time from the beginning of the pulses to their end"""
+    """time from the first to the last entry in the pulses"""
     ranks: tuple[RankWholeRun, ...]
-    """ranks with a pulse; only the first one with steps has its course over time, because DDP keeps the ranks in step
-    """
+    """ranks with a pulse; only the first rank with steps has a history over time, because DDP synchronizes the ranks"""
     slowdowns: tuple[StepSlowdown, ...] = ()
     """periods in which steps took longer without a known pause, in order"""
     pauses: tuple[Pause, ...] = ()
@@ -256,14 +252,14 @@ class WholeRun:
     hang: Verdict | None = None
     """last verdict on a hang of the job"""
     captures: tuple[int, ...] = ()
-    """numbers of the runs, such as ``capture-1``, that ``ddpprof capture`` requested"""
+    """numbers of the runs (``capture-1``, …) that were requested with ``ddpprof capture``"""
 
     @property
     def shown(self) -> RankWholeRun | None:
-        """Return the rank whose steps represent the job's; ``None`` if no step was recorded."""
+        """The rank whose steps represent the job; ``None`` if no step was recorded."""
         return next((one for one in self.ranks if one.whole is not None), None)
 
     @property
     def steps(self) -> Stretch | None:
-        """Return all recorded steps of that rank as one stretch."""
+        """All recorded steps of the rank `shown`, as one range."""
         return self.shown.whole if self.shown is not None else None

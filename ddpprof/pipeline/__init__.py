@@ -1,1 +1,1 @@
-"""Analysis of many ranks, or a few large ones: who reads them, where results are cached, and how they are merged."""
+"""Analyze runs: read ranks in parallel, cache their summaries, and merge these into a report."""

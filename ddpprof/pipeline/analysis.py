@@ -1,4 +1,4 @@
-"""The analysis of a run: its ranks, their summaries, and the report, which says which ranks are not read."""
+"""Analyze a run: select its ranks, summarize them, and build the report."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Selection:
     ranks: tuple[RankFiles, ...]
     left_out: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
-    """description of what is not read, for the report"""
+    """messages for the report about ranks that are not read"""
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
-    """Select the ranks with these numbers (``None``: all), at most `sample`. Raises `DdpprofError` if none is left."""
+    """Select ranks by number (``None`` for all), at most `sample`. Raises `DdpprofError` if no rank is left."""
     if ranks is not None and any(one.rank is None for one in files):
         raise DdpprofError("--only-ranks selects ranks of a run or a folder, but this is a single trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]
@@ -64,7 +64,7 @@ def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int 
         wanted = _sampled(wanted, late, sample)
     if len(wanted) == len(files):
         return Selection(tuple(files), notes=notes)
-    how = "" if sample is None else f"; {_named(late)} in the light record" if late else ", evenly spaced"
+    how = "" if sample is None else f"; {_named(late)} in the light recording" if late else ", evenly spaced"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
     note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as requested{how}"
     return Selection(tuple(wanted), left_out, (note, *notes))
@@ -79,7 +79,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """Return the late ranks, and other ranks at even distances, including the first and the last."""
+    """Return the late ranks and evenly spaced other ranks, including the first and the last."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1
@@ -89,26 +89,26 @@ def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> li
 
 
 def _suspects(files: Iterable[RankFiles]) -> list[int]:
-    """Return the ranks that the others wait for according to light recording, latest first."""
+    """Return the ranks for which other ranks wait according to the light recording, latest first."""
     progress = {one.rank: _progress(one) for one in files if one.rank is not None}
     found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
     return [one.rank for one in found.stragglers] if found is not None else []
 
 
 def _progress(files: RankFiles) -> list[StepProgress]:
-    """Return the rank's light steps. On an accelerator, the host's times are only a hint."""
+    """Return the progress of the rank in lightly recorded steps. On an accelerator, host times are only a hint."""
     record = record_or_none(files)
     steps = [step for step in record.steps if step.mode is StepMode.LIGHT] if record is not None else []
     return [row for step in steps if (row := measure_recorded_progress(step)) is not None]
 
 
 _MERGED_AT_ONCE = 32
-"""number of summaries per merge; each is large until its kernels are merged with others'"""
+"""number of summaries per merge; limited because summaries are large before they are merged"""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisOptions:
-    """What to read, and with which processes."""
+    """Options that say what to read, and with which processes."""
 
     ranks: Numbers | None = None
     """ranks to read; ``None`` for all"""
@@ -117,14 +117,14 @@ class AnalysisOptions:
     """maximum number of ranks to read"""
     use_cache: bool = True
     jobs: int | None = None
-    """number of processes; ``None`` for as many as cores and memory allow"""
+    """number of processes; ``None`` for as many as CPU cores and memory allow"""
     scheduler: str | None = None
-    """address of a Dask scheduler; ``None`` to use this machine's cores"""
+    """address of a Dask scheduler; ``None`` to use processes on this machine"""
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
-    """further parts of the same run, if its hosts share no file system"""
+    """further parts of the same run, if its hosts do not share a file system"""
     link_bits_per_s: int | None = None
-    """speed of the link between hosts, as the user states it"""
+    """speed of the link between hosts, as given by the user"""
 
 
 ALL = AnalysisOptions()
@@ -132,7 +132,7 @@ ALL = AnalysisOptions()
 
 @dataclass(frozen=True, slots=True)
 class TracedRank:
-    """A rank that has a trace: its summary, its drawing, and the trace's files in time order."""
+    """A rank with a trace: its summary, its drawing, and the trace files in time order."""
 
     summary: RankSummary
     about: DrawnRank
@@ -141,7 +141,7 @@ class TracedRank:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """An analysis, valid while the context that made it is open, because timelines are drawn from data on disk."""
+    """An analysis. It is valid while the context of `analysed` is open, because timelines are read from disk."""
 
     _reduced: Reduced
     _cache: Cache
@@ -153,7 +153,7 @@ class Analysis:
         return self._reduced.report
 
     def to_replay(self, also: Collection[int] = ()) -> KnownRun:
-        """Return the input of predictions: enough ranks of a large job, including those in `also`."""
+        """Return the input for predictions: a selection of the ranks, including those in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
         ranks = [one.rank for one in self.report.ranks_together]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
@@ -162,7 +162,7 @@ class Analysis:
         return KnownRun(self.report, self.modules, recorded, passes)
 
     def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
-        """Yield drawings of the profiled steps that the report measures, for all ranks or only these ranks."""
+        """Yield the drawings of the profiled steps in the report, for all ranks or only for these."""
         for one in self._ranks:
             if ranks is None or one.rank is None or one.rank in ranks:
                 drawing = read_drawing(self._cache.path(one))
@@ -179,13 +179,13 @@ class Analysis:
                 yield TracedRank(summary, drawing.about, tuple(by_name[name] for name in drawing.about.files))
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
-        """Draw the profiled steps that the report measures, or only these steps and ranks."""
+        """Draw the profiled steps in the report, or only these steps and ranks."""
         return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
 
 
 @contextmanager
 def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
-    """Analyse a path. Raises `NotARun`, `BadTrace` if the path is one bad trace, and `DdpprofError`."""
+    """Analyze a run. `watch`: called with the progress. Raises `NotARun`, `BadTrace` and `DdpprofError`."""
     files = find_parts([path, *choice.further_parts], choice.limits)
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
@@ -203,7 +203,7 @@ def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambd
 
 @contextmanager
 def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
-    """Add to a ``KeyboardInterrupt`` what has been kept so far."""
+    """Add a message about the ranks that have been read so far to a ``KeyboardInterrupt``."""
     before = {one.rank: cache.written_ns(one) for one in ranks}
     try:
         yield
@@ -212,15 +212,15 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
         if not cache.is_kept or len(ranks) < 2 or not num_new:
             raise
         raise KeyboardInterrupt(
-            f"interrupted. {num_new} of {len(ranks)} ranks were newly read and are kept. Run the same command again to "
-            "continue from there."
+            f"interrupted. {num_new} of {len(ranks)} ranks were newly read, and their results are kept. Run the same "
+            "command again to continue from there."
         ) from interrupt
 
 
 def _map(
     ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: AnalysisOptions, cache: Cache, watch: Watch
 ) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
-    """Return the merged entries of the ranks, made if missing, and a mapping of rank → reason for a missing entry."""
+    """Return the merged summary of the ranks, reading those without a cache entry, and errors by rank."""
     known: list[RankFiles] = []
     tasks = []
     for one in ranks:
@@ -244,9 +244,9 @@ def _map(
 
 
 def _read(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
-    """Write an entry for each rank. Return, by index, why tasks failed.
+    """Write a cache entry for each rank. Return the errors of failed tasks, by index.
 
-    `jobs`: processes, ``None`` for all that fit.
+    `jobs`: number of processes; ``None`` for as many as possible.
     """
     sizes = [num_bytes(task.files) for task in tasks]
     num_processes, per_rank = processes_for(tasks, sizes, jobs)
@@ -264,7 +264,7 @@ def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> Run
 
 
 def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
-    """Return the modules of the first rank that has them; DDP builds the same modules on every rank."""
+    """Return the DDP modules of the first rank that recorded them; they are the same on every rank."""
     records = map(record_or_none, ranks)
     return next((record.modules for record in records if record is not None and record.modules), ())
 
@@ -286,7 +286,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
 def _on_steps(
     steps: Container[int] | None, summary: RunSummary, ranks: Sequence[RankFiles], cache: Cache
 ) -> tuple[str, ...]:
-    """Return notes about the selected steps. Raises `DdpprofError` if no rank has such a step."""
+    """Return messages about the selected steps. Raises `DdpprofError` if no rank has any of them."""
     if steps is None:
         return ()
     reports = of_each(STEPS, summary.ranks).values()
@@ -299,9 +299,9 @@ def _on_steps(
 
 
 def whatif(path: str | Location, bucket_cap_mb: Sequence[float] = ()) -> WhatIf:
-    """Predict the step of a run with each of these bucket caps, or with a series of them if none is given.
+    """Predict the step of a run with each of these bucket caps, or with a series of caps if none is given.
 
-    Raises `DdpprofError` if the run lacks the data. ``ddpprof whatif`` can predict more than this function.
+    Raises `DdpprofError` if the run has not enough data. ``ddpprof whatif`` has more options than this function.
     """
     with analysed(location(path) if isinstance(path, str) else path) as analysis:
         profiled = profile_run(analysis.to_replay(), NO_BENCHES)

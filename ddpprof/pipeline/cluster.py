@@ -1,6 +1,6 @@
-"""The map step on a Dask cluster: its workers read the files, merge the summaries in a tree, and return what is kept.
+"""Read ranks on a Dask cluster: workers read the files, return the cache entries, and merge the summaries in a tree.
 
-Dask repeats the work of lost workers on other workers. It does not matter how the cluster was started: Dask supports
+If a worker is lost, Dask repeats its work on another worker. The cluster may be started in any way: Dask supports
 Slurm, Kubernetes, SSH and others.
 """
 
@@ -39,14 +39,15 @@ _LOOK_EVERY_S = 0.1
 def run_on_cluster(
     tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
 ) -> tuple[RunSummary | None, dict[int, str]]:
-    """Write an entry for each of one or more ranks. Return the merged summary, and why tasks failed, by index.
+    """Write a cache entry for each rank. Return the merged summary, and the errors of failed tasks by index.
 
-    The summary is ``None`` if the cluster was lost before the merge; all entries exist then.
+    The summary is ``None`` if the cluster was lost during the merge, after all entries had been written. At least one
+    task is required.
     """
     client = _connected(address)
     try:
         _await_workers(client, address)
-        # Sent once, and known to the scheduler, so that it survives lost workers.
+        # Send the modules once, in a way that the scheduler can repeat if workers are lost.
         modules = client.submit(_same, tasks[0].modules)
         leaves = {
             client.submit(_entry, replace(_for_others(task), modules=()), modules, pure=False): index
@@ -66,7 +67,7 @@ def run_on_cluster(
 
 
 def _await_workers(client: Client, address: str) -> None:
-    """Wait for a worker. Raises `DdpprofError` if none comes."""
+    """Wait for a worker. Raises `DdpprofError` if none connects, or if versions differ."""
     try:
         client.wait_for_workers(1, timeout=_WORKERS_COME_S)
     except TimeoutError as error:
@@ -87,13 +88,13 @@ def _await_workers(client: Client, address: str) -> None:
 
 
 def _connected(address: str) -> Client:
-    """Connect to the scheduler. Raises `DdpprofError`."""
+    """Connect to the scheduler. Raises `DdpprofError` if it does not answer."""
     try:
         from distributed import Client
     except ImportError as error:
         raise DdpprofError(f"--scheduler needs Dask. {how_to_install('distributed')}") from error
     address = _checked(address)
-    for part in ("client", "core", "comm"):  # they would report every lost connection
+    for part in ("client", "core", "comm"):  # they log every lost connection
         logging.getLogger(f"distributed.{part}").setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -103,9 +104,9 @@ def _connected(address: str) -> Client:
 
 
 def _checked(text: str) -> str:
-    """Return the checked address, possibly from a scheduler file, because Dask retries for long.
+    """Return the address of the scheduler after checking that it accepts connections. Raises `DdpprofError`.
 
-    Raises `DdpprofError`.
+    `text`: address or scheduler file. The check is needed because Dask retries for a long time.
     """
     address = text
     if text.endswith(".json"):
@@ -119,7 +120,7 @@ def _checked(text: str) -> str:
     except ValueError:
         where = (None, None)
     if where[0] is None or where[1] is None or "://" not in address:
-        raise DdpprofError(f"{address} is not the address of a Dask scheduler; write, for example, tcp://10.0.0.1:8786")
+        raise DdpprofError(f"{address} is not the address of a Dask scheduler. Write, for example, tcp://10.0.0.1:8786")
     try:
         socket.create_connection((where[0], where[1]), _CONNECT_S).close()
     except OSError as error:
@@ -134,7 +135,7 @@ class _SchedulerFile(msgspec.Struct):
 def _keep(
     client: Client, leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch
 ) -> dict[int, str]:
-    """Write entries as they arrive. Return, by index, why others do not arrive."""
+    """Write entries as they arrive. Return the errors of failed tasks, by index."""
     from distributed import KilledWorker
 
     progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
@@ -191,12 +192,12 @@ def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
     try:
         (root,) = _as_they_come(client, level)
         return decode(root.result(), RunSummary)
-    except Exception:  # noqa: BLE001 (if the workers are lost, this process can merge what is there)
+    except Exception:  # noqa: BLE001 (if the workers are lost, this process can merge the entries)
         return None
 
 
 def _for_others(task: RankTask) -> RankTask:
-    """Return the task with paths that a process on another machine can find."""
+    """Return the task with absolute paths, for processes on other machines."""
 
     def absolute(path: Location) -> Location:
         return path.absolute() if isinstance(path, Path) else path

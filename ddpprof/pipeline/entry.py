@@ -1,16 +1,17 @@
-"""The map step: one rank's files → its entry. It runs in any process on any machine that can read the files.
+"""Cache entries of ranks. An entry can be created by any process on any machine that can read the rank's files.
 
 An entry is a zip file, so that single steps can be read:
 
-    about       the files it was made from
-    summary     `RunSummary` of the rank alone
-    drawing     `DrawnRank`; absent without a trace
-    step-N      `StepTimeline` of the step with that index
+    about       the files from which the entry was created
+    summary     `RunSummary` of this rank
+    drawing     `DrawnRank`; missing for a rank without a trace
+    step-N      `StepTimeline` of the step with index N
 
-`report/topics.py` makes bytes of each member.
+The members are encoded by `report/topics.py`.
 
-Entries are stored in the user's cache folder, or only for one command. An entry is valid as long as its files have the
-same size and modification time. Entries made by other code, for other modules or other steps have other names.
+Entries are stored in the user's cache folder or, with ``--no-cache``, in a temporary folder. An entry is valid as long
+as its files have the same size and modification time. The name of an entry depends on the version of the code, the DDP
+modules and the selected steps.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from ddpprof.words import utf8_text
 
 @dataclass(frozen=True, slots=True)
 class ReadProgress:
-    """Progress at one moment."""
+    """The current progress of reading."""
 
     path: Location
     """one of the files being read"""
@@ -64,12 +65,12 @@ Watch = Callable[[ReadProgress], None]
 
 
 class Progress:
-    """Progress of all ranks, which are identified by their index."""
+    """Tracks the progress of reading all ranks, which are identified by index."""
 
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._read: dict[int, int] = {}
-        """bytes read so far of each rank that was started"""
+        """number of bytes read so far, for each rank that has been started"""
         self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
@@ -78,7 +79,7 @@ class Progress:
         self.read(index, 0)
 
     def read(self, index: int, num_bytes: int) -> None:
-        """Record how many bytes of the rank's files have been read so far."""
+        """Set the number of bytes of the rank's files that have been read so far."""
         self._read[index] = min(num_bytes, self._sizes[index])
         self._tell()
 
@@ -93,7 +94,7 @@ class Progress:
 
 
 class FileBytes:
-    """Sum of the bytes of successive files, each counted from 0."""
+    """Adds up the bytes read from successive files. `told` is called with the sum."""
 
     def __init__(self, told: Callable[[int], None]) -> None:
         self._told = told
@@ -107,7 +108,7 @@ class FileBytes:
 
 
 def num_bytes(files: RankFiles) -> int:
-    """Return the total size of the rank's traces in bytes; 0 if unknown."""
+    """Return the total size of the rank's traces in bytes, or 0 if unknown."""
     total = 0
     for path in files.traces:
         try:
@@ -119,25 +120,25 @@ def num_bytes(files: RankFiles) -> int:
 
 _T = TypeVar("_T")
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
-"""time stamp of every member, so that equal entries have equal bytes"""
+"""timestamp of every member; constant, so that equal entries have equal bytes"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
     files: RankFiles
     modules: tuple[DdpModule, ...]
-    """modules of the job"""
+    """DDP modules of the job"""
     steps: Container[int] | None = None
     """numbers of the steps to measure; ``None`` for all"""
     limits: Limits = DEFAULT_LIMITS
 
 
 def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
-    """Read a rank and write its entry. `num_processes`: number of processes that may decode its traces.
+    """Read a rank and write its entry. `num_processes`: maximum number of processes that decode its traces.
 
-    Raises `BadTrace` if the rank is a single unreadable trace that the user named.
+    Raises `BadTrace` if the user gave a single trace and it cannot be read.
     """
-    stamps = stamps_of(task.files)  # taken before reading: later writes must not count as known
+    stamps = stamps_of(task.files)  # before reading, so that later writes make the entry invalid
     loaded = load_rank(task.files, task.limits, num_processes)
     steps = _step_numbers(loaded.rank) if loaded.rank is not None else ()
     if loaded.rank is not None and task.steps is not None:
@@ -162,9 +163,9 @@ def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
 @dataclass(frozen=True, slots=True)
 class About:
     files: Mapping[str, str]
-    """file name → its size and modification time; for a remote file, the version given by its server"""
+    """size and modification time of each file, by name; for a remote file, the version given by its server"""
     is_whole: bool
-    """``False`` if a file could not be read, which may work next time"""
+    """``False`` if a file could not be read, so that the next command must try again"""
     steps: tuple[int, ...] = ()
     """numbers of all steps of the rank, including those that were not measured"""
 
@@ -188,17 +189,17 @@ def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_about(path: Path) -> About:
-    """Return a description of what the entry was made from. Raises `BadEntryError`."""
+    """Return the description of the files from which the entry was created. Raises `BadEntryError`."""
     return _read(path, "about", About)
 
 
 def read_summary(source: Path | BinaryIO) -> RunSummary:
-    """Return the rank's summary. Raises `BadEntryError`."""
+    """Return the summary of the rank. Raises `BadEntryError`."""
     return _read(source, "summary", RunSummary)
 
 
 def read_drawing(path: Path) -> Drawing | None:
-    """Return the drawing, which reads steps on demand; ``None`` if there is no trace. Raises `BadEntryError`."""
+    """Return the drawing, which reads steps on demand, or ``None`` without a trace. Raises `BadEntryError`."""
     with _opened(path) as file:
         if "drawing" not in file.namelist():
             return None
@@ -221,7 +222,7 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 def stamps_of(files: RankFiles) -> dict[str, str]:
-    """Return the stamps of the existing files, by file name."""
+    """Return the `identity` of each existing file of the rank, by file name."""
     recorded = (
         []
         if files.directory is None or files.rank is None
@@ -230,7 +231,7 @@ def stamps_of(files: RankFiles) -> dict[str, str]:
     found = {}
     for path in (*files.traces, *recorded):
         if (stamp := identity(path)) is not None:
-            found[os.fsencode(path.name).decode("utf-8", "backslashreplace")] = stamp  # a name need not be UTF-8
+            found[os.fsencode(path.name).decode("utf-8", "backslashreplace")] = stamp  # names may not be UTF-8
     return found
 
 
@@ -238,7 +239,7 @@ _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
 
 def only_steps(rank: Rank, steps: Container[int]) -> Rank:
-    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is also dropped."""
+    """Return the rank with only these steps in its trace and record. Work outside of steps is dropped, too."""
     record = rank.record
     if record is not None:
         record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))
@@ -247,7 +248,7 @@ def only_steps(rank: Rank, steps: Container[int]) -> Rank:
 
 def _only(trace: Trace, steps: Container[int]) -> Trace:
     kept = [index for index, step in enumerate(trace.steps) if step.number in steps]
-    becomes = np.full(len(trace.steps) + 1, NO_STEP, np.int32)  # NO_STEP as an index finds the last entry
+    becomes = np.full(len(trace.steps) + 1, NO_STEP, np.int32)  # NO_STEP (-1) indexes the last entry
     becomes[kept] = np.arange(len(kept))
 
     def chosen(table: _Table) -> _Table:
@@ -267,16 +268,16 @@ def _only(trace: Trace, steps: Container[int]) -> Trace:
 
 _FOLDER = "summaries"
 _UNUSED_S = 30 * 24 * 3600
-"""seconds after which a path's entries are removed if they are not read"""
+"""time after which the entries of a path are removed if they have not been used, in seconds"""
 
 
 class Cache:
-    """Entries of one run in one folder."""
+    """The entries of one run, in one folder."""
 
     def __init__(self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, is_kept: bool) -> None:
         self.folder = folder
         self.is_kept = is_kept
-        """True if the next command can use it"""
+        """whether later commands can use the entries"""
         chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
         self._kind = f"{code_version()}-{chosen}"
 
@@ -286,14 +287,14 @@ class Cache:
         return self.folder / f"{name}.{self._kind}.zip"
 
     def written_ns(self, files: RankFiles) -> int | None:
-        """Return when the rank's entry was written, ns since 1970; ``None`` if there is none."""
+        """Return the time at which the rank's entry was written (ns since 1970), or ``None`` if there is none."""
         try:
             return self.path(files).stat().st_mtime_ns
         except OSError:
             return None
 
     def holds(self, files: RankFiles) -> bool:
-        """Return True if there is an entry for the current state of the rank's files."""
+        """Return True if there is a valid entry for the rank."""
         try:
             about = read_about(self.path(files))
         except BadEntryError:
@@ -301,7 +302,7 @@ class Cache:
         return about.is_whole and about.files == stamps_of(files)
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
-        """Replace the rank's entry by what `make` writes to a temporary file. Raises `DdpprofError`."""
+        """Write the rank's entry. `make` writes it to the given temporary file. Raises `DdpprofError`."""
         try:
             with own_files.whole_file(self.path(files)) as part:
                 make(part)
@@ -312,7 +313,7 @@ class Cache:
             ) from error
 
     def tidy(self) -> None:
-        """Delete entries of other code versions, and unfinished entries of dead processes."""
+        """Delete entries of other versions of the code, and incomplete entries of ended processes."""
         own_files.remove_left_parts(self.folder)
         with suppress(OSError):
             for path in self.folder.glob("*.zip"):
@@ -324,7 +325,7 @@ class Cache:
 def cache_of(
     path: Location, modules: Sequence[DdpModule], steps: Container[int] | None, *, keep: bool
 ) -> Iterator[Cache]:
-    """Open the cache of a path. Without `keep`, open an empty temporary one that is removed at the end."""
+    """Open the cache for a path. Without `keep`, open an empty temporary cache that is removed at the end."""
     folder = _folder_of(path) if keep else None
     if folder is not None:
         yield Cache(folder, modules, steps, is_kept=True)
@@ -334,7 +335,7 @@ def cache_of(
 
 
 def _folder_of(path: Location) -> Path | None:
-    """Return the folder for a path's entries, and mark it as used now; ``None`` if it cannot be written."""
+    """Return the folder for the entries of a path, or ``None`` if it is not writable. Mark the folder as used."""
     users = user_folder()
     if users is None:
         return None
@@ -356,7 +357,7 @@ def _folder_of(path: Location) -> Path | None:
 
 @cache
 def code_version() -> str:
-    """Return a digest of all code that an entry depends on, because a checkout changes between releases."""
+    """Return a digest of all code on which entries depend. A version number is not enough for a source checkout."""
     digest = hashlib.blake2b("\n".join((__version__, *versions())).encode(), digest_size=6)
     root = Path(__file__).parents[1]
     for part in _DEPENDS_ON:
@@ -370,11 +371,11 @@ _DEPENDS_ON = (
 )  # fmt: skip
 
 
-_NO_MEMORY = "too little memory: try again with --jobs 1 on a machine with more memory"
+_NO_MEMORY = "not enough memory. Try again with --jobs 1, or on a machine with more memory"
 
 
 def read_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:
-    """Write an entry for each rank, one after the other. Return, by index, why tasks failed."""
+    """Write an entry for each rank, in this process. Return the errors of failed tasks, by index."""
     failed = {}
     for index, task in enumerate(tasks):
         progress.begin(index)
@@ -387,7 +388,10 @@ def read_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progr
 
 
 def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
-    """Write an entry. `told` receives the bytes read so far; `num_processes` share the rank. Raises `DdpprofError`."""
+    """Write the entry of one rank. Raises `DdpprofError`.
+
+    `told`: called with the number of bytes read so far. `num_processes`: maximum number of processes to use.
+    """
 
     def make(part: Path) -> None:
         with part.open("wb") as out, telling(FileBytes(told)):

@@ -1,4 +1,4 @@
-"""Reads ranks in several processes: as many as cores and memory allow, and several per rank if there are few ranks."""
+"""Read ranks in as many processes as CPU cores and memory allow, and in several per rank if there are few ranks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ddpprof.pipeline.entry import Cache, Progress, RankTask, make_entry
 from ddpprof.signals import children_without_ctrl_c
 
 _BASE_BYTES = 150_000_000
-"""bytes that a process needs for itself and for measuring"""
+"""memory that a process needs in addition to the trace"""
 _BYTES_PER_BYTE = 1.5
-"""memory per byte of a compressed trace: 6 % of its JSON, which is 12 times as large, plus a margin"""
+"""memory per byte of a compressed trace: 6 % of its JSON, which is 12 times as large, and a margin"""
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
-"""number of bytes that are read faster than a process starts"""
+"""total size up to which reading in this process is faster than starting others"""
 _MOST_PER_RANK = 4
-"""maximum number of processes per rank; with more, each would mostly decompress"""
+"""maximum number of processes per rank; with more, processes would mostly decompress"""
 
 
 def processes_for(tasks: Sequence[RankTask], sizes: Sequence[int], jobs: int | None) -> tuple[int, int]:
-    """Return how many ranks are read at a time, and how many processes read each; one at a time: in this process.
+    """Return the number of ranks to read at a time, and the number of processes per rank.
 
-    `sizes`: bytes of each task. `jobs`: processes, ``None`` for all that fit.
+    If ranks are read one at a time, this is done in the current process. `sizes`: size of each task in bytes. `jobs`:
+    number of processes; ``None`` for as many as possible.
     """
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
     is_known = all(size or not task.files.traces for size, task in zip(sizes, tasks, strict=True))
@@ -42,7 +43,7 @@ def processes_for(tasks: Sequence[RankTask], sizes: Sequence[int], jobs: int | N
 def read_in_processes(
     tasks: Sequence[RankTask], cache: Cache, num_processes: int, per_rank: int, progress: Progress
 ) -> dict[int, str]:
-    """Write an entry for each rank. Return, by index, why tasks failed."""
+    """Write an entry for each rank. Return the errors of failed tasks, by index."""
     failed: dict[int, str] = {}
     left = list(range(len(tasks)))
     while left:
@@ -50,14 +51,14 @@ def read_in_processes(
             choose_temporary_directory()  # before `multiprocessing` does
             start_resource_tracker()
             suspects, left = _run(left, tasks, cache, num_processes, per_rank, progress)
-            # The system kills a process that takes too much memory, and the pool does not say whose task it was.
+            # If a process runs out of memory, the system kills it, and the pool does not say which task it ran.
             failed |= {index: _KILLED for index in suspects if _run([index], tasks, cache, 1, 1, progress)[0]}
         num_processes = max(1, num_processes // 2)
     return failed
 
 
 _KILLED = (
-    "the process that read it was killed, possibly because it ran out of memory. Try again with --jobs 1 on a "
+    "the process that read it was killed, possibly because it ran out of memory. Try again with --jobs 1, or on a "
     "machine with more memory"
 )
 
@@ -70,8 +71,8 @@ def _run(
     per_rank: int,
     progress: Progress,
 ) -> tuple[list[int], list[int]]:
-    """Return tasks that may have killed a process or run out of memory, and tasks that had not begun by then."""
-    # spawn: forking a process with threads may hang.
+    """Return the tasks that may have killed a process or run out of memory, and the tasks that have not begun."""
+    # Use spawn, because forking a process with threads may deadlock.
     context, of_caller = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     read_bytes = context.RawArray("q", len(tasks))
     pool = ProcessPoolExecutor(num_processes, context, _begin_process, (read_bytes,))
@@ -117,13 +118,13 @@ def _run(
 
 
 def _begin_process(read_bytes: MutableSequence[int]) -> None:
-    global _read_bytes  # noqa: PLW0603 (shared memory is handed over once, when the process starts)
+    global _read_bytes  # noqa: PLW0603 (shared memory can only be passed when a process starts)
     _read_bytes = read_bytes
     begin_reading_process()
 
 
 _read_bytes: MutableSequence[int] = []
-"""bytes read, by task index; shared by all processes"""
+"""number of bytes read for each task; shared by all processes"""
 
 
 def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) -> None:
@@ -139,6 +140,6 @@ def _that_fit(largest_bytes: int) -> int:
 
 
 def _divided(num_processes: int, num_ranks: int) -> tuple[int, int]:
-    """Return how many ranks are read at a time, and how many processes read each rank."""
+    """Return the number of ranks to read at a time, and the number of processes per rank."""
     at_a_time = max(1, min(num_processes, num_ranks))
     return at_a_time, min(_MOST_PER_RANK, num_processes // at_a_time)

@@ -1,7 +1,7 @@
-"""Which bucket sizes does DDP's constructor accept, and which are worth trying?
+"""Settings to predict, and the bucket caps that DDP accepts and that are worth trying.
 
-There is one cap for all buckets, optionally with a smaller one for the first bucket, which begins communication, for
-the last bucket, which is sent when computation has ended, or for both.
+There is one cap for all buckets, optionally with a smaller cap for the first bucket (so that communication starts
+earlier), for the last bucket (so that less is sent after computation has ended), or for both.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, MIB, Caps, Gradient
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
-"""maximum number of buckets whose caps are reasonable to list in a script"""
+"""maximum number of caps in a list that a script should contain"""
 _MANY = 4
-"""minimum number of consecutive equal caps that are not written one by one"""
+"""minimum number of consecutive equal caps that are written as a product"""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCaps:
-    """Bucket caps as in DDP: a list overrides a cap, and without both the first bucket is small."""
+    """Bucket caps as DDP's arguments: a list overrides a cap. With neither, DDP's defaults apply."""
 
     cap_mb: float | None = None
     list_mb: tuple[float, ...] = ()
@@ -37,7 +37,7 @@ class BucketCaps:
 
     @property
     def argument(self) -> str:
-        """Constructor argument as written in Python."""
+        """Argument of DDP's constructor as Python code."""
         if self.list_mb:
             return f"bucket_cap_mb_list={as_written(self.list_mb)}"
         return f"bucket_cap_mb={self.cap_mb}" if self.cap_mb is None else f"bucket_cap_mb={self.cap_mb:g}"
@@ -45,25 +45,25 @@ class BucketCaps:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCaps:
-    """Caps that a user can give to DDP."""
+    """The kinds of caps that a user can pass to DDP."""
 
     lists: bool = True
-    """whether each bucket can have its own cap"""
+    """whether a list with a cap for each bucket is accepted"""
     default_cap: bool = True
-    """whether 25 MiB can be given for all buckets; unlike no cap, this includes the first bucket"""
+    """whether 25 MiB can be passed as the cap of all buckets, including the first bucket (unlike the default)"""
 
     def has(self, caps: BucketCaps | None) -> bool:
-        """Return True if the caps can be given; ``None`` means no change."""
+        """Return True if the caps are accepted. ``None`` means unchanged caps."""
         if caps is None:
             return True
         return self.lists if caps.list_mb else self.default_cap or caps.cap_mb != DEFAULT_CAP_MIB
 
 
 def accepted_caps(torch: str | None, framework: str | None, is_compiled: bool) -> AcceptedCaps:
-    """Return which caps can be given to that version of torch through that framework.
+    """Return which caps are accepted by this version of PyTorch when used through this framework.
 
-    Lists were added in torch 2.13. Accelerate treats 25 MiB as no cap. A list does not move the points at which
-    torch.compile splits a model for DDP; these follow the largest cap.
+    Lists were added in PyTorch 2.13. Accelerate treats 25 MiB like the default. torch.compile ignores a list: it splits
+    the model for DDP by the largest cap.
     """
     version = re.match(r"(\d+)\.(\d+)", torch or "")
     has_lists = version is not None and tuple(map(int, version.groups())) >= (2, 13)
@@ -72,7 +72,7 @@ def accepted_caps(torch: str | None, framework: str | None, is_compiled: bool) -
 
 
 def as_written(list_mb: Sequence[float]) -> str:
-    """Return a list as short Python code."""
+    """Return a list of caps as short Python code."""
     runs = [(f"{cap:g}", len(list(same))) for cap, same in groupby(list_mb)]
     if all(times < _MANY for _, times in runs):
         return f"[{', '.join(cap for cap, times in runs for _ in range(times))}]"
@@ -80,7 +80,7 @@ def as_written(list_mb: Sequence[float]) -> str:
 
 
 def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[float]:
-    """Yield the ascending `caps_mb` up to the first one under which all gradients fit."""
+    """Yield caps in order, up to the first one that puts all gradients into one bucket. `caps_mb`: ascending."""
     for cap_mb in caps_mb:
         yield cap_mb
         if cap_mb * MIB >= gradient_bytes:
@@ -88,7 +88,7 @@ def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[
 
 
 def with_own_ends(cap_mb: float, num_buckets: int) -> Iterator[BucketCaps]:
-    """Yield variants of a cap that gives `num_buckets` buckets, with smaller buckets at the ends."""
+    """Yield lists of caps with a smaller first bucket, last bucket, or both. `num_buckets`: with `cap_mb` for all."""
     ends = [end for end in _ENDS_MB if end < cap_mb]
     yield from (BucketCaps(list_mb=(first, cap_mb)) for first in ends)
     if 1 < num_buckets <= _MOST_LISTED:
@@ -98,7 +98,7 @@ def with_own_ends(cap_mb: float, num_buckets: int) -> Iterator[BucketCaps]:
 
 
 class Algorithm(StrEnum):
-    """Algorithm of an all-reduce among n ranks. Rounds determine latency; bytes are those transferred over one link."""
+    """Algorithm of an all-reduce among n ranks."""
 
     RING = "ring"
     TREE = "tree"
@@ -106,11 +106,13 @@ class Algorithm(StrEnum):
     """all ranks send to one rank, which sends the sum to all"""
 
     def rounds(self, num_ranks: int) -> float:
+        """Return the number of sequential messages, which determines the latency."""
         if self is Algorithm.RING:
             return 2 * (num_ranks - 1)
         return 2 * ceil(log2(num_ranks)) if self is Algorithm.TREE else 2
 
     def bytes_per_byte(self, num_ranks: int) -> float:
+        """Return the number of bytes sent over the busiest link, per byte of the message."""
         if self is Algorithm.RING:
             return 2 * (num_ranks - 1) / num_ranks
         return 2 if self is Algorithm.TREE else 2 * (num_ranks - 1)
@@ -126,7 +128,7 @@ class Setting:
     overlaps: bool = True
     batch_scale: float = 1.0
     accumulation: int | None = None
-    """number of backward passes in a step, only the last of which is reduced"""
+    """number of backward passes per step; gradients are reduced only in the last one"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING
     bytes_per_s: float | None = None
@@ -136,7 +138,7 @@ class Setting:
 
 
 def sent_share(gradients: Sequence[Gradient], compression: Compression | None, rank: int) -> float:
-    """Return the share of all gradient bytes that a hook sends."""
+    """Return the fraction of the gradients' bytes that is sent. `rank`: matrix rank of PowerSGD."""
     total = sum(gradient.num_bytes for gradient in gradients)
     if compression is None or not total:
         return 1.0
@@ -146,7 +148,7 @@ def sent_share(gradients: Sequence[Gradient], compression: Compression | None, r
 
 
 _POWERSGD_LEAST_COMPRESSION = 2
-"""torch's ``min_compression_rate``; gradients that would shrink by less are sent uncompressed"""
+"""default of PyTorch's ``min_compression_rate``; gradients that would be compressed less are sent uncompressed"""
 
 
 def _low_rank_bytes(gradient: Gradient, rank: int) -> float:

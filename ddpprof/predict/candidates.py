@@ -1,11 +1,11 @@
-"""Which settings of DDP are worth trying for real?
+"""Choose the DDP settings that are worth measuring.
 
-settings   caps of buckets, equal or smaller at the ends; gradients as views of their buckets; a static graph
-           instead of the search for unused parameters; a hook that rounds
-distinct   the shortest of the settings that have the same effect in DDP
-promising  predicted to be faster than the unchanged job: first the caps recommended by `choose_caps`, then the best
-           for each number of buckets, because the model's error grows with their number; and one setting without
-           what all others have in common
+settings   combinations of bucket caps (equal, or smaller at the ends), ``gradient_as_bucket_view``, ``static_graph``
+           instead of the search for unused parameters, and a compression hook
+distinct   of the settings that have the same effect in DDP, the one with the shortest code
+promising  settings predicted to be faster than the unchanged job. The choice begins with the caps recommended by
+           `choose_caps`, then takes the best setting for each number of buckets, because the error of the prediction
+           increases with their number. If all of them share an option, one setting without it is included.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ddpprof.predict.replay import Training
 
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _EQUAL = 1e-3
-"""fraction of a step; of settings predicted within this distance, the shorter one comes first"""
+"""fraction of a step; if predictions differ by less, the setting with the shorter code comes first"""
 
 Arguments = Mapping[str, bool | float | str | list[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast of a step's length, ns."""
+    """Predicted duration of a step, ns."""
 
     step_ns: float
     low_ns: float
@@ -42,18 +42,18 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and its forecast. Without any settings: the unchanged job."""
+    """A setting and its predicted step time. Without arguments and hook, it is the unchanged job."""
 
     arguments: Arguments = field(default_factory=dict)
     """arguments of DDP's constructor"""
     comm_hook: str | None = None
-    """name in torch's ``default_hooks``; such a hook rounds the gradients that are sent"""
+    """name of a hook in ``default_hooks`` that compresses gradients"""
     forecast: Forecast | None = None
     num_buckets: int | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Arguments of DDP's constructor, as written in Python."""
+        """Arguments of DDP's constructor as Python code."""
         return tuple(
             f"{name}={as_written(value) if isinstance(value, list) else repr(value)}"
             for name, value in self.arguments.items()
@@ -66,7 +66,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Options that may be changed."""
+    """The options that may be changed."""
 
     view: bool
     static_graph: bool
@@ -84,7 +84,7 @@ class _Tried:
 
     @property
     def does(self) -> tuple[object, ...]:
-        """Key that is equal for settings that have the same effect in DDP."""
+        """Key that is equal for settings with the same effect in DDP."""
         setting = self.setting
         return (
             self.prediction.bucket_bytes,
@@ -107,11 +107,11 @@ class Shortlist:
     others: tuple[Candidate, ...]
     """other settings that were considered and have a different effect"""
     promises: bool
-    """True if at least one setting is predicted to be faster; otherwise only the best one is chosen"""
+    """True if at least one setting is predicted to be faster; otherwise, only the best one is chosen"""
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
-    """Choose at most `most` settings besides the unchanged job."""
+    """Choose at most `most` settings, in addition to the unchanged job."""
     now = _try(profile, Setting(), Candidate())
     distinct = {now.does: now}
     for one in sorted((_try(profile, *made) for made in _settings(profile, knobs)), key=lambda one: one.rank):
@@ -127,7 +127,7 @@ def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
 
 
 def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
-    """Choose a varied selection of settings from `promising`, which is sorted best first."""
+    """Choose up to `most` different settings. `promising`: settings, best first."""
     best_of: dict[int, _Tried] = {}
     for one in promising:
         best_of.setdefault(len(one.prediction.bucket_bytes), one)
@@ -143,7 +143,7 @@ def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
 
 
 def _shares_switch(a: _Tried, b: _Tried) -> bool:
-    """Return True if both change the same option other than buckets."""
+    """Return True if both change the same option, apart from the buckets."""
     return any(
         (
             a.setting.gradient_as_bucket_view and b.setting.gradient_as_bucket_view,
@@ -191,7 +191,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Choose settings without predictions: caps that give different numbers of buckets, and each other option alone."""
+    """Choose settings without predictions: caps with different resulting buckets, and each other option alone."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}
@@ -210,9 +210,9 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
 
 _FEW_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUALLY_GOOD = 1.001
-"""factor; the recorded buckets are kept if others are not better than them by more than this"""
+"""the recorded buckets are kept unless the step is longer than with others by more than this factor"""
 _FLAT = 0.01
-"""fraction of the step; of settings predicted within this distance, none counts as better"""
+"""fraction of the step; settings whose predictions differ by less are considered equally good"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class SearchedSetting:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
-    """Try DDP's default, and every cap up to the one that makes a single bucket; `base` has the other settings."""
+    """Predict DDP's default and every cap up to the first that gives a single bucket. `base`: the other settings."""
     caps_mb = [None, *up_to_one_bucket(_FEW_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 
@@ -236,8 +236,8 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 class ChosenCaps:
     best: SearchedSetting
     equal_mb: tuple[float, float] | None
-    """smallest and largest single cap with which the step is equally short, within the prediction's accuracy; ``None``
-    if there is only one
+    """smallest and largest single cap that are equally good within the accuracy of the prediction; ``None`` if there is
+    only one
     """
 
 
@@ -248,11 +248,12 @@ def choose_caps(
     target: Network | None = None,
     tried: Sequence[SearchedSetting] = (),
 ) -> ChosenCaps:
-    """Choose among the caps that DDP accepts, including no change; lists of caps only for a single module.
+    """Choose the best caps that DDP accepts, or no change. Lists of caps are only considered for a single module.
 
-    A list must be better than all single caps by more than the prediction's error or 1 % of the step. If the best
-    setting may cost time, within the prediction's error, but others certainly save some, choose the one with the
-    largest guaranteed saving. `tried`: results of `try_caps` and others, if there are any.
+    A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
+    of the prediction. If the best setting may make the step longer within this error, the setting with the largest
+    certain gain is chosen instead, if there is one. `tried`: predictions that are already known, such as those of
+    `try_caps`.
     """
     recorded = SearchedSetting(base, predict(profile, base, target))
     known = [one for one in tried or try_caps(profile, base, target) if accepted.has(one.setting.buckets)]
@@ -275,7 +276,7 @@ def choose_caps(
 
 
 def _least_gain_ns(recorded: SearchedSetting, one: SearchedSetting) -> float:
-    """Return the lower end of the interval of a setting's saving, ns."""
+    """Return the lower end of the interval of the predicted gain, ns."""
     return gain(recorded.prediction, one.prediction).low_ns
 
 
@@ -285,7 +286,7 @@ def _is_as_good(one: SearchedSetting, best: SearchedSetting) -> bool:
 
 
 def _equal_caps(single: Iterable[SearchedSetting], best: SearchedSetting) -> tuple[float, float] | None:
-    """Return the range of caps around the best one that are as good; ``None`` if it is a list or the only cap."""
+    """Return the range of caps around the best one that are equally good, or ``None`` if there are no others."""
     if best.setting.buckets is None or best.setting.buckets.list_mb:
         return None
     of_best = float(best.setting.buckets.cap_mb or DEFAULT_CAP_MIB)

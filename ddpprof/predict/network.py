@@ -1,8 +1,8 @@
-"""How long does an all-reduce take between the ranks of a job, and how much does it slow a concurrent computation?
+"""Model the duration of an all-reduce between the ranks of a job, and its cost to concurrent computation.
 
-Both are modelled as latency + bytes × time per byte, but never below a floor (`statistics.size_model`). The data comes
-from `ddpprof netbench`, which measures all sizes, or else from the buckets of the run itself, which only show the time
-per byte for their own sizes, and not their cost to computation.
+Both are modelled as latency + bytes × time per byte, with a minimum (`statistics.size_model`). The parameters are
+fitted to the measurements of `ddpprof netbench` or, without them, to the buckets of the run. The latter only cover the
+sizes of these buckets, and do not show the cost to computation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ddpprof.statistics import first_quartile
 from ddpprof.statistics.size_model import SizeModel, fit_size_model
 
 _TAKEN_ON_A_LINK = 1.1
-"""ns per byte that gloo's threads take from the computation on a link, beside a share of the transfer's duration"""
+"""computation time lost to gloo's threads, in ns per byte, in addition to a share of the transfer's duration"""
 _TAKEN_WITH_TIME = 0.11
 _LEAST_OF_LARGEST = 8
-"""buckets smaller than this fraction of the largest one show latency rather than bandwidth"""
+"""buckets smaller than the largest one by more than this factor depend on latency rather than bandwidth"""
 _FASTEST, _SLOWEST = 1e-4, 1e4
-"""limits of ns per byte: 10 TB/s and 100 kB/s"""
+"""limits of the time per byte in ns: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25
-"""number of search steps between these limits, which gives an accuracy of 0.02 %"""
+"""number of steps of the search between these limits; gives an accuracy of 0.02 %"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Network:
     """largest measured size"""
     num_sizes: int
     relative_error: float
-    """root mean square error of the fit, as a fraction of the time"""
+    """root-mean-square error of the fit, as a fraction of the time"""
     is_benched: bool
-    """True if measured by `ddpprof netbench`, not by a run's buckets"""
+    """True if fitted to a measurement of `ddpprof netbench`, not to the buckets of a run"""
     guesses_taken: bool = False
-    """True if its cost to the computation is that of gloo's threads elsewhere, since it was not measured"""
+    """True if the cost to computation was not measured, and is assumed from other measurements of gloo"""
 
     def with_guessed_cost(self) -> Network:
-        """Return the network with a usual cost to the computation, for ranks without a core for gloo's threads.
+        """Return the network with a typical cost to computation, for ranks without a free core for gloo's threads.
 
-        On loopback, an all-reduce takes as much CPU time as it lasts. On a slower link, netbench measures 1.3 ns per
-        byte at 4 Gbit/s and 2 ns at 1 Gbit/s.
+        On loopback, the CPU time of an all-reduce equals its duration. On slower links, netbench measures 1.3 ns per
+        byte at 4 Gbit/s, and 2 ns per byte at 1 Gbit/s.
         """
         lasts = self.link.alone.ns_per_byte
         taken = Cost(0.0, min(lasts, _TAKEN_ON_A_LINK + _TAKEN_WITH_TIME * lasts))
@@ -58,7 +58,10 @@ class Network:
 
 
 def network_of_bench(bench: NetBench) -> Network | None:
-    """Fit the first quartile of each size, because longer times were disturbed; ``None`` for fewer than three sizes."""
+    """Fit a network to a benchmark. Return ``None`` if the benchmark has too few sizes.
+
+    The first quartile of each size is used, because longer times were disturbed by other work.
+    """
     sizes = [one.num_bytes for one in bench.sizes]
     model = fit_size_model(sizes, [first_quartile(one.longest_ns) for one in bench.sizes])
     if model is None or model.slope_ns <= 0:
@@ -78,7 +81,7 @@ def _cost(model: SizeModel) -> Cost:
 
 
 def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
-    """Fit a Theil–Sen line, because the cost to a computation is a small, noisy difference."""
+    """Fit a Theil–Sen line. A robust fit is needed because these costs are small, noisy differences."""
     points = list(zip(sizes, times_ns, strict=True))
     slopes = [(y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2)]
     if not slopes:
@@ -88,16 +91,16 @@ def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
 
 
 def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    """Derive the network from when buckets were ready and when they were sent; ``None`` if no end was observed.
+    """Fit a network to the times at which buckets were ready and finished. Return ``None`` if no end was observed.
 
-    If buckets are sent one after the other, each shows its duration. Otherwise, search for the time per byte with which
-    buckets launched at these times would finish when they did.
+    If buckets are sent one after the other, their durations are known. Otherwise, search for the time per byte with
+    which a replay of the buckets matches the observed ends.
     """
     return _of_a_queue(steps, training) or _of_shared_link(steps, training)
 
 
 def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    """Fit buckets sent one after the other; ``None`` if they share the link, or do not separate latency from rate."""
+    """Fit buckets sent one after the other. Return ``None`` if they are sent concurrently, or if the fit is invalid."""
     sizes = training.bucket_bytes
     if backend_of(training.backend).num_at_once > 1 or any(len(step.finished_ns) < len(sizes) for step in steps):
         return None
@@ -151,7 +154,10 @@ def _network(training: Training, alone: Cost, relative_error: float) -> Network:
 
 
 def _least_of(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Return the argument that minimises a function with a single minimum, by golden section on a log scale."""
+    """Return the argument between `low` and `high` that minimizes `cost`, by golden-section search on a log scale.
+
+    The function must have a single minimum.
+    """
     golden = (sqrt(5) - 1) / 2
     left, right = low * (high / low) ** (1 - golden), low * (high / low) ** golden
     of_left, of_right = cost(left), cost(right)

@@ -1,13 +1,13 @@
-"""Backward passes as seen by light recording on all ranks together; the basis of predictions.
+"""Combine the recorded backward passes of all ranks into the observations on which predictions are based.
 
-A step with one synchronised backward pass is observed as a whole. A step with several is split into as many parts, each
-ending where the next pass's forward begins. A backward pass through several DDP modules is one part. Times are ns since
-the part began.
+A step with one synchronized backward pass is one observation. A step with several is split into parts, each of which
+ends at the start of the next pass's forward. A backward pass through several DDP modules is one part. Times are in ns
+since the start of the part:
 
-    ready      when the last rank had a gradient, because its bucket waits for all ranks
-    finished   when the last rank had a bucket
-    reduced    when DDP had finished the backward pass: the first optimizer began, or the step ended
-    measured   length of the part, mean of all ranks, which run in step
+    ready      time at which a gradient is ready on the last rank, because its bucket waits for all ranks
+    finished   time at which a bucket has finished on the last rank
+    reduced    end of the backward pass, including DDP's work: start of the first optimizer, or end of the step
+    measured   duration of the part; mean over the ranks, which are synchronized
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ddpprof.topics.buckets.traced import TracedPass, TracedPasses, usual_passes
 class ObservedStep:
     measured_ns: float
     backward_ns: float
-    """end of the last forward on the last rank"""
+    """end of the last forward pass, on the last rank"""
     ready_ns: tuple[float | None, ...]
-    """time per parameter, module by module; ``None`` if it had no gradient"""
+    """time for each parameter, module by module; ``None`` if it had no gradient"""
     finished_ns: Mapping[int, float]
-    """finish times of the buckets that were timed, numbered through all modules"""
+    """finish time of each timed bucket; buckets are numbered across all modules"""
     reduced_ns: float
     backward_end_ns: float | None = None
-    """end of the computation, if it continues after the last gradient of a bucket"""
+    """end of the computation, if it continues after the last gradient"""
     num_accumulated: int = 1
-    """number of backward passes whose gradients are reduced together, after the last of them"""
+    """number of backward passes whose gradients are accumulated and reduced in the last of them"""
     step: int = 0
-    """number of its step"""
+    """number of the step that contains it"""
     modules: tuple[int, ...] = (0,)
-    """DDP modules that the backward pass went through"""
+    """indices of the DDP modules that the backward pass goes through"""
 
     @property
     def computed_ns(self) -> float:
@@ -53,11 +53,11 @@ class ObservedStep:
 def observe_steps(
     recorded: Mapping[int, Sequence[RecordedStep]], num_buckets: Sequence[int] = (0,), one_clock: bool = False
 ) -> tuple[ObservedStep, ...]:
-    """Return one observation per synchronised backward pass that light recording saw on every rank that was read.
+    """Return one observation for each synchronized backward pass that was recorded lightly on all given ranks.
 
-    `num_buckets`: number of buckets of each DDP module. `one_clock`: the ranks are on one host, and a step begins when
-    the first of them begins it. Otherwise, each rank's times count from its own beginning, as if all had begun
-    together.
+    `num_buckets`: number of buckets of each DDP module. `one_clock`: all ranks are on one host, so that times can be
+    measured from the start of the step on the first rank. Otherwise, the times of each rank are measured from its own
+    start of the step.
     """
     by_rank = [{step.number: step for step in steps if step.mode is StepMode.LIGHT} for steps in recorded.values()]
     common = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
@@ -70,9 +70,10 @@ def observe_steps(
 
 
 def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
-    """Split a step where a forward begins after a synchronised backward pass; a part has one pass of each module.
+    """Split a step at each forward pass that follows a synchronized backward pass.
 
-    Empty if a pass lacks gradients, or if a part lacks a forward or a call of ``backward``.
+    A part has one backward pass of each module, all from one ``backward()`` call. If this is not so, or if forward
+    passes or gradient times are missing, no parts are returned.
     """
     if not step.passes or any(one.last_ready_ns is None for one in step.passes):
         return ()
@@ -113,10 +114,10 @@ def _last_ready_ns(one: BackwardPass) -> int:
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
-    """Return the length of a backward pass without communication on the slowest rank, ns; ``None`` without such steps.
+    """Return the duration of a backward pass without communication on the slowest rank, ns, or ``None`` if unknown.
 
-    This is the first quartile of each rank's steps: longer ones were disturbed, and ranks that do not wait for each
-    other are disturbed at different times.
+    For each rank, this is the first quartile over the steps without communication. Longer steps were disturbed by other
+    work, at different times on different ranks.
     """
     of_ranks = [
         first_quartile([_backward_ns(step) for step in alone])
@@ -137,7 +138,7 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
     gradients = zip(*(_ready_ns(step, origin) for step, origin in origins), strict=True)
     first_buckets = list(accumulate((num_buckets[module] for module in modules[:-1]), initial=0))
     finished = [_finished_ns(step, origin, first_buckets) for step, origin in origins]
-    timed = sorted({index for times in finished for index in times})  # the end of a step may be too early for a rank
+    timed = sorted({index for times in finished for index in times})  # some ranks may not have timed all buckets
     return ObservedStep(
         measured_ns=fmean(step.end_ns - step.start_ns for step in ranks),
         backward_ns=max(step.forwards[-1].end_ns - origin for step, origin in origins),
@@ -151,7 +152,7 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
 
 
 def _num_accumulated(part: RecordedStep, module: int) -> int:
-    """Return the number of the module's backward passes in the part; several forwards may share one."""
+    """Return the number of the module's backward passes in the part. Several forward passes may share one."""
     forwards = [one for one in part.forwards if one.module == module and one.has_gradients]
     num_per_pass = sum(one.synchronises for one in forwards)
     return len(forwards) // num_per_pass if num_per_pass else 1
@@ -179,7 +180,7 @@ def _optimized_at(step: RecordedStep, since_ns: int) -> int:
 
 
 _QUEUED_NS = 20_000
-"""a kernel that starts within this many ns after another one's end was waiting for it"""
+"""a kernel that starts within this time after the end of another one was waiting for it"""
 
 
 HostTimes = Mapping[int, Mapping[int, RecordedStep]]
@@ -189,7 +190,7 @@ HostTimes = Mapping[int, Mapping[int, RecordedStep]]
 def observe_gradients(
     ranks: Mapping[int, TracedPasses], recorded: HostTimes, buckets: Buckets
 ) -> tuple[ObservedStep, ...]:
-    """Return the steps that are in both traces and records; empty if the traces show other buckets than `buckets`."""
+    """Return the steps that are in both traces and records. Steps with other buckets than `buckets` are left out."""
     steps = []
     for (number, index), passes in _common_passes(ranks).items():
         hosts = [_part_of_pass(recorded.get(rank, {}).get(number), index) for rank in passes]
@@ -210,7 +211,7 @@ def _part_of_pass(step: RecordedStep | None, index: int) -> RecordedStep | None:
 
 
 def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[float | None]:
-    """Interpolate gradient times linearly from the end of the forward to the first bucket, and on to the next ones."""
+    """Return the times of gradients on the device, interpolated between the end of the forward pass and the buckets."""
     recorded = host.passes[0]
     launched = [None if ns is None else float(ns - recorded.origin_ns) for ns in recorded.ready_ns]
     of_host, of_device = [0.0], [float(one.backward_start_ns - one.step_start_ns)]
@@ -223,12 +224,12 @@ def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[fl
 
 
 def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...]:
-    """Return the passes that every rank has with the usual buckets, and whose end of computation is known."""
+    """Return the backward passes with the usual buckets and a known end of computation that every rank has."""
     return tuple(_observe_passes(list(passes.values())) for passes in _common_passes(ranks).values())
 
 
 def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[tuple[int, int], dict[int, TracedPass]]:
-    """Return a mapping: (step number, position of the pass in it) → rank → its pass."""
+    """Return the passes of all ranks by step number and index of the pass in the step."""
     if not any(of_rank.passes for of_rank in ranks.values()):
         return {}
     by_rank = {
@@ -258,7 +259,7 @@ def _observe_passes(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """Return when each bucket was ready, ns since the step began; at the latest when its all-reduce started."""
+    """Return the time at which each bucket was ready, at the latest the start of its all-reduce, ns from step start."""
     free = [times for index, times in enumerate(one.times_ns) if not _was_queued(one, index)]
     delays = [started - launched for launched, started, _ in free if launched is not None]
     behind = median(delays) if delays else 0

@@ -1,9 +1,11 @@
-"""Which networks other than the fitted one are plausible? Replays with each give a prediction its interval.
+"""Predict the duration of a step with other settings, and the uncertainty of the prediction.
 
-slower, faster   by the error of the fit, and by more the further sizes, ranks and bandwidth are from the measured
-                 ones; with a higher and a lower cost to the concurrent computation
-more latency     as much as is plausible, if the run's buckets have about the same size, so that they do not show
-                 what their time depends on
+The interval of a prediction comes from replays with other plausible networks:
+
+slower, faster   by the error of the fit, which increases with the distance of bucket sizes, number of ranks and
+                 bandwidth from the measured values; also with a higher or lower cost to concurrent computation
+more latency     the largest plausible latency, if the buckets of the run have about the same size, because latency and
+                 bandwidth then cannot be distinguished
 """
 
 from __future__ import annotations
@@ -21,29 +23,31 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, Replayed, Trai
 
 _LEAST_RATE_ERROR = 0.02
 _RATE_ERROR_PER_DOUBLING = 0.1
-"""error per doubling of bucket size, number of ranks or bandwidth, beyond what was measured"""
+"""relative error per doubling of bucket size, number of ranks or bandwidth, beyond the measured range"""
 _BEYOND = 2
-"""a bucket up to this many times larger than the measured sizes counts as equally well known"""
+"""buckets outside the measured sizes by up to this factor do not increase the error"""
 _TAKEN_ERROR = 0.3
 _MOST_TAKEN = 3.0
-"""ns per byte, higher than any cost of gloo to a computation seen so far; used if it was not measured"""
+"""upper limit of gloo's cost to computation, in ns per byte; used if it was not measured"""
 _MOST_LATENCY_NS = 1e6
-"""latency of a bucket, used if it was not measured"""
+"""upper limit of the latency of a bucket; used if it was not measured"""
 _MOST_LATENCY_OF_A_ROUND_NS = 10e6
-"""maximum time to pass on a message of any size: distant hosts, or threads that wait for a core"""
+"""largest plausible latency of one message, for distant hosts or threads that wait for a core"""
 _ONE_SIZE = 4
-"""ratio of largest to smallest size below which sizes do not separate latency from bandwidth"""
+"""minimum ratio of the largest to the smallest size for which latency and bandwidth can be distinguished"""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
+    """Alternative networks, from which the interval of a prediction is derived."""
+
     links: tuple[Link, ...]
     reasons: tuple[str, ...]
-    """why the networks differ by more than the error of the fit, in words"""
+    """why the networks differ by more than the error of the fit, as messages"""
 
 
 def doubts_about(network: Network, link: Link, setting: Setting, training: Training) -> Doubts:
-    """Return the alternative networks. `link`: the network's link as changed by `setting`, for its number of ranks."""
+    """Return the plausible alternatives to `link`, which is the link of the network with `setting` applied."""
     if link.alone == NOTHING:  # one rank
         return Doubts((link,), ())
     error, reasons = _rate_error(network, link, setting, training)
@@ -58,13 +62,13 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
         faster = replace(faster, taken=link.taken.scaled(1 - _TAKEN_ERROR, 1 - _TAKEN_ERROR))
     links = [slower, faster]
     if not network.is_benched and network.most_bytes < _ONE_SIZE * network.least_bytes:
-        reasons.append("the run's buckets all have about the same size, so latency cannot be told apart from bandwidth")
+        reasons.append("the run's buckets all have about the same size, so latency and bandwidth cannot be separated")
         links.append(_with_most_latency(network, link, setting))
     return Doubts(tuple(links), tuple(reasons))
 
 
 def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
-    """Return a link with the largest plausible latency, on which a bucket of the run's size takes the same time."""
+    """Return the link with the largest plausible latency and the same duration for a bucket of the run's size."""
     num_bytes = (network.least_bytes + network.most_bytes) / 2
     rounds, usual_ns = setting.algorithm.rounds(setting.world_size or network.world_size), link.alone.ns(num_bytes)
     latency_ns = min(usual_ns, rounds * _MOST_LATENCY_OF_A_ROUND_NS)
@@ -72,7 +76,7 @@ def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
 
 
 def _rate_error(network: Network, link: Link, setting: Setting, training: Training) -> tuple[float, list[str]]:
-    """Return the relative error, with reasons for the part that does not come from the fit."""
+    """Return the relative error of the bandwidth, and messages why it is larger than the error of the fit."""
     error, reasons, sizes = max(_LEAST_RATE_ERROR, network.relative_error), [], training.bucket_bytes
     beyond = max(network.least_bytes / max(1, min(sizes)), max(sizes) / network.most_bytes)
     if beyond > _BEYOND:
@@ -104,25 +108,25 @@ def _megabytes(num_bytes: float) -> str:
 
 
 _BATCH_ERROR = 0.1
-"""relative error of the computation per doubling of the batch, because it need not grow in proportion"""
+"""relative error of the computation per doubling of the batch size, because it may not be proportional"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
-"""number of passes of a hook over the gradients, with copying into a bucket as the unit; half of them before sending"""
+"""computation of a hook, as a multiple of copying the gradients into buckets; half of it is before sending"""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedParts:
-    """The parts of a step, ns; their sum is the step."""
+    """The parts of a step in ns, which add up to the step."""
 
     forward_ns: float
-    """time until the last forward ends"""
+    """time until the end of the last forward pass"""
     backward_ns: float
     """backward pass without communication"""
     slowed_ns: float
-    """CPU time that communication takes from it"""
+    """CPU time that communication takes from the backward pass"""
     exposed_ns: float
-    """waits for buckets, and copies, after the last gradient"""
+    """waiting for buckets and copying them, after the last gradient"""
     rest_ns: float
-    """optimizer, and everything outside the replay's model"""
+    """optimizer, and everything else that is not replayed"""
 
     @property
     def communication_ns(self) -> float:
@@ -135,25 +139,23 @@ class Prediction:
     step_ns: float
     low_ns: float
     high_ns: float
-    """upper end of a 95 % interval"""
+    """upper end of the 95 % interval"""
     parts: PredictedParts
     bucket_bytes: tuple[int, ...]
-    """sizes in the order of launch"""
+    """bucket sizes in launch order"""
     doubted_ns: tuple[float, ...]
-    """step length with each of the alternative networks, in the same order in all predictions"""
+    """step duration with each of the alternative networks, which have the same order in all predictions"""
     missed_ns: float
-    """error of the replay with recorded settings at the end of the backward pass, increased if the predicted pass is
-    longer
-    """
+    """error of the replay with the recorded settings, scaled up if the predicted backward pass is longer"""
     guessed_ns: float
-    """error from assumptions about the computation of a hook or of another batch size"""
+    """error from assumptions about the computation of a hook, or with another batch size"""
     widened: tuple[str, ...]
-    """why the interval is wider than the run's own errors require, in words"""
+    """why the interval is wider than the errors of the run alone require, as messages"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Gain of one setting over another, ns per step. Noise of the measured steps cancels, because both share it."""
+    """Gain of one setting over another, ns per step. The noise of the measured steps cancels out."""
 
     gain_ns: float
     low_ns: float
@@ -171,13 +173,13 @@ def gain(before: Prediction, after: Prediction) -> Gain:
 
 @dataclass(frozen=True, slots=True)
 class _PredictedPasses:
-    """The step's reduced backward passes through the same modules, ns for all of them together."""
+    """The synchronized backward passes of a step through the same modules. Times are sums over these passes, in ns."""
 
     training: Training
     was_ns: float
-    """their length with the recorded settings"""
+    """duration with the recorded settings"""
     parts: PredictedParts
-    """parts of the step, with a rest of 0"""
+    """parts of the step; `rest_ns` is 0"""
     doubted_ns: tuple[float, ...]
     missed_ns: float
     guessed_ns: float
@@ -190,7 +192,7 @@ class _PredictedPasses:
 
 
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
-    """Predict the step. `target`: the network to train on, if it is not the run's."""
+    """Predict the step. `target`: the network to train on, if it differs from that of the run."""
     network = target or profile.network
     setting = replace(setting, world_size=num_ranks(setting, profile.passes[0].training, network))
     passes = [_predict_passes(one, setting, network) for one in profile.passes]
@@ -257,7 +259,7 @@ def _predict_passes(one: PassProfile, setting: Setting, network: Network) -> _Pr
 
 
 def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
-    """Return the sizes of each module's buckets once, although several kinds of passes may go through it."""
+    """Return the sizes of each module's buckets once, even if several kinds of passes go through the module."""
     of_modules: dict[int, tuple[int, ...]] = {}
     for training in trainings:
         of_modules |= training.bucket_bytes_by_module
@@ -265,7 +267,7 @@ def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """Return the world size of the predicted job: by default the run's, not that of the network's measurement."""
+    """Return the world size to predict: that of the setting, of the run or, if that has one rank, of the network."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 
@@ -305,19 +307,19 @@ def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
 
 
 def _after_ns_per_byte(one: PassProfile, training: Training, setting: Setting) -> float:
-    """Return the time per byte, ns, of what DDP and a hook do once a bucket has arrived."""
+    """Return the time per byte, in ns, that DDP and a hook take after a bucket has arrived."""
     copied = 0.0 if training.gradient_as_bucket_view else one.copied_ns_per_byte
     return copied + _hook_ns_per_byte(one, setting) / 2
 
 
 def _link(network: Network, setting: Setting, backend: str) -> Link:
-    """Return the network's link, for the setting's number of ranks and speed."""
+    """Return the link of the network, adapted to the setting's number of ranks, algorithm and speed."""
     was, ranks = network.link, setting.world_size or network.world_size
     if ranks == 1:
         return Link(NOTHING, at_once=was.at_once)
     rounds = setting.algorithm.rounds(ranks) / Algorithm.RING.rounds(network.world_size)
     if not network.is_benched:
-        rounds = 1.0  # the size-independent part of a run's buckets is mostly waiting for other ranks
+        rounds = 1.0  # for buckets of a run, the constant part is mostly waiting for other ranks
     carried = setting.algorithm.bytes_per_byte(ranks)
     more = carried / Algorithm.RING.bytes_per_byte(network.world_size)
     link = replace(
@@ -352,7 +354,7 @@ def _guesses(one: PassProfile, setting: Setting) -> list[str]:
         guesses.append("the hook's computation time is estimated from DDP's own copies")
     elif setting.compression is not None:
         guesses.append(
-            "the hook's computation time is left out, because the run does not show how fast gradients are copied"
+            "the hook's computation time is ignored, because the run does not show how fast gradients are copied"
         )
     if setting.compression is not None and not one.training.knows_parameters:
         guesses.append("gradients are assumed to be 32-bit, because traces do not contain their dtype")

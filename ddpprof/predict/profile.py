@@ -1,11 +1,11 @@
-"""How long would a run's own steps be without communication? Predictions start from this.
+"""Estimate a run's steps without communication, from which predictions start.
 
-    computed   when a gradient would be ready: its observed time, without the CPU time taken by buckets in transit; the
-               backward pass is as long as in steps without communication, if there are any
-    copied     DDP's work per byte once a bucket has arrived: from the trace, or chosen so that the replay ends when the
-               observed steps did
-    rest       the step outside the backward pass: the optimizer, and everything between steps
-    pace       observed length of the backward pass divided by the replayed one
+    computed   times at which gradients would be ready: observed times minus the CPU time taken by buckets in transit,
+               scaled to the duration of the backward pass in steps without communication, if there are any
+    copied     time per byte of DDP's work after a bucket has arrived: from the trace, or fitted so that the replay ends
+               at the same time as the observed steps
+    rest       the step without the backward pass: the optimizer, and everything between steps
+    pace       ratio of the observed to the replayed duration of the backward pass
 
 All are medians over the observed steps.
 """
@@ -23,20 +23,20 @@ from ddpprof.predict.replay import NOTHING, Computed, Cost, Link, SentBucket, Ti
 from ddpprof.statistics import error_of_median
 
 _MOST_COPIED = 4.0
-"""ns per byte; anything slower is not a copy but the script's own work before its optimizer"""
+"""maximum time of a copy, ns per byte; anything slower includes other work of the script before its optimizer"""
 _MOST_PACE = 1.1
-"""largest pace, and inverse of the smallest; outside this range, the replay's model does not fit"""
+"""largest pace, and inverse of the smallest pace; outside of this range, the replay does not fit the run"""
 _ENOUGH_SENT = 0.5
-"""minimum share of the gradients that must be sent"""
+"""minimum share of the gradients that must be sent during the backward pass to measure their cost"""
 _UNKNOWN_ERROR = 0.0625
-"""relative error of a single step, whose spread is unknown"""
+"""relative error assumed for a single step"""
 
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """The reduced backward passes of a step through the same DDP modules, assumed to be alike.
+    """The synchronized backward passes of a step through the same DDP modules, which are assumed to be alike.
 
-    Times are those of one pass, from where its part of the step begins.
+    Times are those of one pass, since the start of its part of the step.
     """
 
     training: Training
@@ -45,17 +45,17 @@ class PassProfile:
     replayed_ns: float
     """end of the backward pass with the recorded settings, according to the replay"""
     reduced_ns: float
-    """the same, as observed"""
+    """observed end of the backward pass"""
     searched_ns: float = 0.0
-    """time that DDP spends in every forward to find unused parameters"""
+    """time per forward pass in which DDP searches for unused parameters"""
     accumulation: int = 1
-    """number of backward passes per reduction"""
+    """number of backward passes per gradient reduction"""
     num_reduced: int = 1
     """number of such passes in a step"""
 
     @property
     def pace(self) -> float:
-        """Observed time divided by the replayed one, within the limits of what the machine may cause."""
+        """Ratio of the observed to the replayed time, limited to plausible values."""
         return min(max(self.reduced_ns / self.replayed_ns, 1 / _MOST_PACE), _MOST_PACE)
 
     @property
@@ -68,9 +68,9 @@ class PassProfile:
 @dataclass(frozen=True, slots=True)
 class Profile:
     passes: tuple[PassProfile, ...]
-    """one profile for each set of DDP modules that a backward pass of the step goes through; most jobs have one"""
+    """one profile per set of DDP modules that a backward pass of the step goes through; most jobs have only one"""
     step_ns: float
-    """median of measured steps"""
+    """median duration of the measured steps"""
     step_error_ns: float
     """standard error of the median"""
     network: Network
@@ -81,7 +81,7 @@ class Profile:
 
     @property
     def training(self) -> Training:
-        """The training whose passes reduce the most bytes."""
+        """The training with the most gradient bytes."""
         return max((one.training for one in self.passes), key=lambda training: training.gradient_bytes)
 
     @property
@@ -90,25 +90,25 @@ class Profile:
 
     @property
     def comm_hook(self) -> str | None:
-        """The first module's communication hook that affects what is sent; ``None`` if there is none."""
+        """Communication hook of the first module that has one; ``None`` if no module has one."""
         return next((one.training.comm_hook for one in self.passes if one.training.comm_hook is not None), None)
 
     @property
     def replay_error(self) -> float:
-        """Error of the replay with recorded settings, as a fraction of the step."""
+        """Error of the replay with the recorded settings, as a fraction of the step."""
         return sum(one.num_reduced * (one.replayed_ns - one.reduced_ns) for one in self.passes) / self.step_ns
 
     @property
     def batches_per_step(self) -> int | None:
-        """Number of backward passes in a step; ``None`` if they go through different modules, as in a GAN."""
+        """Number of backward passes per step; ``None`` if they go through different modules, as in a GAN."""
         if len(self.passes) > 1:
             return None
         return self.passes[0].num_reduced * self.passes[0].accumulation
 
     def without_others(self, ranks: Profile) -> Profile:
-        """Return a profile as if all ranks computed like `ranks`, which is the profile of some of them.
+        """Return the profile with the computation of `ranks`, which is the profile of some of the ranks.
 
-        Everything else is as measured on all ranks. Raises `DdpprofError` if it has other gradients.
+        Everything else is kept. Raises `DdpprofError` if the number of gradients differs.
         """
         if _num_gradients(ranks) != _num_gradients(self):
             raise DdpprofError("the traces of the other ranks show a different number of gradients.")
@@ -122,7 +122,7 @@ def _num_gradients(profile: Profile) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPasses:
-    """The reduced backward passes through the same modules, in all observed steps."""
+    """The synchronized backward passes through the same modules, in all observed steps."""
 
     training: Training
     passes: Sequence[ObservedStep]
@@ -140,10 +140,10 @@ def profile_of(
 ) -> Profile:
     """Return the profile of a step.
 
-    `measured_ns`: steps that were not profiled. `network`: the run's network. `copied_ns`: time per step that DDP
-    spends copying out of its buckets, if a trace has it. `alone_ns`: length of a backward pass without communication,
-    if all passes go through the same modules. `searched_ns`: time per step that DDP spends searching for unused
-    parameters. Raises `DdpprofError` if the gradients have no bytes.
+    `measured_ns`: durations of steps that were not profiled. `network`: network of the run. `copied_ns`: time per step
+    in which DDP copies gradients out of its buckets, if known from a trace. `alone_ns`: duration of a backward pass
+    without communication, if all passes go through the same modules. `searched_ns`: time per step in which DDP searches
+    for unused parameters. Raises `DdpprofError` if the gradients have no bytes.
     """
     num_passes = sum(one.num_reduced for one in kinds)
     num_bytes = sum(one.num_reduced * one.training.gradient_bytes for one in kinds)
@@ -169,7 +169,7 @@ def profile_of(
 def _pass_profile(
     observed: ObservedPasses, link: Link, copied: float | None, alone_ns: float | None
 ) -> tuple[PassProfile, Link]:
-    """Return the profile of one of these passes, and the link with its cost to the computation, if that is visible.
+    """Return the profile of one pass, and the link, with its cost to computation if the run shows it.
 
     `copied`: ns per byte.
     """
@@ -182,7 +182,7 @@ def _pass_profile(
         copied = _copied_ns_per_byte(training, computed, link, reduced_ns)
     if alone_ns is not None:
         observed_end_ns = median(step.computed_ns for step in steps)
-        copied_in_ns = copied * training.gradient_bytes  # the same time as copying them out again
+        copied_in_ns = copied * training.gradient_bytes  # assumed to take as long as copying out
         end_ns = min(computed.forward_end_ns + alone_ns + copied_in_ns, observed_end_ns)
         if training.on_cpu and link.taken == NOTHING:
             link = replace(link, taken=_taken(training, steps, link, observed_end_ns - end_ns))
@@ -200,7 +200,7 @@ def _pass_profile(
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
-    """Return observed times minus the CPU time that transfers had taken up to then."""
+    """Return the observed times minus the CPU time that transfers had taken until then."""
     sent = _sent(training, step, link)
 
     def taken_until(now_ns: float) -> float:
@@ -214,7 +214,7 @@ def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
 
 
 def _sent(training: Training, step: ObservedStep, link: Link) -> list[tuple[SentBucket, float]]:
-    """Return the buckets as sent over the link during the observed computation, with their bytes."""
+    """Return the buckets as sent over the link during the observed computation, and their sizes in bytes."""
     buckets = training.sent_when(step.ready_ns)
     sent = replay_in_turn(buckets, step.computed_ns, replace(link, taken=NOTHING)).buckets
     return [(one, bucket.num_bytes) for one, bucket in zip(sent, buckets, strict=True)]
@@ -227,9 +227,9 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 
 
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
-    """Return the cost of buckets sent during the backward pass, if they caused all of its loss.
+    """Return the cost per byte to computation, if the bytes sent during the backward pass caused its entire slowdown.
 
-    With few such buckets, the result would be noise.
+    It is not estimated if only a small part of the gradients was sent during the backward pass.
     """
     sent_bytes = median(_sent_bytes(training, step, link) for step in steps)
     if sent_bytes < _ENOUGH_SENT * training.gradient_bytes:
@@ -238,12 +238,12 @@ def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_n
 
 
 def _sent_bytes(training: Training, step: ObservedStep, link: Link) -> float:
-    """Return the bytes sent until the backward pass had finished its computation."""
+    """Return the number of bytes sent until the end of the computation of the backward pass."""
     return sum(size * _share_sent(one, step.computed_ns) for one, size in _sent(training, step, link))
 
 
 def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, reduced_ns: float) -> float:
-    """Return the copying time per byte with which the replay ends when the steps did, found by bisection."""
+    """Return the copy time per byte with which the replay ends at `reduced_ns`, by bisection."""
     low, high = 0.0, _MOST_COPIED
     for _ in range(30):
         middle = (low + high) / 2
@@ -255,7 +255,7 @@ def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, redu
 
 
 def _usual(steps: Sequence[Computed]) -> Computed:
-    """Return medians over steps; a gradient that is missing in most steps is absent."""
+    """Return the medians over the steps. A gradient that is missing in most steps is ``None``."""
 
     def usual(times: Times) -> float | None:
         known = [ns for ns in times if ns is not None]

@@ -1,15 +1,15 @@
-"""When does the backward pass end, if its gradients are sent in these buckets over this link?
+"""Simulate the backward pass of a step whose gradients are sent in given buckets over a given link.
 
-    computation   runs at full speed while nothing is sent; communication slows it down: `Link.taken`
-    bucket        is launched once its last gradient is ready and all buckets before it are launched
-    transfer      starts as soon as one of the backend's `Link.at_once` workers is free, and shares the link equally
-                  with other transfers; during computation it may take longer than on its own
-    finalisation  after the last gradient, DDP processes the buckets in order: it waits for each, and then works on it
-                  for `Bucket.copied_ns`, for example to copy it to the gradients
+    computation   runs at full speed while nothing is sent; communication slows it down (`Link.taken`)
+    bucket        is launched once its last gradient is ready and all previous buckets have been launched
+    transfer      starts as soon as fewer than `Link.at_once` transfers are running, and shares the link equally with
+                  other transfers; during computation, it may take longer (`Link.busy`)
+    finalization  after the last gradient, DDP processes the buckets in order: it waits for each, and then takes
+                  `Bucket.copied_ns`, for example to copy it to the gradients
 
-Times are nanoseconds since the step began.
+Times are in nanoseconds since the start of the step.
 
-`Training` is the recorded training, reduced to what predictions need.
+`Training` is the recorded training, reduced to the data that predictions need.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model.ddp_module import Buckets, Caps, Gradient, final_buckets, rebuilds_buckets
 
 _TAKEN_WITH_TIME = 0.4
-"""share of a transfer's cost to computation that depends on its duration; the rest depends on its bytes. Measured with
-netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s
+"""share of a transfer's cost to computation that is proportional to its duration; the rest is proportional to its size.
+Measured with netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s
 """
 _LEAST_SPEED = 0.1
-"""minimum speed of the computation during communication"""
+"""minimum speed of computation during communication, relative to full speed"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A cost in nanoseconds as a function of bytes."""
+    """A time as a linear function of the number of bytes, with a minimum."""
 
     constant_ns: float = 0.0
     ns_per_byte: float = 0.0
     floor_ns: float = 0.0
-    """cost of small sizes, the same for all of them"""
+    """minimum, which is the cost of small sizes"""
 
     def ns(self, num_bytes: float) -> float:
         return max(self.constant_ns + self.ns_per_byte * num_bytes, self.floor_ns)
@@ -52,19 +52,19 @@ NOTHING = Cost()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The cost of an all-reduce among the ranks, not of the physical link."""
+    """The costs of an all-reduce among the ranks; not a physical link."""
 
     alone: Cost
-    """duration for a bucket that has the link and the CPU to itself"""
+    """duration for a bucket without concurrent transfers and computation"""
     busy: Cost = NOTHING
-    """duration during computation, if that is longer"""
+    """duration for a bucket during computation, if longer"""
     taken: Cost = NOTHING
-    """cost to the concurrent computation"""
+    """computation time lost to a concurrent transfer"""
     at_once: int = 1
     """number of concurrent transfers: one with NCCL, two with gloo's two threads"""
 
     def taken_at(self, ns_per_byte: float) -> Cost:
-        """Return the cost to the computation on a link with another bandwidth."""
+        """Return the cost to computation on a link with another bandwidth."""
         longer = ns_per_byte / self.alone.ns_per_byte if self.alone.ns_per_byte else 1.0
         return replace(self.taken, ns_per_byte=self.taken.ns_per_byte * (1 + _TAKEN_WITH_TIME * (longer - 1)))
 
@@ -79,7 +79,7 @@ class Bucket:
     """time at which its last gradient would be ready without communication"""
     num_bytes: float
     copied_ns: float = 0.0
-    """computing time that it needs once it has arrived"""
+    """computation time for the bucket after it has arrived"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class SentBucket:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     buckets: tuple[SentBucket, ...]
-    """buckets in the order of launch"""
+    """buckets in launch order"""
     computed_ns: float
-    """time at which the computation of the backward pass has finished"""
+    """end of the computation of the backward pass"""
     end_ns: float
-    """time at which finalisation has ended"""
+    """end of finalization"""
 
 
 def replay(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """Replay the buckets, in order of launch. `computed_ns`: end of the backward pass without communication."""
+    """Replay the buckets, given in launch order. `computed_ns`: end of the backward pass without communication."""
     state = _State(buckets, computed_ns, link)
     while not state.is_over:
         state.advance()
@@ -114,7 +114,7 @@ class _Task:
 
     left_ns: float
     awaited: int | None = None
-    """bucket that must have arrived before it begins"""
+    """bucket that must have arrived before the task begins"""
 
 
 class _State:
@@ -127,9 +127,11 @@ class _State:
         self.computed_at = inf
         self._tasks = _tasks(buckets, computed_ns)
         self._next = 0
-        """index of the task: one per bucket that launches it, then the rest of the backward pass, then the copies"""
+        """index of the current task: one per bucket that ends with its launch, the rest of the backward pass, then one
+        copy per bucket
+        """
         self._left: dict[int, float] = {}
-        """remaining fraction of each bucket in transit"""
+        """fraction of each bucket in transit that remains to be sent"""
         self._settle()
 
     @property
@@ -137,7 +139,7 @@ class _State:
         return self._next == len(self._tasks)
 
     def advance(self) -> None:
-        """Advance to the next moment at which anything changes."""
+        """Advance to the next event."""
         speed, rates = self._speeds()
         step = min(
             self._tasks[self._next].left_ns / speed if speed else inf,
@@ -153,7 +155,7 @@ class _State:
         return awaited is not None and self.finished[awaited] == inf
 
     def _speeds(self) -> tuple[float, dict[int, float]]:
-        """Return the speed of the computation, and the fraction of each transfer sent per nanosecond."""
+        """Return the relative speed of computation, and the fraction of each transfer that is sent per nanosecond."""
         computes, sharing = not self._is_held_back(), len(self._left)
         sizes = {index: self._buckets[index].num_bytes for index in self._left}
         lasts_ns = {index: self._link.lasts_ns(size, computes) for index, size in sizes.items()}
@@ -164,7 +166,7 @@ class _State:
         return max(1 - taken, _LEAST_SPEED), rates
 
     def _settle(self) -> None:
-        """Do everything that is due now."""
+        """Process all events that are due now."""
         for index in [index for index, left in self._left.items() if left <= _NOTHING_LEFT]:
             del self._left[index]
             self.finished[index] = self.now
@@ -191,21 +193,21 @@ def _tasks(buckets: Sequence[Bucket], computed_ns: float) -> list[_Task]:
 
 
 _NOTHING = 1e-3
-"""ns; below this, a remaining time is a rounding error"""
+"""remaining times below this, in ns, are rounding errors"""
 _NOTHING_LEFT = 1e-9
-"""fraction of a bucket; below this, nothing is left to send"""
+"""remaining fractions of a bucket below this are rounding errors"""
 
 
 Times = Sequence[float | None]
-"""time of each gradient, ns since the step began; ``None`` if it has none"""
+"""time of each gradient in ns since the start of the step; ``None`` for a parameter without gradient"""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The computation without communication, ns since the step began."""
+    """The computation of a step without communication. Times are in ns since the start of the step."""
 
     forward_end_ns: float
-    """end of the last forward"""
+    """end of the last forward pass"""
     gradients_ns: tuple[float | None, ...]
     end_ns: float
     """end of the backward pass"""
@@ -228,28 +230,28 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The gradients reduced in one backward pass. They belong to one DDP module, or to several in sequence."""
+    """The gradients reduced in one backward pass through one DDP module, or through several in sequence."""
 
     gradients: tuple[Gradient, ...]
     buckets: Buckets
     """buckets of each module in launch order"""
     caps: Caps
-    """caps with which they were made"""
+    """caps from which the buckets were built"""
     world_size: int
     backend: str
     on_cpu: bool
     knows_parameters: bool = True
-    """``False`` if each of `gradients` is a whole bucket from a trace, which cannot be divided"""
+    """``False`` if each of `gradients` is a bucket from a trace, whose parameters are unknown"""
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     comm_hook: str | None = None
     modules: tuple[int, ...] = (0,)
-    """DDP modules that the pass goes through"""
+    """indices of the DDP modules that the pass goes through"""
     further_modules_at: tuple[int, ...] = ()
-    """index of the first gradient of each module except the first module"""
+    """index of the first gradient of each module after the first"""
     further_caps: tuple[Caps, ...] = ()
-    """caps with which their buckets were made"""
+    """caps of each module after the first"""
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -257,7 +259,7 @@ class Training:
 
     @property
     def bucket_bytes_by_module(self) -> dict[int, tuple[int, ...]]:
-        """Module → sizes of its buckets."""
+        """Bucket sizes of each module."""
         sizes: dict[int, list[int]] = {}
         for bucket, size in zip(self.buckets, self.bucket_bytes, strict=True):
             sizes.setdefault(self.modules[self._place(bucket)], []).append(size)
@@ -272,9 +274,9 @@ class Training:
         return rebuilds_buckets(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
 
     def launches(self, ready_ns: Times) -> list[float]:
-        """Return the launch time of each bucket: when it and all before it in its module are ready.
+        """Return the launch time of each bucket: the time at which it and all previous buckets of its module are ready.
 
-        A bucket without gradients is launched at once.
+        A bucket without gradients is launched together with the previous one.
         """
         launches, latest = [], [0.0] * len(self.modules)
         for bucket in self.buckets:
@@ -288,11 +290,11 @@ class Training:
         return bisect_right(self.further_modules_at, bucket[0])
 
     def sent_when(self, ready_ns: Times) -> list[Bucket]:
-        """Return the buckets, each ready at the time of its launch."""
+        """Return the buckets for a replay, each with its launch time as `computed_ns`."""
         return [Bucket(*pair) for pair in zip(self.launches(ready_ns), self.bucket_bytes, strict=True)]
 
     def replay(self, computed: Computed, link: Link, copied_ns_per_byte: float, sent_share: float = 1.0) -> Replayed:
-        """Replay the training. `sent_share`: share of the bytes that is sent over the link."""
+        """Replay the training. `sent_share`: fraction of the bytes that is sent over the link."""
         rows = [
             Bucket(one.computed_ns, one.num_bytes * sent_share, copied_ns_per_byte * one.num_bytes)
             for one in self.sent_when(computed.gradients_ns)
@@ -300,7 +302,10 @@ class Training:
         return replay_in_turn(rows, computed.end_ns, link)
 
     def remade(self, caps: Caps | None, ready_order: Sequence[int]) -> Buckets:
-        """Return the buckets that DDP makes with these caps, or its own, if gradients become ready in this order."""
+        """Return the buckets that DDP would build if gradients became ready in this order.
+
+        `caps`: caps of all modules; ``None`` for their present caps.
+        """
         firsts, own_caps = (0, *self.further_modules_at), (self.caps, *self.further_caps)
         made: list[tuple[int, ...]] = []
         for first, end, own in zip(firsts, (*self.further_modules_at, len(self.gradients)), own_caps, strict=True):
@@ -311,7 +316,7 @@ class Training:
 
 
 def joint(trainings: Sequence[Training]) -> Training:
-    """Return what a backward pass through several modules reduces. Raises `DdpprofError` if their settings differ."""
+    """Join the trainings of modules in one backward pass into one. Raises `DdpprofError` if their settings differ."""
     firsts = list(accumulate((len(one.gradients) for one in trainings), initial=0))
     common = {replace(one, gradients=(), buckets=(), modules=(), caps=Caps()) for one in trainings}
     if len(common) > 1:
@@ -333,7 +338,7 @@ def joint(trainings: Sequence[Training]) -> Training:
 
 
 def replay_in_turn(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """Replay buckets given in any order, each launched as soon as it is ready. Results are in the same order."""
+    """Replay buckets given in any order; each is launched as soon as it is ready. The result has the same order."""
     order = sorted(range(len(buckets)), key=lambda index: buckets[index].computed_ns)
     replayed = replay([buckets[index] for index in order], computed_ns, link)
     by_index = dict(zip(order, replayed.buckets, strict=True))

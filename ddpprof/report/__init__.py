@@ -1,7 +1,7 @@
 """The report: the measures of a run as one tree.
 
-The JSON report is this tree, field by field; ``ddpprof schema`` prints its schema. ``None`` means that this run cannot
-tell. Times are ns, sizes bytes.
+The JSON report has the same fields; ``ddpprof schema`` prints its schema. ``None`` means unknown. Times are in ns, and
+sizes in bytes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 
 class ShownInNotebooks:
-    """A result that Jupyter shows as HTML and ``print`` shows as a short summary.
+    """Base of results that Jupyter shows as HTML and ``print`` shows as a short summary.
 
-    `ddpprof.render.notebook` renders it.
+    `ddpprof.render.notebook` renders both.
     """
 
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        """Define `_repr_pretty_` in the subclass itself; otherwise IPython would prefer the subclass's ``__repr__``."""
+        """Define `_repr_pretty_` in the subclass; otherwise, IPython would prefer the ``__repr__`` of the subclass."""
         cls._repr_pretty_ = ShownInNotebooks._repr_pretty_  # type: ignore[method-assign]
 
     def _repr_html_(self) -> str:
@@ -58,7 +58,7 @@ class ShownInNotebooks:
         return as_html(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the summary in IPython's terminal. `cycle` is for containers that contain themselves."""
+        """Print the summary in an IPython terminal. `cycle`: whether a container contains itself."""
         printer.text("…" if cycle else str(self))
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ _TIMED = (StepMode.OFF, StepMode.LIGHT)
 """steps whose duration is affected only by the light recorder"""
 
 REPORT_FORMAT = 2
-"""version of the JSON report; it increases when a field changes its meaning or is removed, not when one is added"""
+"""version of the JSON report; it is increased if a field changes its meaning or is removed, not if one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class Module:
     bucket_cap_mib: float | None
     comm_hook: str | None
     settings: Mapping[str, str] = field(default_factory=dict)
-    """DDP's constructor arguments by torch's names, as text"""
+    """constructor arguments of DDP by name, as text"""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job that ran."""
+    """The job to which the run belongs."""
 
     name: str
     command: tuple[str, ...]
@@ -118,24 +118,24 @@ class Job:
     torch: str | None
     modules: tuple[Module, ...]
     num_steps: int | None = None
-    """number of steps that the training took; ``None`` if unknown"""
+    """total number of training steps; ``None`` if unknown"""
     num_micro_steps: int | None = None
-    """number of batches that a step accumulates before the optimizer steps; ``None`` without a recording"""
+    """number of batches whose gradients are accumulated in a step; ``None`` for traces without a recording"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
+    """arguments of ``ddpprof trace`` that record the run again; empty if unknown"""
     framework: str | None = None
-    """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    """framework that created the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     is_compiled: bool = False
-    """True if torch.compile compiled something in the training"""
+    """True if the job used torch.compile"""
     only_watched: bool = False
-    """True if steps were not recorded in detail, as with ``ddpprof watch``"""
+    """True if no steps were recorded in detail, as with ``ddpprof watch``"""
     group_ranks: tuple[int, ...] | None = None
     """ranks with which the lowest rank averages gradients; ``None`` if these are all ranks of the job, or if unknown"""
     spare_cores: float | None = None
-    """number of cores per rank beyond those with which it computes, on the host with the fewest; ``None`` if unknown"""
+    """number of unused CPU cores per rank, on the host with the fewest; ``None`` if unknown"""
 
     def averages(self, rank: int) -> bool:
-        """Return whether a rank averages its gradients with the lowest rank."""
+        """Return True if a rank averages its gradients with the lowest rank."""
         return self.group_ranks is None or rank in self.group_ranks
 
     @property
@@ -145,24 +145,24 @@ class Job:
 
     @property
     def accepted_caps(self) -> AcceptedCaps:
-        """Return which caps of buckets a user can give to its DDP module."""
+        """The kinds of bucket caps that can be passed to the DDP module."""
         return accepted_caps(self.torch, self.framework, self.is_compiled)
 
     @property
     def takes_cap_lists(self) -> bool:
-        """Return whether its torch and framework let a user give each bucket its own cap."""
+        """Whether the versions of PyTorch and the framework accept a list of caps."""
         return accepted_caps(self.torch, self.framework, is_compiled=False).lists
 
     def trace_command(self, *options: str) -> str:
-        """Return the command that records such a run again, with further options."""
+        """Return the command that records the run again, with further options."""
         return " ".join(("ddpprof trace", *options, shlex.join(self.recorded_with) or "train.py"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tables:
-    """The tables of one report. Pandas, polars, DuckDB and others read Arrow tables without a copy.
+    """The tables of one report, as Arrow tables, which pandas, Polars and DuckDB can read without copying.
 
-    Columns have their unit in their name, and their description in the metadata of their field.
+    The name of a column includes its unit, and the metadata of its field has a description.
     """
 
     steps: pa.Table
@@ -173,10 +173,10 @@ class Tables:
     kernels: pa.Table
     findings: pa.Table
     further: Mapping[str, pa.Table]
-    """tables of topics from other packages, by the topic's name"""
+    """tables of topics from other packages, by topic name"""
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield names and tables, so that ``dict(tables)`` has all of them."""
+        """Yield names and tables, so that ``dict(tables)`` contains all tables."""
         yield from ((one.name, getattr(self, one.name)) for one in fields(self) if one.name != "further")
         yield from self.further.items()
 
@@ -190,43 +190,43 @@ class Report(ShownInNotebooks):
     ddpprof: str
     job: Job
     missing: tuple[str, ...]
-    """notes on what the report does not contain, and why"""
+    """messages about data that the report does not contain, and why"""
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketRow, ...]
-    """buckets from the recorder, or from traces alone"""
+    """buckets from the recording or, without one, from the traces"""
     findings: tuple[Finding, ...]
     kernels: Annotated[tuple[KernelSummary, ...], DEVICE] = ()
     """kernels that take the most time on the first rank with a trace"""
     overlap_slowdown: Annotated[OverlapSlowdownReport | None, DEVICE] = None
     across: AcrossRanks | None = None
     outside: Annotated[tuple[OutsideCalls, ...] | None, DEVICE] = None
-    """collectives outside DDP, per step: medians, of the rank with the least exposed time"""
+    """collectives outside of DDP: medians per step, on the rank with the least exposed time"""
     data_parallel: Annotated[DataParallelReport | None, DEVICE] = None
     memory: tuple[RankMemory, ...] = ()
     rpc: Annotated[tuple[RankRpc, ...], HOST] = ()
-    """calls of ranks through ``torch.distributed.rpc``"""
+    """calls through ``torch.distributed.rpc``, by rank"""
     horovod: HorovodSummary | None = None
-    """summary of a Horovod timeline, which has no other data"""
+    """summary of a Horovod timeline; the rest of the report is then mostly empty"""
     attempts: tuple[AttemptSummary, ...] = ()
-    """attempts of a job that torchrun restarted; the rest is about one of them"""
+    """attempts of a job that torchrun restarted; the rest of the report is about one of them"""
     bound: Bound | None = None
     """what limits the step; ``None`` if little communication is exposed, or if unknown"""
     usual_steps: tuple[int, ...] = ()
-    """numbers of the profiled steps that tables average over; see `topics.steps.breakdown`"""
+    """numbers of the profiled steps over which tables average; see `topics.steps.breakdown`"""
     failure: Failure | None = None
     """how the job failed; ``None`` if no failure is known"""
     own_reduction: Annotated[OwnReduction | None, DEVICE] = None
-    """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
+    """gradient reduction by the script's own hooks: per step, on the rank with the least exposed time"""
     compiled_graphs: Annotated[CompiledGraphs | None, HOST] = None
-    """how torch.compile cuts the DDP module into graphs; ``None`` if it is not compiled"""
+    """how torch.compile splits the DDP module into graphs; ``None`` if the module is not compiled"""
     times: Mapping[str, str] = field(default_factory=dict)
-    """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
+    """on an accelerator, the clock of each field: ``"host"`` for launch times, ``"device"`` for execution times"""
     link_limit: LinkLimit | None = None
-    """the path between the ranks, its limit and what was reached; ``None`` if neither is known"""
+    """the link between the ranks, its speed, and the bandwidth reached; ``None`` if neither is known"""
     whole_run: Annotated[WholeRun | None, HOST] = None
-    """how the whole training went; ``None`` if no rank left a pulse"""
+    """summary of the whole training; ``None`` if no rank left a pulse"""
     further: Mapping[str, Any] = field(default_factory=dict)
-    """results of topics from other packages, by the topic's name"""
+    """results of topics from other packages, by topic name"""
 
     @property
     def tables(self) -> Tables:
@@ -237,15 +237,15 @@ class Report(ShownInNotebooks):
 
     @property
     def ranks_together(self) -> tuple[RankReport, ...]:
-        """Ranks that average their gradients with the lowest rank; others may train another model at another pace."""
+        """Ranks that average their gradients with the lowest rank. Other ranks may train a different model."""
         return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
 
     @property
     def step_ns(self) -> int | None:
-        """Length of a step from the best source: the median of the steps that ran without the profiler.
+        """Duration of a step, ns: the median of the steps that ran without the profiler.
 
-        If there are none, or on an accelerator, where the host's times do not show it: the mean of the profiled steps.
-        Without profiled steps: the median of the whole run.
+        On an accelerator, or if there are no such steps, it is the mean of the profiled steps. Without profiled steps,
+        it is the median of the whole run.
         """
         timed_ns = self.timed_steps_ns
         if timed_ns:
@@ -257,7 +257,7 @@ class Report(ShownInNotebooks):
 
     @property
     def timed_steps_ns(self) -> list[float]:
-        """Lengths of the steps that ran without the profiler, as the mean over the ranks, which run in step; on CPU."""
+        """Durations of the steps without the profiler, ns, as means over the ranks. Empty on an accelerator."""
         by_number: dict[int, list[int]] = {}
         for step in (step for rank in self.ranks_together for step in rank.light_steps if step.mode in _TIMED):
             by_number.setdefault(step.step, []).append(step.duration_ns)
@@ -265,11 +265,11 @@ class Report(ShownInNotebooks):
 
     @property
     def profiled_step_ns(self) -> int | None:
-        """Mean length of the profiled steps that the tables cover, ns."""
+        """Mean duration of the profiled steps over which tables average, ns."""
         return mean_known(step.duration_ns for rank in self.ranks_together for step in self.averaged(rank))
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
-        """Return the rank's steps that tables average over."""
+        """Return the steps of the rank over which tables average."""
         return rank.averaged(self.usual_steps)
 
     @property
@@ -281,9 +281,9 @@ class Report(ShownInNotebooks):
         return bool(self.times)
 
     def trace_command(self, *options: str) -> str:
-        """Return the command that records such a run again, with further options."""
+        """Return the command that records the run again, with further options."""
         return self.job.trace_command(*options)
 
     def __getitem__(self, topic: Topic[Any, _OfRun]) -> _OfRun | None:
-        """Return what a topic shows, if the report has a field of its name; ``None`` if it shows nothing."""
+        """Return the results of a topic, or ``None`` if the report has none."""
         return cast("_OfRun | None", getattr(self, topic.name, None) or None)

@@ -1,4 +1,4 @@
-"""The report of a file of another tool."""
+"""Build the report of a run, or of a file of another tool."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from ddpprof.version import __version__
 from ddpprof.words import ranks_in_words, utf8_text
 
 _STEPS_TO_TELL = 10
-"""minimum number of recorded steps at which they show a late rank better than the whole run; fewer may be chance"""
+"""minimum number of recorded steps to identify late ranks from them rather than from the whole run"""
 
 
 def view_of(
@@ -64,10 +64,10 @@ def view_of(
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
-    """Return the view; it contains only the topics' results given in `shown`."""
+    """Return the view for the rules. Of the topics' results, it contains only those in `shown`."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
-        """Return the mean over steps on the rank with the lowest mean; what others take beyond it is waiting."""
+        """Return the mean over the steps, on the rank where it is lowest; on other ranks, it includes waiting."""
         of_ranks = [[value(step) for step in one.measured_steps if step.step in usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 
@@ -80,7 +80,7 @@ def view_of(
     whole = [one.whole for one in _watched(run) if one.whole is not None and job.averages(one.rank)]
     step_ns = least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns
     data_ns = least(lambda s: s.parts.data_ns if s.parts else None)
-    on_cpu = job.device == "cpu"  # the host of an accelerator may wait while that computes
+    on_cpu = job.device == "cpu"  # with an accelerator, the host may wait while the accelerator computes
     if data_ns is None and on_cpu:
         data_ns = _least(one.data_ns for one in records)
     if step_ns is None and whole and on_cpu:  # no step was recorded
@@ -96,7 +96,7 @@ def view_of(
         trailing_ns=least(lambda s: s.trailing_ns),
         data_ns=data_ns,
         buffer_sync_ns=_least(one.buffer_sync_ns for one in records),
-        unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
+        unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: not in the trace
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
         launch_bound_ns=least(lambda s: s.idle.late_launch_ns if s.idle else None),
         host_read_ns=least(lambda s: s.idle.host_read_ns if s.idle else None),
@@ -129,7 +129,7 @@ def shown_across(
     slowdown: OverlapSlowdownReport | None,
     across: AcrossRanks,
 ) -> dict[str, Any]:
-    """Return the results, by topic name, of topics whose measures need all ranks."""
+    """Return the results of topics whose measures need all ranks, by topic name."""
     loads = max((one.devices for one in ranks if job.averages(one.rank)), key=imbalance_ns, default=())
     lateness = _lateness(run, job, across)
     shown = {
@@ -165,7 +165,7 @@ def _watched(run: Run) -> Sequence[RankWholeRun]:
 
 
 def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
-    """Return half of the 95 % interval of the median step, on the rank where it is smallest, ns."""
+    """Return half of the 95 % interval of the median step time in ns, on the rank where it is smallest."""
     noises = []
     for rank in ranks:
         steps_ns = [step.duration_ns for step in rank.measured_steps] or [step.duration_ns for step in rank.light_steps]
@@ -179,7 +179,7 @@ def _least(values: Iterable[int | None]) -> int | None:
 
 
 def report_of_file(run: Run, file: OtherFile) -> Report:
-    """Build the report of a file of another tool: the same tree, with the data that such a file has."""
+    """Build the report of a file of another tool, with the data that the file contains."""
     readers = ((topic, topic.of_file(file)) for topic in TOPICS if topic.of_file is not None)
     topic, told = next((topic, told) for topic, told in readers if told is not None)
     light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
@@ -217,18 +217,18 @@ def report_of_file(run: Run, file: OtherFile) -> Report:
 class Reduced:
     report: Report
     buckets: Mapping[int, Sequence[BucketStep]]
-    """buckets by rank, in every profiled step, for timelines"""
+    """buckets of each rank in every profiled step, for timelines"""
     passes: Mapping[int, TracedPasses] = field(default_factory=dict)
-    """gradient all-reduces in traces, by rank"""
+    """gradient all-reduces of each rank, from its trace"""
 
 
 def build_report(run: Run) -> Report:
-    """Return the report on a run: everything known about it, in one tree."""
+    """Build the report of a run."""
     return reduce_run(run).report
 
 
 def reduce_run(run: Run) -> Reduced:
-    """Reduce a run that is entirely in memory."""
+    """Reduce a run that is entirely in memory to its report."""
     summary = merge_summaries([summarise_rank(rank, run.modules) for rank in run.ranks])
 
     def recorded(ranks: Sequence[int]) -> dict[int, Sequence[RecordedStep]]:
@@ -238,7 +238,7 @@ def reduce_run(run: Run) -> Reduced:
 
 
 def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary, recorded: RecordedSteps) -> Reduced:
-    """Reduce a summary of a run, whose own ranks are not read."""
+    """Reduce a run to its report, given the summary of its ranks. ``run.ranks`` is not used."""
     if run.other_file is not None:
         return Reduced(report_of_file(run, run.other_file), {})
     ranks = summary.ranks
@@ -305,7 +305,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
 
 
 def _predictions(run: KnownRun, stragglers: Sequence[Straggler], recorded: RecordedSteps) -> Predictions:
-    """Predict changes only if a rule needs them: for DDP modules, or a late rank."""
+    """Predict changes, if there are DDP modules or late ranks for which a rule needs predictions."""
     if not run.modules and not stragglers:
         return Predictions()
     known = [one.rank for one in run.report.ranks_together]
@@ -334,7 +334,7 @@ def _passes(ranks: Sequence[RankSummary], found: Mapping[int, RankBuckets]) -> d
 def _buckets(
     ranks: Sequence[RankSummary], found: Mapping[int, RankBuckets], modules: Sequence[DdpModule]
 ) -> tuple[tuple[BucketRow, ...], TracedBuckets]:
-    """Summarise buckets from the recorder's facts or, without them, from the traces."""
+    """Summarize the buckets from the records or, without them, from the traces."""
     one_clock = len(_hosts(ranks)) == 1 and all(one.host is not None for one in ranks)
     if modules:
         return summarise_buckets(modules, {one.rank: found[one.rank].steps for one in ranks}, one_clock), NO_BUCKETS
@@ -375,7 +375,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
 
 
 def _spare_cores(records: Sequence[Record], world_size: int | None) -> float | None:
-    if len(records) != world_size:  # ranks that were not read may share the cores
+    if len(records) != world_size:  # ranks that were not read may use the same cores
         return None
     return min(((one.num_cores - one.num_threads) / one.num_ranks for one in cores_of_hosts(records)), default=None)
 
@@ -385,13 +385,13 @@ def _group_of(rank: RankSummary) -> tuple[int, ...] | None:
 
 
 def _averaging_together(ranks: Sequence[RankSummary]) -> Sequence[RankSummary]:
-    """Return the ranks that average gradients with the lowest rank: others may train another model, at another pace."""
+    """Return the ranks that average gradients with the lowest rank. Other ranks may train a different model."""
     members = _group_of(ranks[0]) if ranks else None
     return ranks if members is None else [one for one in ranks if one.rank in members]
 
 
 def _words(found: object) -> tuple[str, ...]:
-    """Return words from a run's settings, which are untrusted JSON."""
+    """Return a list of strings from a run's settings, which are untrusted JSON."""
     return tuple(utf8_text(str(word)) for word in found) if isinstance(found, list | tuple) else ()
 
 
@@ -408,11 +408,11 @@ def _module(module: DdpModule) -> Module:
 
 
 def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummary]) -> list[str]:
-    """Return what the traces lack, each once for all ranks that lack it."""
+    """Return the notes on traces, each with the number of ranks to which it applies."""
     counts, of_all = Counter(note for one in ranks if one.facts.trace for note in one.facts.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
     if len(together) < len(ranks):
         covered = ranks_in_words([one.rank for one in together])
-        others = "the other ranks average gradients in process groups of their own"
+        others = "the other ranks average gradients in other process groups"
         notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
     return ["this is a trial without DDP, for comparison", *notes] if run.settings.get("without_ddp") else notes

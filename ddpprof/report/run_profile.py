@@ -1,4 +1,4 @@
-"""Construction of the `Profile` from which predictions start."""
+"""Build the `Profile` of a run, from which predictions start."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _TIMED = (StepMode.OFF, StepMode.LIGHT)
 _FEW_STEPS = 0.1
 """maximum share of the steps whose backward passes may differ from those of the other steps"""
 _SAME_LINK = 0.15
-"""largest relative difference between a measured network and the run's own that counts as the same"""
+"""maximum relative difference between two networks that are considered the same"""
 
 Recorded = Mapping[int, Sequence[RecordedStep]]
-"""steps of each rank that was read"""
+"""steps of each rank"""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
     profile: Profile
     target: Network | None
-    """network to predict for, if it is not the run's"""
+    """network to predict for, if it differs from that of the run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Benches:
     """Networks measured with `ddpprof netbench`."""
 
     to_train_on: Network | None = None
-    """network to predict for; the run's own if it is equally fast"""
+    """network to predict for; treated as the network of the run if it is equally fast"""
     of_run: Network | None = None
 
 
@@ -59,16 +59,16 @@ NO_BENCHES = Benches()
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """The known facts about a run."""
+    """The data of a run that predictions need."""
 
     report: Report
     modules: tuple[DdpModule, ...]
     recorded: Recorded
     passes: Mapping[int, TracedPasses]
-    """passes by rank, from traces"""
+    """backward passes of each rank, from its trace"""
 
     def without(self, ranks: Collection[int]) -> KnownRun:
-        """Return the run without these ranks. Raises `DdpprofError`."""
+        """Return the run without these ranks. Raises `DdpprofError` if it does not have them, or has no others."""
         recorded = {rank: steps for rank, steps in self.recorded.items() if rank not in ranks}
         passes = {rank: found for rank, found in self.passes.items() if rank not in ranks}
         missing = set(ranks) - self.recorded.keys() - self.passes.keys()
@@ -83,9 +83,10 @@ class KnownRun:
 
 
 def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """Profile a run from its record if it has the times of buckets, as on CPU, or else from its traces.
+    """Build the profile of a run from its record if that contains bucket times, as on CPU, otherwise from its traces.
 
-    `without`: ranks that are assumed to be like the others. Raises a `DdpprofError` that says what to record.
+    `without`: ranks that are assumed to compute like the other ranks. Raises `DdpprofError` if the run has not enough
+    data; the message says what to record.
     """
     run = run.of_known_modules()
     of_all = _profile_run(run, benches)
@@ -133,7 +134,7 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _whole_steps_ns(parts: Sequence[ObservedStep]) -> list[float]:
-    """Return the length of each step, which was observed in one part per backward pass."""
+    """Return the duration of each step, ns, as the sum of its parts, one per backward pass."""
     lengths: dict[int, float] = {}
     for part in parts:
         lengths[part.step] = lengths.get(part.step, 0.0) + part.measured_ns
@@ -160,7 +161,10 @@ def _profiled_by_number(recorded: Recorded) -> HostTimes:
 
 
 def _slowed_ns_per_byte(report: Report, training: Training) -> float:
-    """Return the cost of communication to computation, ns per byte, from kernels with and without it; 0 if unknown."""
+    """Return the cost of communication to computation, ns per byte, or 0 if unknown.
+
+    It is derived from the durations of kernels with and without concurrent communication.
+    """
     slowdown = report.overlap_slowdown
     if slowdown is None or not slowdown.lost_ns or slowdown.lost_ns < 0 or not slowdown.known_share:
         return 0.0
@@ -208,9 +212,9 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[ObservedPasses]:
-    """Return the passes grouped by the modules that they go through, without passes that hardly any step has.
+    """Group the passes by the modules that they go through. Passes that only a few steps have are left out.
 
-    Raises `DdpprofError` if some steps train other modules than others.
+    Raises `DdpprofError` if different steps train different modules.
     """
     of_modules: dict[tuple[int, ...], list[ObservedStep]] = {}
     for one in passes:
@@ -227,13 +231,16 @@ def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[O
 
 
 def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int:
-    """Return the median number of these passes in a step. `steps`: numbers of all observed steps."""
+    """Return the median number of these passes per step. `steps`: numbers of all observed steps."""
     number_in = Counter(one.step for one in passes)
     return round(median(number_in[step] for step in steps))
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """Use the run's cost of all-reduces to computation if it was not measured there: it hardly depends on the link."""
+    """Return `target`, with the run's cost of communication to computation if `target` has none.
+
+    The cost depends little on the link.
+    """
     if target is None or target.link.taken != NOTHING:
         return target
     return _with_taken_of(profile.network, target)
@@ -251,15 +258,15 @@ def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
 
 
 def refuse_unknown_hook(training: Training, option: str) -> None:
-    """Raise `DdpprofError` if a hook determines what is sent."""
+    """Raise `DdpprofError` if a communication hook changes what is sent. `option`: the option that is then useless."""
     if not sends_unchanged(training.comm_hook):
         raise DdpprofError(
-            f"the run does not show what {training.comm_hook} sends, so {option} does not show how long sending takes."
+            f"the run does not show how much data {training.comm_hook} sends, so {option} cannot be used."
         )
 
 
 def _networks(own: Network | None, benches: Benches, training: Training) -> tuple[Network, Network | None]:
-    """Return the run's network, and the one to train on if it differs."""
+    """Return the network of the run, and the network to predict for if it differs."""
     bench, of_run = benches.to_train_on, benches.of_run
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
@@ -298,9 +305,9 @@ def _with_taken_of(known: Network, other: Network) -> Network:
 
 
 def _is_same(bench: Network, known: Network) -> bool:
-    """Return whether a network is the known one.
+    """Return True if a measured network is the same as the known network of the run.
 
-    A run's own network shows no latency, so only a large difference counts.
+    If the latter was derived from buckets, it has no latency, and only a large bucket can be compared.
     """
     measured, seen = bench.link.alone, known.link.alone
     differences = [abs(measured.ns_per_byte / seen.ns_per_byte - 1)]
@@ -312,7 +319,7 @@ def _is_same(bench: Network, known: Network) -> bool:
 
 
 def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
-    """Return what a backward pass through one module reduces. `index`: the module's, among those of the run."""
+    """Return the `Training` for backward passes through one module. `index`: of the module, in the run."""
     settings = module.settings
     return Training(
         gradients=tuple(map(gradient_of, module.parameters)),
@@ -330,9 +337,9 @@ def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
 
 
 def _caps(module: DdpModule) -> Caps:
-    """Return the requested caps.
+    """Return the caps that the script passed to DDP.
 
-    A cap of 25 may also be the default, if its small first bucket gives the recorded buckets.
+    A recorded cap of 25 MiB is the default if the recorded buckets match it, including the small first bucket.
     """
     caps_mb = module.settings.get("bucket_cap_mb_list")
     of_cap = Caps.of(module.bucket_cap_mb, caps_mb if isinstance(caps_mb, list) else ())
@@ -342,7 +349,7 @@ def _caps(module: DdpModule) -> Caps:
 
 
 def _measured_ns(recorded: Recorded) -> list[float]:
-    """Return the steps that were not profiled, as the mean over the ranks, which run in step."""
+    """Return the durations of the steps that were not profiled, ns, as means over the ranks."""
     by_number: dict[int, list[int]] = {}
     for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
         by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
@@ -350,12 +357,12 @@ def _measured_ns(recorded: Recorded) -> list[float]:
 
 
 def _num_steps_of_several_passes(recorded: Recorded) -> int:
-    """Return the number of lightly recorded steps with several backward passes, of the rank that has fewest."""
+    """Return the number of lightly recorded steps with several backward passes, on the rank with the fewest."""
     numbers = (sum(step.mode is StepMode.LIGHT and len(step.passes) > 1 for step in of) for of in recorded.values())
     return min(numbers, default=0)
 
 
 def _median(values: Iterable[int]) -> float | None:
-    """Return the median without zeros, which stand for values that a trace does not have; ``None`` if none are left."""
+    """Return the median of the values other than 0, which stands for unknown, or ``None`` if there are none."""
     known = [value for value in values if value]
     return float(median(known)) if known else None

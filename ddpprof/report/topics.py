@@ -1,15 +1,15 @@
-"""The only list of topics, and what they measure of each rank, find and show about a run.
+"""The list of topics, their results for each rank and for the run, and the tables of a report.
 
-A summary holds the contribution of ranks to a report: a few kilobytes, derived from traces and records, which are then
-not needed. It is first made for a single rank, independently of all others, so that processes and machines can share
-the work. Summaries merge in any order and grouping, with bit-identical results.
+A summary contains the contribution of one or more ranks to a report: a few kilobytes, after which traces and records
+are no longer needed. Each rank is summarized independently, so that several processes or machines can share the work.
+Summaries can be merged in any order and grouping, with bit-identical results.
 
-Each topic's measures are kept as bytes: compressed msgpack, in which equal objects give equal bytes. Columns of times
-grow slowly, so their differences compress well. Only the code that wrote them reads them, since the cache knows its
-version.
+The measures of each topic are stored as compressed msgpack, in which equal objects have equal bytes. Columns of times
+are stored as differences, which compress well. They are only read by the version of ddpprof that wrote them, because
+the cache depends on it.
 
-`Report.tables` holds a report as Arrow tables, for data frames and SQL. A table has a column for every number of its
-row, with the name and meaning that `engine.numbers` declares.
+`Report.tables` contains the report as Arrow tables, for data frames and SQL. A table has a column for every number that
+the dataclass of its rows declares with `engine.numbers`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ TOPICS: tuple[Topic[Any, Any], ...] = (
     CHECKPOINTS,
     BOUND,
 )
-"""topics in the order of their findings and sections; a topic sees the results of earlier topics"""
+"""topics in the order of their findings and sections; a topic has access to the results of earlier topics"""
 
 
 def _all_topics() -> Iterator[Topic[Any, Any]]:
@@ -115,16 +115,16 @@ def _all_topics() -> Iterator[Topic[Any, Any]]:
 
 
 def measure_topics(rank: Rank, steps: Sequence[int], modules: Sequence[DdpModule]) -> dict[str, bytes]:
-    """Measure the rank for every topic. Return topic name → bytes; only the topic itself knows the type.
+    """Measure the rank for every topic. Return the encoded results by topic name.
 
-    `steps`: indices of the steps in its trace that count. `modules`: the DDP modules of the job.
+    `steps`: indices of the steps in the trace to measure. `modules`: the DDP modules of the job.
     """
     measured = ((one, one.of_rank(rank, steps, modules)) for one in _all_topics() if one.of_rank is not None)
     return {topic.name: encode(of_rank) for topic, of_rank in measured if of_rank is not None}
 
 
 def with_topics(view: View, ranks: Sequence[Mapping[str, bytes]]) -> View:
-    """Return the view with the topics' results. `ranks`: the return value of `measure_topics` for each of them."""
+    """Return the view with the results of all topics. `ranks`: the result of `measure_topics` for each rank."""
     for topic in (one for one in _all_topics() if one.name not in view.shown):
         shown = topic.of_run(view) if topic.of_run is not None else _combined(topic, ranks)
         if shown is not None:
@@ -147,16 +147,16 @@ _IN_REPORT = frozenset(field.name for field in fields(Report))
 
 
 def report_fields(view: View) -> dict[str, Any]:
-    """Return the topics' results as fields of the report."""
+    """Return the results of the topics as fields of `Report`."""
     own = {topic.name: view.shown[topic.name] for topic in TOPICS if topic.name in _IN_REPORT & view.shown.keys()}
     further = {name: msgspec.to_builtins(view.shown[name]) for name in further_topics() if name in view.shown}
     return {**own, "further": further}
 
 
 def topics_of(report: Report) -> Iterator[tuple[Topic[Any, Any], Any]]:
-    """Yield each topic that the report has measures of, with these measures.
+    """Yield each topic for which the report has results, with these results.
 
-    Topics of other packages that are no longer installed are left out.
+    Topics of packages that are no longer installed are left out.
     """
     for topic in TOPICS:
         if topic.name in _IN_REPORT and (found := getattr(report, topic.name)):
@@ -173,13 +173,13 @@ def sections_of_topics(report: Report, chapter: Chapter) -> Iterator[Section]:
 
 
 def file_of(report: Report) -> str | None:
-    """Return the name of the kind of file that was read instead of ranks; ``None`` if ranks were read."""
+    """Return the type of the other tool's file that was read, or ``None`` if ranks were read."""
     return next((topic.file for topic, _ in topics_of(report) if topic.file is not None), None)
 
 
 _T = TypeVar("_T")
 _LEVEL = 1
-"""compression level; higher ones take longer than reading the trace"""
+"""compression level; higher levels would take longer than reading the trace"""
 
 
 def encode(value: object) -> bytes:
@@ -228,10 +228,10 @@ class RankSummary:
     rank: int
     world_size: int | None
     measured: Mapping[str, bytes]
-    """topic name → its measures; see `measure_topics`"""
+    """encoded results of each topic, by name; see `measure_topics`"""
 
     def of(self, topic: Topic[_OfRank, Any]) -> _OfRank | None:
-        """Return what a topic measured of the rank; ``None`` if nothing."""
+        """Return the results of a topic for this rank, or ``None`` if there are none."""
         return decode(self.measured[topic.name], topic.rank_type) if topic.name in self.measured else None
 
     @cached_property
@@ -249,7 +249,7 @@ class RankSummary:
 
 
 def of_each(topic: Topic[_OfRank, Any], ranks: Iterable[RankSummary]) -> dict[int, _OfRank]:
-    """Return what a topic measured, by rank."""
+    """Return the results of a topic, by rank."""
     found = ((one.rank, one.of(topic)) for one in ranks)
     return {rank: of_rank for rank, of_rank in found if of_rank is not None}
 
@@ -259,17 +259,17 @@ class RunSummary:
     ranks: tuple[RankSummary, ...] = ()
     """ranks in ascending order"""
     overlap_slowdown: OverlapSlowdown | None = None
-    """``None`` if none of them has a trace"""
+    """``None`` if no rank has a trace"""
     kernels: tuple[KernelSummary, ...] = ()
     """kernels that take the most time on rank `kernels_of`"""
     kernels_of: int | None = None
-    """lowest rank with steps; ``None`` if no rank has any"""
+    """lowest rank with profiled steps, or ``None``"""
     missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """rank → description of its data that could not be read"""
+    """messages about data that could not be read, by rank"""
 
 
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
-    """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
+    """Summarize one rank. `modules`: the DDP modules of the job, which are the same on all ranks."""
     trace, steps = rank.trace, rank.measured_step_indices
     slowdown = measure_slowdown(trace, steps, rank.baseline_step_indices) if trace is not None else None
     return RunSummary(
@@ -295,12 +295,12 @@ def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
 
 
 UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
-"""suffixes of columns that have a unit; counts begin with ``num_``"""
+"""suffixes of columns with a unit; names of counts begin with ``num_``"""
 _ARROW = {int: "int64", float: "double", str: "string", bool: "bool"}
 
 
 def arrow_type(column: Declared) -> str:
-    """Return the Arrow type name of a column. Every column may contain nulls if the run cannot tell."""
+    """Return the Arrow type name of a column. Every column may contain nulls for unknown values."""
     return _ARROW[column.kind]
 
 
@@ -331,7 +331,7 @@ TABLES = tuple(_TOPIC_OF[one.name][1] for one in fields(Tables) if one.name in _
 
 
 def make_tables(report: Report) -> Tables:
-    """Make the tables of a report. Raises `DdpprofError` if pyarrow is not installed."""
+    """Return the tables of a report. Raises `DdpprofError` if pyarrow is not installed."""
     arrow = require_arrow()
     further = {table.name: _table(arrow, table, found, report) for table, found in _further(report)}
     own = {name: _table(arrow, table, report[topic], report) for name, (topic, table) in _TOPIC_OF.items()}
@@ -339,7 +339,7 @@ def make_tables(report: Report) -> Tables:
 
 
 def _further(report: Report) -> Iterator[tuple[TableSchema[Any], Any]]:
-    """Yield the tables of topics from other packages whose results are rows of a dataclass with numbers."""
+    """Yield the tables of topics from other packages, if their results are instances of a dataclass with numbers."""
     for name, topic in further_topics().items():
         row = _row_of(topic.run_type)
         if name in report.further and row is not None:
@@ -349,7 +349,7 @@ def _further(report: Report) -> Iterator[tuple[TableSchema[Any], Any]]:
 
 
 def _row_of(run_type: Any) -> type | None:
-    """Return the dataclass with numbers in a topic's results; ``None`` if they consist of something else."""
+    """Return the dataclass of a topic's results, or ``None`` if it declares no numbers."""
     row = next(iter(get_args(run_type)), run_type)
     return row if isinstance(row, type) and is_dataclass(row) and declared_in(row) else None
 
@@ -360,7 +360,7 @@ def _table(arrow: Any, table: TableSchema[Any], found: Any, report: Report) -> p
     for one in table.columns:
         try:
             columns.append(arrow.array([one.value(row) for row in rows], arrow_type(one)))
-        except (OverflowError, arrow.ArrowInvalid) as error:  # a report in JSON may hold any number
+        except (OverflowError, arrow.ArrowInvalid) as error:  # a report in JSON may contain any number
             raise DdpprofError(f"{report.job.name}: {table.name}.{one.column} does not fit: {error}.") from error
         declared.append(arrow.field(one.column, arrow_type(one), metadata={"description": one.meaning}))
     about = {"description": table.description, "run": report.job.name, "ddpprof": report.ddpprof}
@@ -387,7 +387,7 @@ def require_arrow() -> Any:
 
 
 def schema_as_markdown(tables: Iterable[TableSchema[Any]]) -> str:
-    """Return a section for each table that describes its columns, in Markdown."""
+    """Return a Markdown section for each table, which describes its columns."""
     return "\n".join(map(_section, tables))
 
 

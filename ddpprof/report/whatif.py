@@ -1,6 +1,4 @@
-"""Predictions of the recorded step with other settings, and the best buckets found.
-The gains of findings are predicted in the same way.
-"""
+"""Predict the step with other settings, find the best buckets, and predict the gains of findings."""
 
 from __future__ import annotations
 
@@ -28,18 +26,18 @@ from ddpprof.version import __version__
 _MOST_RANKS = 16
 _MOST_BUCKETS = 64
 _MOST_REPLAYED = 64
-"""maximum number of buckets in all steps together, to keep reports fast"""
+"""maximum number of buckets to replay, summed over the steps, to keep reports fast"""
 
 
 def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> list[int]:
-    """Return enough ranks of a large job to know when gradients come on the last rank."""
+    """Return a selection of ranks, including stragglers, that is enough to estimate when the last rank is ready."""
     late = {one.rank for one in stragglers}
     every = max(1, -(-len(ranks) // _MOST_RANKS))
     return sorted(late.intersection(ranks) | set(ranks[::every]))
 
 
 def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictions:
-    """Predict all changes; ``None`` for each if the run cannot be replayed. `ddpprof whatif` then says why."""
+    """Predict all changes. Predictions are ``None`` if the run cannot be replayed; `ddpprof whatif` reports why."""
     num_buckets = sum(len(module.buckets) for module in run.modules)
     if (run.report.job.num_averaging or 1) < 2 or num_buckets > _MOST_BUCKETS:
         return Predictions()
@@ -53,7 +51,7 @@ def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictio
 
 
 def _some_steps(recorded: Recorded, most: int) -> Recorded:
-    """Return an even selection of the lightly recorded steps, and all other steps."""
+    """Return at most `most` lightly recorded steps, evenly spaced, and all other steps."""
     light = sorted({step.number for steps in recorded.values() for step in steps if step.mode is StepMode.LIGHT})
     left_out = set(light) - set(light[:: max(1, -(-len(light) // most))])
     return {rank: [step for step in steps if step.number not in left_out] for rank, steps in recorded.items()}
@@ -92,9 +90,10 @@ class _Changes:
         )
 
     def _per_batch(self, setting: Setting, num_batches: int) -> Predicted:
-        """Return the communication that `setting`, whose step does the work of `num_batches`, saves per recorded step.
+        """Return the communication time that `setting` saves per batch.
 
-        Such a step also skips optimizer steps, which is not counted as a gain.
+        A step with `setting` processes `num_batches` times as many batches as a recorded step. It also saves optimizer
+        steps, which are not counted as a gain.
         """
         now, after = self.now, predict(self.profile, setting)
         saved_ns = now.parts.communication_ns - after.parts.communication_ns / num_batches
@@ -105,13 +104,13 @@ class _Changes:
         return Predicted(round(saved_ns), round(saved_ns - low_ns), round(saved_ns + high_ns))
 
     def _accumulation(self) -> Predicted | None:
-        """Return the effect of accumulation; ``None`` if a step already has several backward passes."""
+        """Predict gradient accumulation. Return ``None`` if a step already has several backward passes."""
         if self.profile.batches_per_step != 1:
             return None
         return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
 
     def _double_link(self) -> Predicted | None:
-        """Return the effect of a faster link; ``None`` if a hook decides what is sent."""
+        """Predict a link with twice the bandwidth. Return ``None`` if a communication hook changes what is sent."""
         if self.profile.comm_hook is not None:
             return None
         link = self.profile.network.link
@@ -140,12 +139,12 @@ class _Changes:
         return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction), chosen.equal_mb)
 
     def _aligned_buckets(self) -> Predicted:
-        """Return the effect of a small first bucket. It does not move the points at which torch.compile cuts."""
+        """Predict a small first bucket, which does not change where torch.compile splits the graph."""
         cap = self.job.modules[0].bucket_cap_mib
         return self._of(Setting(buckets=BucketCaps(list_mb=(DEFAULT_FIRST_CAP_MIB, cap or DEFAULT_CAP_MIB))))
 
     def _compression(self) -> Predicted | None:
-        """Return the effect of compression; ``None`` unless gradients are known to become smaller."""
+        """Predict compression. Return ``None`` unless gradients are known to become smaller."""
         training = self.profile.training
         hook = backend_of(training.backend).halving
         halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
@@ -153,7 +152,10 @@ class _Changes:
 
 
 def _copying_error_ns(report: Report) -> float:
-    """Return the error of the median in the traces: twice its standard error, or the largest value of few steps."""
+    """Return the error of the median copy-out time in the traces: twice its standard error.
+
+    With too few steps, it is the largest value.
+    """
     copied = [step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps]
     if len(copied) < LEAST_STEPS:
         return float(max(copied, default=0))
@@ -161,11 +163,11 @@ def _copying_error_ns(report: Report) -> float:
 
 
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """Predict the step as if the straggler's gradients were ready with the others', over the same network.
+    """Predict the step if the straggler's gradients were ready as early as those of the other ranks.
 
-    This applies only to a rank that is late in its backward pass, because the others' communication may hide that. Time
-    that a rank loses elsewhere delays all ranks equally, as does a forward that synchronises, for example to broadcast
-    buffers.
+    This is only done for a rank that is late in its backward pass, where communication may hide part of the delay. A
+    delay elsewhere, or with a forward pass that synchronizes the ranks (for example to broadcast buffers), delays all
+    ranks by the full time.
     """
     if not stragglers or stragglers[0].part is not OwnTimePart.BACKWARD:
         return None
@@ -187,7 +189,7 @@ def _profile(run: KnownRun, without: Sequence[int] = ()) -> Profile | None:
 
 
 def _predicted(was: Prediction, now: Prediction, noise_ns: float = 0.0) -> Predicted:
-    """Return the gain. `noise_ns`: noise of the measurement, if it is not the same in both."""
+    """Return the predicted gain. `noise_ns`: additional noise, if both predictions are based on other measurements."""
     one = gain(was, now)
     low_ns = one.gain_ns - hypot(one.gain_ns - one.low_ns, noise_ns)
     high_ns = one.gain_ns + hypot(one.high_ns - one.gain_ns, noise_ns)
@@ -200,27 +202,27 @@ WHATIF_FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class PredictedSetting:
     label: str
-    """setting as written in Python"""
+    """setting as Python code"""
     prediction: Prediction
     gain: Gain
-    """gain over the first outcome"""
+    """gain compared to the first outcome"""
     cap_mib: float | None = None
-    """cap, if all buckets have the same one"""
+    """cap, if it is the same for all buckets"""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """The measured network, before any setting changes it."""
+    """The network, as measured, without the changes of any setting."""
 
     is_benched: bool
-    """True if measured by `ddpprof netbench`; False if derived from the run's buckets"""
+    """True if measured by `ddpprof netbench`; False if derived from the buckets of the run"""
     world_size: int
     latency_ns: float
     ns_per_byte: float
     bus_bytes_per_s: float
-    """bandwidth that each rank's link carries in a ring: nccl-tests' busbw"""
+    """bus bandwidth of a ring all-reduce, as defined by nccl-tests (busbw)"""
     taken_ns_per_byte: float
-    """cost to the concurrent computation"""
+    """computation time lost to concurrent communication, per byte"""
     relative_error: float
     least_bytes: float
     most_bytes: float
@@ -234,41 +236,42 @@ class WhatIf(ShownInNotebooks):
     job: Job
     measured_step_ns: float
     measured_error_ns: float
-    """standard error"""
+    """standard error of `measured_step_ns`"""
     replay_error: float
     """error of the replay of the recorded settings, as a fraction of the step"""
     num_steps: int
     network: NetworkReport
     world: str
-    """settings other than buckets, as the user wrote them"""
+    """settings other than buckets, as given by the user"""
     outcomes: tuple[PredictedSetting, ...]
-    """the recorded buckets with these settings, followed by the requested ones"""
+    """predictions with these settings, for the recorded buckets and then for the requested buckets"""
     without_world_ns: float | None
-    """step time replayed without `world`; ``None`` if there is no `world`"""
+    """predicted step time without the settings in `world`; ``None`` if there are none"""
     work_ratio: float
-    """number of samples per rank and step, divided by the number without `world`"""
+    """ratio of the number of samples per rank and step to that without `world`"""
     best: PredictedSetting | None
-    """best buckets that DDP's options can produce; ``None`` if the run lacks its parameters"""
+    """best buckets that DDP's options allow; ``None`` if the parameters are unknown"""
     assumes: tuple[str, ...]
     without_world_comm_ns: float | None = None
-    """cost of communication in the step replayed without `world`; ``None`` if there is no `world`"""
+    """predicted communication time per step without the settings in `world`; ``None`` if there are none"""
     equal_mb: tuple[float, float] | None = None
-    """smallest and largest cap that are as good as the best one, if there are several"""
+    """smallest and largest cap that are as good as the best cap, if there are several"""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     world: Setting
-    """settings of the job and the network: everything except buckets"""
+    """settings of the job and the network, without buckets"""
     world_label: str
     buckets: tuple[BucketCaps, ...] = ()
     """buckets to compare; if empty, a series of caps is compared"""
 
 
 def build_whatif(job: Job, profiled: Profiled, asked: Asked, step_ns: int | None = None) -> WhatIf:
-    """Make the predictions. Raises `DdpprofError` if the run does not have the data for them.
+    """Predict the requested settings. Raises `DdpprofError` if the run has not enough data.
 
-    `step_ns`: the step of the run's report; all predictions then start from it, because gains do not depend on it.
+    `step_ns`: step time from the report. If given, predictions start from it, so that both show the same step time; it
+    does not affect gains.
     """
     profile, target = profiled.profile, profiled.target
     if step_ns is not None:
@@ -320,10 +323,12 @@ def _outcome(one: SearchedSetting, first: Prediction) -> PredictedSetting:
 def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
     training, world = profile.training, asked.world
     if asked.buckets and not training.knows_parameters:
-        raise DdpprofError("traces do not show the sizes of gradients: record with ddpprof trace to try other caps.")
+        raise DdpprofError(
+            "traces do not show the sizes of gradients. To predict other caps, record the job with ddpprof trace."
+        )
     gradients = (gradient for one in profile.passes for gradient in one.training.gradients)
     if world.compression is Compression.POWERSGD and not all(one.shape or one.kind for one in gradients):
-        raise DdpprofError("PowerSGD needs the shapes of parameters, which this run lacks: record it again.")
+        raise DdpprofError("PowerSGD needs the shapes of parameters, which this run does not have. Record it again.")
     if world.compression is not None and profile.comm_hook is not None:
         raise DdpprofError(f"the run already has a communication hook: {profile.comm_hook}.")
     if world.accumulation is not None and profile.batches_per_step is None:
@@ -363,7 +368,7 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
         return ["communication takes no CPU time"]
     if network.guesses_taken:
         return [
-            f"communication takes {network.link.taken.ns_per_byte:.2g} ns of CPU time per byte, as is usual for gloo"
+            f"communication takes {network.link.taken.ns_per_byte:.2g} ns of CPU time per byte, as is typical of gloo"
         ]
     if profile.knows_alone:
         return []
@@ -373,11 +378,11 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
 
 def _assumes(profile: Profile, world: Setting, network: Network, is_compiled: bool) -> Sequence[str]:
     at_once = network.link.at_once
-    all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
+    all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at a time"
     said = ["gradients become ready as fast as in the run", all_reduces]
     if is_compiled:
         said[0] += (
-            " (other buckets may change that, since torch.compile splits the model at bucket boundaries: use "
+            " (with other buckets, this may change, because torch.compile splits the model at bucket boundaries; use "
             "ddpprof tune to measure them)"
         )
     if num_ranks(world, profile.training, network) != network.world_size:

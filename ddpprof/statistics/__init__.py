@@ -1,4 +1,4 @@
-"""Statistics that skip missing values, and a first quartile for values that disturbances only increase."""
+"""Means and medians that skip missing values, the first quartile, and the standard error of the median."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _OVER_THAT_OF_A_MEAN = 1.25
 
 
 def median_known(values: Iterable[int | None]) -> int | None:
-    """Return the rounded median of the known values; ``None`` if there are none."""
+    """Return the rounded median of the values that are not ``None``, or ``None`` if there are none."""
     known = [value for value in values if value is not None]
     return round(median(known)) if known else None
 
 
 def mean_known(values: Iterable[int | None]) -> int | None:
-    """Return the rounded mean of the known values; ``None`` if there are none."""
+    """Return the rounded mean of the values that are not ``None``, or ``None`` if there are none."""
     known = [value for value in values if value is not None]
     return round(fmean(known)) if known else None
 
 
 def first_quartile(values: Sequence[int]) -> float:
-    """Return the first quartile of one or more values."""
+    """Return the first quartile of one or more values, which is robust if disturbances only increase values."""
     return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else float(values[0])
 
 

@@ -1,16 +1,17 @@
-"""Is the job slower, or was it only a bad run? Each run is one observation: steps of one run do not predict the next
-run.
+"""Compare repeated runs of two jobs. Each run is one observation, because steps of one run do not predict other runs.
 
-    difference = median of all differences between runs of B and A   (Hodges and Lehmann; `shift_between`)
-    interval   = the differences between which Mann and Whitney's U leaves 99.5 %, shared by questions asked together
+    difference = median of all differences between runs of B and A (Hodges–Lehmann estimator; `shift_between`)
+    interval   = confidence interval of the difference from the Mann–Whitney U distribution; 99.5 %, divided among the
+                 questions that are asked together
 
-The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow. It is wide
-enough to stay valid if it is computed again with more runs. It needs at least six runs on each side. With fewer, the
-chance difference is unknown, and a limit is assumed: a factor of five in the step, and as many milliseconds in any part
-of the step. This is more than the difference of any two equal runs in ``analyses/gate`` on a busy machine.
+The interval does not assume a distribution, so it is valid with few runs and with outliers. The confidence is high
+enough to repeat the comparison with more runs. The interval needs at least six runs on each side. With fewer, the
+variation between runs is unknown, and a plausible limit is assumed: a factor of five in the step, and the same time
+in any part of the step. This is more than the difference of any two equal runs in ``analyses/gate`` on a
+busy machine.
 
-`shift_between` compares two samples of one run each. Differences between whole runs (another machine, another hour) are
-in such a shift, but not in its interval.
+`shift_between` can also compare two samples of steps from one run each. The interval then does not include differences
+between runs, for example due to another machine or time of day.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OF_TWO_SAMPLES = 0.95
 """confidence of the shift between two samples"""
 
 _EXACT_UP_TO = 400
-"""number of pairs of values above which U is treated as normally distributed"""
+"""maximum number of pairs of values for the exact distribution of U; above it, the normal approximation is used"""
 
 _MOST_VALUES = 500
 """maximum number of values per sample; larger samples are reduced to an evenly spaced selection"""
@@ -35,12 +36,12 @@ _MOST_VALUES = 500
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """b minus a, in the samples' unit."""
+    """Difference b minus a, in the unit of the samples."""
 
     shift: float
     low: float | None
     high: float | None
-    """upper end of the interval; ``None`` with too few values: 4 and 4 are enough, or 3 and 5, or 2 and 8"""
+    """upper end of the interval; ``None`` with too few values (4 and 4 are enough, or 3 and 5, or 2 and 8)"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
@@ -50,7 +51,7 @@ class Shift:
 
 
 def shift_between(a: Sequence[float], b: Sequence[float], confidence: float = _OF_TWO_SAMPLES) -> Shift | None:
-    """Return by how much `b` is above `a`; ``None`` if either sample is empty."""
+    """Return the shift from `a` to `b`, or ``None`` if either sample is empty."""
     if not a or not b:
         return None
     a, b = _selection(a), _selection(b)
@@ -70,7 +71,7 @@ def _selection(values: Sequence[float]) -> Sequence[float]:
 
 
 def _outside(num_a: int, num_b: int, tail: float) -> int | None:
-    """Return how many of the ordered differences are below the interval: the largest u with P(U < u + 1) <= `tail`."""
+    """Return the number of ordered differences below the interval: the largest u with P(U < u + 1) <= `tail`."""
     if num_a * num_b > _EXACT_UP_TO:
         deviation = sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
         return int(max(0, num_a * num_b / 2 + NormalDist().inv_cdf(tail) * deviation - 0.5))
@@ -94,25 +95,25 @@ def _ways(num_a: int, num_b: int, value: int) -> int:
 
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0
-"""largest plausible factor between the steps of two runs of one job, whatever else the machine does"""
+"""largest plausible ratio of step times in two runs of one job, even on a busy machine"""
 MOST_RUNS = 600
-"""maximum number of runs on each side that a user is asked to record"""
+"""maximum number of runs per side that a user is asked to record"""
 _SPARE = 1.59
-"""how much narrower than the difference the interval should be. An interval as wide as the difference detects it half
-of the time; this factor, (2.81 + 1.645) / 2.81, raises that to 95 %
+"""ratio of a difference to the half-width of the interval at which the difference is detected in 95 % of cases:
+(2.81 + 1.645) / 2.81. With a ratio of 1, it is detected in 50 %
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """B minus A, ns per step."""
+    """Difference B minus A, in ns per step."""
 
     shift_ns: float
     low_ns: float
     high_ns: float
     """upper end of the interval"""
     is_measured: bool
-    """``False`` if there are too few runs to know how much runs differ; the interval then is the plausible range"""
+    """``False`` if there are too few runs to measure their variation; the interval is then the plausible range"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
@@ -122,22 +123,22 @@ class Difference:
         return False if self.is_measured else None
 
     def may_exceed(self, limit_ns: float) -> bool | None:
-        """Return whether B takes longer than A by more than the limit; ``None`` if both answers are possible."""
+        """Return True if B takes longer than A, and possibly by more than the limit; ``None`` if undecided."""
         if self.high_ns <= limit_ns:
             return False
         return True if self.low_ns > 0 else None
 
 
 def plausible_noise_ns(steps_ns: Sequence[float]) -> float:
-    """Return by how much equal runs, or any part of their steps, may differ, ns. `steps_ns`: the step of every run."""
+    """Return the largest plausible difference between equal runs, ns. `steps_ns`: step time of every run."""
     return max(steps_ns) * (1 - 1 / PLAUSIBLE_FACTOR)
 
 
 def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: float, questions: int = 1) -> Difference:
     """Compare a measurement from each run of A and of B.
 
-    `noise_ns`: assumed noise, used if the runs do not show how much they differ. `questions`: number of intervals that
-    must hold together, including this one.
+    `noise_ns`: noise to assume if there are too few runs to measure it. `questions`: number of intervals that must hold
+    simultaneously, including this one.
     """
     shift = shift_between(a_ns, b_ns, _confidence(questions))
     assert shift is not None
@@ -148,7 +149,7 @@ def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: f
 
 
 def runs_needed(difference: Difference, num_runs: int, limit_ns: float, questions: int = 1) -> int:
-    """Return how many runs each side needs to distinguish a difference of `limit_ns` from no difference.
+    """Return the number of runs per side that is needed to distinguish a difference of `limit_ns` from none.
 
     `num_runs`: number of runs on the smaller side. A result above `MOST_RUNS` means that the runs are too noisy.
     """
@@ -161,7 +162,7 @@ def runs_needed(difference: Difference, num_runs: int, limit_ns: float, question
 
 @cache
 def fewest_runs(questions: int = 1) -> int:
-    """Return the minimum number of runs per side for an interval."""
+    """Return the minimum number of runs per side for which there is an interval."""
     number = 1
     while (shift := shift_between([0.0] * number, [0.0] * number, _confidence(questions))) and shift.low is None:
         number += 1
@@ -169,5 +170,5 @@ def fewest_runs(questions: int = 1) -> int:
 
 
 def _confidence(questions: int) -> float:
-    """Return the confidence of each of several intervals that must hold together."""
+    """Return the confidence level of each of several intervals that must hold simultaneously."""
     return 1 - (1 - CONFIDENCE) / questions

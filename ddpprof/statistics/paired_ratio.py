@@ -1,13 +1,13 @@
-"""How many times as long as another variant's step does one variant's step take? The data are alternating blocks.
+"""Estimate the ratio of the step times of two variants that are measured in alternating blocks.
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
-    interval = 95 %. With one pair a round: Student's t of the pairs' logarithms. With more: the ratio's bootstrap,
-               which draws rounds with replacement, then their pairs, then their steps; its ends are moved away from
-               the ratio, as Student's t is wider than the normal distribution for so few rounds, whose uncertainty a
-               bootstrap alone underestimates
+    interval = 95 % confidence interval. With one pair per round: Student's t of the logarithms of the ratios. With
+               several: a hierarchical bootstrap that draws rounds with replacement, then their pairs, then their steps.
+               Its interval is widened by the ratio of Student's t to the normal quantile, because a bootstrap of few
+               rounds underestimates the uncertainty
 
-Anything that slows down the machine for a while affects both blocks of a pair, and cancels in its ratio. Differences
-between starts of a process are in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their
+A temporary slowdown of the machine affects both blocks of a pair, and cancels out in its ratio. Differences between
+starts of a process are included in the variation between rounds. (Davison and Hinkley, Bootstrap Methods and their
 Application, 3.8.)
 """
 
@@ -25,11 +25,11 @@ CONFIDENCE = 0.95
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
 _VAGUE = 2.0
-"""an interval is too wide to be useful if the ratio of its upper to its lower end is at least this"""
+"""an interval is too wide to be useful if its upper end exceeds its lower end by more than this factor"""
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
-"""step times of a and of b, measured one after the other, ns"""
+"""step times of a and b in ns, measured one after the other"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Ratio:
     ratio: float
     low: float | None
     high: float | None
-    """upper end of the interval; ``None`` with fewer than three rounds, which do not show how much rounds differ"""
+    """upper end of the interval; ``None`` with fewer than three rounds"""
     num_pairs: int
 
     @property
@@ -47,16 +47,16 @@ class Ratio:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the two variants differ at all; ``None`` without an interval."""
+        """Whether the interval excludes 1; ``None`` without an interval."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
 
 
 def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
-    """Return the ratio over the pairs of all rounds (starts of the job); ``None`` if there are no pairs.
+    """Return the ratio over the pairs of all rounds (starts of the job), or ``None`` if there are no pairs.
 
-    `comparisons`: number of intervals that must hold together, including this one.
+    `comparisons`: number of intervals that must hold simultaneously, including this one.
     """
     rounds = [known for pairs in rounds if (known := [(a, b) for a, b in pairs if a and b])]
     pairs = [pair for of_round in rounds for pair in of_round]
@@ -83,7 +83,7 @@ def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -
 
 
 def student_quantile(tail: float, degrees: int) -> float:
-    """Return the t with tail probability `tail` under Student's distribution, found by bisection."""
+    """Return the quantile of Student's t distribution with upper tail probability `tail`, by bisection."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -92,7 +92,7 @@ def student_quantile(tail: float, degrees: int) -> float:
 
 
 def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
-    """Return an array of [_DRAWS] ratios."""
+    """Return bootstrapped ratios, shape (_DRAWS,)."""
     random = np.random.default_rng(0)
     most = max(map(len, rounds))
     sizes = np.array([len(pairs) for pairs in rounds])
@@ -106,13 +106,13 @@ def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
 
 
 def _medians(steps: Steps, random: np.random.Generator) -> NDArray[np.float64]:
-    """Return an array of [_DRAWS] medians of as many steps, drawn with replacement."""
+    """Return medians of steps drawn with replacement, shape (_DRAWS,)."""
     values = np.asarray(steps, np.float64)
     return np.asarray(np.median(values[random.integers(0, len(values), (_DRAWS, len(values)))], axis=1), np.float64)
 
 
 def binomial_tail(successes: int, trials: int, chance: float) -> float:
-    """Return P(X >= successes) for that many trials. The chance must be strictly between 0 and 1."""
+    """Return P(X >= successes) for a binomial distribution. `chance`: strictly between 0 and 1."""
     if successes <= 0:
         return 1.0
     logs = (
@@ -123,7 +123,7 @@ def binomial_tail(successes: int, trials: int, chance: float) -> float:
 
 
 def student_tail(t: float, degrees: int) -> float:
-    """Return P(T >= t) for at least one degree of freedom; values below 1e-16 count as 0."""
+    """Return P(T >= t) for Student's t distribution with at least one degree of freedom. May be 0 below 1e-16."""
     angle = atan(t / sqrt(degrees))
     odd = degrees % 2
     term = cos(angle) if odd else 1.0
@@ -136,12 +136,15 @@ def student_tail(t: float, degrees: int) -> float:
 
 
 def mean_above_zero(values: Sequence[float]) -> float:
-    """Return the p-value for a mean of at most 0, for two or more values."""
+    """Return the p-value of the null hypothesis that the mean is at most 0. Needs at least two values."""
     return _tail(fmean(values), variance(values) / len(values), len(values) - 1)
 
 
 def mean_above(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the p-value for a mean not above the others', for two or more values of each, with equal variance."""
+    """Return the p-value of the null hypothesis that the mean is at most that of `others`.
+
+    Needs at least two values in each sample; their variances are assumed to be equal.
+    """
     degrees = len(values) + len(others) - 2
     pooled = (variance(values) * (len(values) - 1) + variance(others) * (len(others) - 1)) / degrees
     return _tail(fmean(values) - fmean(others), pooled * (1 / len(values) + 1 / len(others)), degrees)

@@ -1,12 +1,12 @@
-"""How does a time grow with a size, and from what size is one configuration faster than another?
+"""Model times as a linear function of a size, and find the size from which one configuration is faster than another.
 
-    time      = constant + slope × size, but never below a floor
-    crossover = the largest size at which both take the same time
+    time      = max(constant + slope × size, floor)
+    crossover = the largest size at which both configurations take the same time
 
-Small sizes may all take the same time if launching the work takes longer than doing it. If this describes the times
-better (by Schwarz's criterion, BIC), the smallest sizes determine the floor and the others the line. Both are fitted by
-least squares of relative errors, because times of a sweep span orders of magnitude. Intervals are bootstrapped from the
-relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
+The floor describes small sizes that all take the same time because the launch takes longer than the work. It is used
+if it improves the Bayesian information criterion (BIC): the floor is then fitted to the smallest sizes, and the line
+to the others. Both are least-squares fits of relative errors, because the times of a sweep span orders of magnitude.
+Intervals are bootstrapped from relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 _DRAWS = 400
 _LEAST_ON_LINE = 3
-"""minimum number of sizes for a line, if the other sizes form a floor"""
+"""minimum number of sizes for the line"""
 
 _Values = NDArray[np.float64]
 
@@ -30,13 +30,13 @@ _Values = NDArray[np.float64]
 class SizeModel:
     constant_ns: float
     slope_ns: float
-    """per unit of size"""
+    """time per unit of size"""
     floor_ns: float | None
-    """``None`` if the line is valid from the smallest size on"""
+    """minimum time; ``None`` if the line also fits the smallest sizes"""
     floor_until: float | None
     """largest size on the floor"""
     relative_error: float
-    """root mean square over the points, as a fraction of the time"""
+    """root-mean-square error over the points, as a fraction of the time"""
 
     def time_ns(self, size: float) -> float:
         return max(self.constant_ns + self.slope_ns * size, self.floor_ns or 0.0)
@@ -44,18 +44,18 @@ class SizeModel:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Intersection of two fitted curves; above it, the configuration with the smaller slope is faster."""
+    """Intersection of two fitted models; above it, the configuration with the smaller slope is faster."""
 
     size: float
     low: float | None
     high: float | None
-    """upper end of the interval; ``None`` if the data do not bound it on that side"""
+    """upper end of the interval; ``None`` if it is unbounded on this side"""
     slope_ratio: float | None
-    """slope of the configuration that is faster below the crossover, divided by the other's; ``None`` if that is 0"""
+    """larger slope divided by the smaller one; ``None`` if the latter is not positive"""
 
 
 def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeModel | None:
-    """Fit a model. A size may occur several times. Returns ``None`` for fewer than three sizes."""
+    """Fit a model. A size may occur several times. Return ``None`` for fewer than three sizes."""
     x, y = _sorted(sizes, times_ns)
     return _fit(x, y) if len(np.unique(x)) >= _LEAST_ON_LINE else None
 
@@ -63,7 +63,10 @@ def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeMod
 def find_crossover(
     a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]
 ) -> Crossover | None:
-    """Return the crossover of two configurations; ``None`` if one is always faster, or if there is too little data."""
+    """Return the crossover of two configurations, or ``None`` if one is always faster or there is too little data.
+
+    `a`, `b`: sizes and times in ns.
+    """
     points = [_sorted(*a), _sorted(*b)]
     if any(len(np.unique(x)) < _LEAST_ON_LINE for x, _ in points):
         return None
@@ -89,7 +92,7 @@ def _sorted(sizes: Sequence[float], times_ns: Sequence[float]) -> tuple[_Values,
 
 
 def _fit(x: _Values, y: _Values) -> SizeModel:
-    """Fit the line alone, or the best division into floor and line, whichever has the smaller BIC."""
+    """Fit a line, or a floor and a line, with any division of the sizes. Return the fit with the smallest BIC."""
     best, least = None, np.inf
     starts = np.flatnonzero(np.diff(x, prepend=-np.inf))  # the first point of each size
     for first in starts[: len(starts) - _LEAST_ON_LINE + 1]:
@@ -103,7 +106,7 @@ def _fit(x: _Values, y: _Values) -> SizeModel:
 
 
 def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
-    """Fit a floor to the points before `first`. Also return the sum of squared relative errors."""
+    """Fit a floor to the points before `first`, and a line to the rest. Also return the squared relative error."""
     constant, slope = _line(x[first:], y[first:])
     floor = float(np.sum(1 / y[:first]) / np.sum(1 / y[:first] ** 2)) if first else None
     fitted = np.where(np.arange(len(x)) < first, floor or 0.0, constant + slope * x)
@@ -115,13 +118,13 @@ def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
 def _line(x: _Values, y: _Values) -> tuple[float, float]:
     weight = 1 / y**2
     mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
-    spread = np.sum(weight * (x - mean_x) ** 2)  # 0 if one time is so short that it outweighs all others
+    spread = np.sum(weight * (x - mean_x) ** 2)  # 0 if a very short time outweighs all others
     slope = np.sum(weight * (x - mean_x) * (y - mean_y)) / spread if spread else 0.0
     return float(mean_y - slope * mean_x), float(slope)
 
 
 def _meet(a: SizeModel, b: SizeModel) -> float | None:
-    """Return the size at which the lines cross, or a line meets the other's floor; ``None`` if a floor is above."""
+    """Return the largest size at which both models give the same time, or ``None`` if there is none."""
     if _are_parallel(a, b):
         return None
     sizes = [(b.constant_ns - a.constant_ns) / (a.slope_ns - b.slope_ns)]
@@ -137,7 +140,7 @@ def _are_parallel(a: SizeModel, b: SizeModel) -> bool:
 
 
 def _side(a: SizeModel, b: SizeModel) -> float:
-    """Return the size at which they meet; 0 or infinity if one is faster at every size."""
+    """Return the crossover, or 0 or infinity if one of the models is faster at every size."""
     size = _meet(a, b)
     if size is not None:
         return size

@@ -43,8 +43,8 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
         out, err = process.communicate(timeout=600)
     kept = entries()
     said = (
-        f"{len(kept)} of {NUM_RANKS} ranks were newly read and are kept. Run the same command again to continue "
-        "from there."
+        f"{len(kept)} of {NUM_RANKS} ranks were newly read, and their results are kept. Run the same command again to "
+        "continue from there."
     )
     assert (process.returncode, out, err) == (130, "", f"ddpprof: interrupted. {said}\n")
     wait_until(lambda: all(map(is_gone, pool)), "all processes ended")

@@ -175,7 +175,7 @@ def test_an_unknown_scheme_is_refused(ddpprof: Run) -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_what_is_written_bit_by_bit_stays_here(arguments: tuple[str, ...], ddpprof: Run) -> None:
-    assert one_line(ddpprof(*arguments)).startswith("ddpprof: s3://bucket/run is not on this machine: ")
+    assert one_line(ddpprof(*arguments)).startswith("ddpprof: s3://bucket/run is not on this machine. ")
 
 
 def test_file_urls_are_paths(

@@ -1,6 +1,6 @@
-"""Ordinary training. It prints a hash of its parameters, and how it used the process group and the devices.
+"""Train a small model. Print a hash of its parameters, and how the process group and the devices were used.
 
-It never calls ``torch.cuda.set_device``, so it creates no context on another rank's device itself.
+The script never calls ``torch.cuda.set_device``, so it creates no contexts on the devices of other ranks itself.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ SYNCHRONISES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
 def count_synchronising_calls():
-    """Count calls outside the steps given by --window, because starting and stopping a profiler must synchronise."""
+    """Wrap functions that synchronize the device. Return a list that grows with each call."""
     calls = []
     for owner, name in SYNCHRONISES:
         original = getattr(owner, name)

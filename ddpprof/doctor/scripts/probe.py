@@ -1,4 +1,4 @@
-"""Print what torch sees on this machine, and whether its profiler sees one matrix product."""
+"""Print the devices and backends that PyTorch finds, and whether its profiler records a matrix product."""
 
 import glob
 import json
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def profile_one_product():
-    """Return the number of kernels (on a CPU, spans), the number of events, and the profiler's messages."""
+    """Return the number of kernels (or, on a CPU, spans), the number of events, and the profiler's messages."""
     has_gpu = torch.cuda.is_available()
     device = "cuda" if has_gpu else "cpu"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
@@ -33,7 +33,7 @@ def profile_one_product():
 
 
 class StderrTo:
-    """Redirection of stderr's descriptor, to which Kineto writes directly."""
+    """Redirects the file descriptor of stderr, to which Kineto writes directly."""
 
     def __init__(self, file):
         self._file = file

@@ -1,4 +1,4 @@
-"""Code shared by the training scripts: they start their ranks, or are started by torchrun."""
+"""Code shared by the training scripts, which either start their ranks or are started by torchrun."""
 
 import argparse
 import json
@@ -30,8 +30,8 @@ def run(train, options):
         _be_rank(int(os.environ["RANK"]), train, options, "env://")
         return
     if options.device == "cpu":
-        import torch._dynamo  # every optimizer imports it, which takes seconds per rank; import it before they fork
-    # A process that has seen a GPU cannot fork.
+        import torch._dynamo  # imported by optimizers, which takes seconds; import it once, before forking
+    # CUDA does not work in forked processes.
     start = torch.multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (train, options, f"file://{folder}/store")
@@ -62,6 +62,6 @@ def wrap(module, device, **settings):
 
 
 def tell(rank, **facts):
-    """Print one line of JSON on rank 0."""
+    """Print the facts as one line of JSON, on rank 0 only."""
     if rank == 0:
         print(json.dumps(facts), flush=True)

@@ -1,1 +1,1 @@
-"""Reads a trace file of torch.profiler into columns."""
+"""Read a torch.profiler trace file (written by Kineto) into columns."""

@@ -1,7 +1,7 @@
-"""Collection of the events that the tables need into columns, batch by batch, without Python code per event if
-possible.
+"""Collect the events that the tables need into columns, batch by batch.
 
-For a large file, several processes each collect some groups of batches, and `columns_of` joins their results.
+As little Python code as possible runs per event. For a large file, each of several processes collects some groups of
+batches, and `columns_of` joins their results.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, as_int, integers, na
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""number of rows after which (and after each doubling) ops inside other ops are dropped to save memory"""
+"""number of rows after which nested ops are first dropped to save memory; later, at about three times the rows left"""
 
 _MOST_NAMES = 100_000
-"""number of distinct names; each takes several hundred bytes. Names of steps are always kept apart"""
+"""maximum number of distinct names, which take several hundred bytes each; step names are not limited"""
 _OTHERS = "(one of too many names)"
 
 _MOST_KEYS = 400_000
-"""maximum number of remembered keys, because in a forged trace every event may have its own name"""
+"""maximum number of cached keys, because in a malicious trace every event may have a different name"""
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
-"""values instead of an identity; an op's input shapes are still kept for the kernels that it launches"""
+"""values for events without identity; the input shapes of an unneeded op are kept for the kernels that it launches"""
 
 _MAX_DEVICE = 1 << 16
 _NULL = b"null"
@@ -91,11 +91,11 @@ class Collector:
         self._ids = {
             which: _Remembered(partial(self._identify, which), self._numbers_of_others) for which in KEPT_FAMILIES
         }
-        """by family and name: index into the identities, or a negative number if it has none"""
+        """for each family and name: index into ``identities``, or a negative number if the event is not needed"""
         self._lanes = _Remembered(self._lane)
         self._device_numbers = _Remembered(_device_number)
         self._shapes = _Remembered(self._shape)
-        """numbers of shapes, by their text in the file"""
+        """for each text of a shape in the file: index of the shape"""
         self._launch_shapes = _Remembered(self._launch_shape)
         self._queues = _Remembered(self._may_queue_work)
         self._waits = _Remembered(waits_for_device)
@@ -107,13 +107,13 @@ class Collector:
         return may_queue_work(call)
 
     def begin(self, group: int) -> None:
-        """Begin a group, to which all events added from now on belong. Groups come in the file's order."""
+        """Begin a group: events added from now on belong to it. Groups must be added in the file's order."""
         self._group = group
 
     def add(self, entries: Entries, span: SpanType) -> None:
-        """Keep what the tables need.
+        """Keep the events that the tables need.
 
-        Raises `TimeOutOfRangeError`, and `NeedsExactTimesError`, after which nothing was kept.
+        Raises `TimeOutOfRangeError` and `NeedsExactTimesError`. If it raises, none of these events are kept.
         """
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
         needed = needed_events(entries, span, self._ids, self.kept.identities, self.has_shapes)
@@ -143,7 +143,7 @@ class Collector:
             self._merge()
 
     def collected(self) -> Collected:
-        """Return everything that was kept. The collector must not be used afterwards."""
+        """Return the events kept. The collector must not be used afterwards."""
         if not self._on_device:
             self._merge()
         return self.kept
@@ -153,13 +153,13 @@ class Collector:
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
-        rows = np.flatnonzero(correlation)  # the other ones queued nothing
+        rows = np.flatnonzero(correlation)  # without correlation, the call queued nothing
         lane = self._lanes.all([launches[row].tid for row in rows.tolist()])
         group = self._groups(len(rows))
         self.kept.launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
 
     def _add_waits(self, calls: Sequence[AnySpan], start_ns: Int64Column, end_ns: Int64Column) -> None:
-        """Keep the host's waits for the accelerator as marks."""
+        """Keep host calls that wait for the accelerator as marks."""
         ids = np.array([self._ids_of_waits[call.name] for call in calls], np.int32)
         unknown, none = np.full(len(calls), UNKNOWN, np.int8), np.zeros(len(calls), np.int8)
         self._add_rows(
@@ -210,7 +210,7 @@ class Collector:
             pairs = zip(_texts(map(_grid, kernels)), _texts(map(_block, kernels)), strict=True)
             shape[is_kernel] = self._launch_shapes.all(pairs)
             op[is_kernel] = _op_ids(kernels)
-            op[op == correlation] = 0  # Kineto could not link these, and the number may be another op's (kineto #843)
+            op[op == correlation] = 0  # Kineto found no op, and the number may be another op's ID (kineto #843)
             self.kept.devices.update(self._device_numbers.all(map(_device, kernels)).tolist())
         device = self._device_numbers.all(_known(map(_device, arguments), map(_in_device, arguments)))
         self._add_rows(
@@ -239,7 +239,7 @@ class Collector:
         return np.arange(begin, len(details))
 
     def _add_shapes(self, needed: NeededEvents) -> None:
-        is_op = np.append(self._facts().is_op, [True, False])  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
+        is_op = np.append(self._facts().is_op, [True, False])  # the last two are for `_UNNEEDED_OP` and `_UNNEEDED`
         chosen = is_op[np.array(needed.op_ids, np.int32)].tolist()
         ops = _arguments(OpArguments, list(compress(needed.ops, chosen)))
         shape = self._shapes.all(_texts(map(_input_dims, ops)))
@@ -261,13 +261,13 @@ class Collector:
         return self.kept.shapes.setdefault(b"".join(text.split()), len(self.kept.shapes))
 
     def _merge(self) -> None:
-        """Merge all chunks into one, without the ops inside other ops."""
+        """Merge all chunks into one, and drop ops nested in other ops."""
         rows = outermost_only(concatenated(EventRows, self.kept.events), self._facts())
         self.kept.events.become(rows)
         self._num_rows = self._num_merged = len(rows.start_ns)
 
     def _identify(self, which: Family, name: str) -> int:
-        """Handle the first occurrence of a name in a family."""
+        """Return the index of the identity for a new name, or a negative number if its events are not needed."""
         identity = classify_in(which, name)
         if identity.role in DEVICE_ROLES and not self._on_device:
             self._on_device = True
@@ -280,7 +280,7 @@ class Collector:
         return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Return the identity shared by all names of a kind once there are too many names."""
+        """Return the index of the identity that replaces further ones of the same kind if there are too many names."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self.kept.identities.append(shared)
@@ -289,14 +289,14 @@ class Collector:
         return self._of_others[shared]
 
     def _forget_ops(self) -> None:
-        """Drop host ops. They count as compute only if no device works, and they are most of a trace's events."""
+        """Drop host ops, which are most events. They count as compute only in a trace without device work."""
         is_only_op = self._facts().is_only_op
         of_ops = self._ids[Family.OP]
         of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
         self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
-        """Return the number of a stream or thread. Names that are not numbers count down from `NAMED_LANE`."""
+        """Return the number of a stream or thread. Names that are not numbers get numbers from `NAMED_LANE` down."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number
@@ -304,7 +304,7 @@ class Collector:
 
 
 def _times(spans: Sequence[AnySpan], exact: bool) -> tuple[Int64Column, Int64Column]:
-    """Return starts and ends in ns. Raises `NeedsExactTimesError` and `TimeOutOfRangeError`."""
+    """Return the starts and ends in ns. Raises `NeedsExactTimesError` and `TimeOutOfRangeError`."""
     durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
     if exact:
         start_ns = nanoseconds_of_texts(list(map(_ts, spans)))
@@ -327,7 +327,7 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace missing values by `otherwise`; in nearly all files none is missing."""
+    """Replace values that are ``None`` by those of `otherwise`. In nearly all files, there are none."""
     values = list(values)
     if None not in values:
         return values
@@ -335,19 +335,19 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 
 
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
-    """Return the text of each value, converted together, which is faster than one by one. JSON has no zero bytes."""
+    """Return the text of each value. Joining and splitting them is faster; JSON contains no zero bytes."""
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []
 
 
 def _op_ids(arguments: Sequence[Any]) -> Int64Column:
-    """Return the IDs of ops; for kernels, the ID of the op that launched each."""
+    """Return the IDs of ops, or of the ops that launched kernels."""
     ids = integers(list(map(_op, arguments)))
     return ids if ids.all() else np.where(ids == 0, integers(list(map(_op_of_2021, arguments))), ids)
 
 
 def _arguments(kind: type[Any], spans: Sequence[AnySpan]) -> Sequence[Any]:
-    """Return each event's arguments of that kind, or as `Arguments` if the events were decoded with them."""
+    """Return the arguments of each event as `kind`, or as `Arguments` if they were decoded with the event."""
     if spans and isinstance(spans[0].args, msgspec.Raw):
         return decode_arguments(kind, list(map(_args, spans)))
     return _known(map(_args, spans), repeat(_NOTHING))
@@ -359,12 +359,12 @@ def _device_number(name: object) -> int:
 
 
 class _Remembered(dict[Any, int]):
-    """The number that a function returns for each key."""
+    """A cache of the number that a function returns for each key."""
 
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
-        """`shared`: numbers that many keys have.
+        """Create an empty cache of `find`. `shared`: numbers that many keys have.
 
-        Once there are too many keys, shared and negative numbers are not remembered.
+        Once there are too many keys, negative numbers and those in `shared` are no longer cached.
         """
         super().__init__()
         self._find = find

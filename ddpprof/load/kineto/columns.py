@@ -1,9 +1,8 @@
-"""The events of one trace file as columns: while they are being collected, by one process or several, and afterwards.
+"""The events of one trace file as columns.
 
-The result does not depend on which process decoded which events: rows are in the file's order, and names, shapes and
-details are numbered in the order of their first use.
-
-`TraceRows` adds what the tables need: properties of each row derived from the identity of its event.
+`Collected` holds those of one process, `Columns` those of the file, and `TraceRows` adds properties of each row that
+follow from the identity of its event. The result does not depend on which process decoded which events: rows are in the
+file's order, and names, shapes and details are numbered in the order of their first use.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ddpprof.model.tables import rows_of
 IntColumn = NDArray[np.signedinteger[Any]]
 
 NAMED_LANE = -(1 << 62)
-"""first number for lanes that only have a name; numbers count down from it until it is known which of them rows use"""
+"""temporary number of the first lane with a name that is not a number; those of further lanes count down from it"""
 
 _NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
 _NOTHING: IntColumn = np.empty(0, np.int8)
@@ -35,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class EventRows:
-    """Events that the tables need, one per row. Each column uses the smallest type for its numbers."""
+    """Events that the tables need, one per row. Each column has the smallest integer type that fits."""
 
     start_ns: IntColumn
     duration_ns: IntColumn
@@ -48,12 +47,12 @@ class EventRows:
     op: IntColumn
     """ID of the op that launched a kernel, or 0"""
     group: IntColumn
-    """group of batches"""
+    """number of the group of batches that contains the event"""
 
 
 @dataclass(slots=True)
 class LaunchRows:
-    """The host's calls that queued device work, one per row."""
+    """Host calls that queued device work, one per row."""
 
     start_ns: IntColumn
     lane: IntColumn
@@ -63,7 +62,7 @@ class LaunchRows:
 
 @dataclass(slots=True)
 class OpShapeRows:
-    """Host ops whose inputs have shapes, one per row."""
+    """Host ops with recorded input shapes, one per row."""
 
     op: IntColumn
     """ID of the op"""
@@ -75,9 +74,9 @@ _RowsT = TypeVar("_RowsT", bound=EventRows | LaunchRows | OpShapeRows)
 
 
 class Chunks(list[_RowsT], Generic[_RowsT]):
-    """Rows in the order in which they were added.
+    """Chunks of rows in the order in which they were added.
 
-    Rows of single batches are joined as they arrive, because many small arrays fragment the heap.
+    Small chunks are joined regularly, because many small arrays fragment the heap.
     """
 
     _MANY = 64
@@ -95,48 +94,48 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
             self._num_small = 0
 
     def become(self, rows: _RowsT) -> None:
-        """Replace all chunks by one."""
+        """Replace all chunks by one chunk."""
         self[:] = [rows]
         self._num_small = 0
 
     def keep(self, wanted: Callable[[_RowsT], NDArray[np.bool_]]) -> None:
-        """Keep only the wanted rows, chunk by chunk, so that memory never holds all rows twice."""
+        """Keep only the wanted rows. Works chunk by chunk, so that memory never holds all rows twice."""
         for place, chunk in enumerate(self):
             self[place] = rows_of(chunk, wanted(chunk))
 
 
 @dataclass(slots=True)
 class Collected:
-    """What one process kept from the groups of batches that it decoded."""
+    """The events that one process kept from the groups of batches that it decoded."""
 
     identities: list[Identity] = field(default_factory=list)
     named_lanes: dict[str, int] = field(default_factory=dict)
-    """numbers of lanes that only have a name: `NAMED_LANE` and below"""
+    """temporary numbers, from `NAMED_LANE` down, of lanes whose name is not a number"""
     shapes: dict[bytes, int] = field(default_factory=dict)
-    """numbers of shapes by their text without spaces, because files are formatted differently"""
+    """index of each shape, by its text without spaces"""
     details: list[CollectiveDetails] = field(default_factory=list)
     events: Chunks[EventRows] = field(default_factory=lambda: Chunks(EventRows))
     launches: Chunks[LaunchRows] = field(default_factory=lambda: Chunks(LaunchRows))
     ops_with_shapes: Chunks[OpShapeRows] = field(default_factory=lambda: Chunks(OpShapeRows))
     num_events: Counter[int] = field(default_factory=Counter)
-    """number of events per group; every group is included"""
+    """number of events per group; it has a key for every decoded group"""
     num_launches: Counter[int] = field(default_factory=Counter)
     """number of launches per group"""
     devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
     calls_of_cuda: set[bool] = field(default_factory=set)
-    """for each call that may launch work: whether it belongs to CUDA or HIP"""
+    """for all calls that may queue work: whether they belong to CUDA or HIP"""
     last_ns: int = -(1 << 63)
-    """latest end of an event, except ops that only count as compute"""
+    """latest end of an event other than an op without another role"""
     last_op_ns: int = -(1 << 63)
-    """latest end of such an op, until a device is seen"""
+    """latest end of an op without another role, before any device work was found"""
     window_end: tuple[int, int] | None = None
-    """group and time at which the profiler stopped"""
+    """group, and time in ns, of the event that marks the stop of the profiler"""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One row per event that the tables need, without launches. Host events, and device events, are each in order."""
+    """One row per event that the tables need, except launches. Host events and device events are each in file order."""
 
     identities: tuple[Identity, ...]
     start_ns: Int64Column
@@ -146,9 +145,9 @@ class Columns:
     lane: IntColumn
     """stream of a device, or thread of the host"""
     device: IntColumn
-    """accelerator that did the work, or `UNKNOWN`"""
+    """index of the accelerator that ran the work, or `UNKNOWN`"""
     correlation: IntColumn
-    """number shared by device work and its launch, or 0"""
+    """correlation ID shared by device work and its launch, or 0"""
     detail: IntColumn
     """index into ``details``, or `UNKNOWN`"""
     details: tuple[CollectiveDetails, ...]
@@ -158,22 +157,22 @@ class Columns:
     """shapes of the inputs of the op that launched a kernel: index into ``shapes``, or `UNKNOWN`"""
     shapes: tuple[str, ...]
     launches: LaunchRows
-    """the host's calls that queued the device work in these rows"""
+    """host calls that queued the device work in these rows"""
     num_launches: int
-    """number of calls, including those that queued other work or none"""
+    """number of launch calls, including those that queued other work or none"""
     has_cuda: bool
-    """False if there are such calls, but none of CUDA or HIP"""
+    """False if the trace has launch calls, but none of CUDA or HIP"""
     last_ns: int
-    """end of the last of these events"""
+    """latest end of an event, in ns"""
     window_end_ns: int | None
     """time at which the profiler stopped"""
     num_devices: int
-    """number of accelerators that ran kernels, as far as the events show"""
+    """number of accelerators that ran kernels, if their events name one"""
     num_events: int
 
 
 def columns_of(parts: Sequence[Collected]) -> Columns:
-    """Join what several processes collected into one table. The parts are empty afterwards."""
+    """Join the events collected by several processes. The parts must not be used afterwards."""
     for index, part in enumerate(parts):
         _drop_groups(part, {group for earlier in parts[:index] for group in earlier.num_events})
     identities, shapes, details = _number_alike(parts)
@@ -220,7 +219,7 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
 
 
 def narrow(column: IntColumn) -> IntColumn:
-    """Return the same numbers in the smallest type; most columns of most batches need one or two bytes per number."""
+    """Return the column in the smallest integer type that fits. Most columns need one or two bytes per row."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return next((column.astype(dtype) for dtype, of in _NARROW if of.min <= low and high <= of.max), column)
 
@@ -236,7 +235,7 @@ def concatenated(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 
 
 def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
-    """Drop the ops inside other ops: only the outermost ones count as compute."""
+    """Drop ops nested in other ops, because only the outermost ops count as compute."""
     needed = ~facts.is_only_op[rows.identity]
     if needed.all():
         return rows
@@ -249,14 +248,14 @@ def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
 def _number_alike(
     parts: Sequence[Collected],
 ) -> tuple[Sequence[Identity], Sequence[bytes], Sequence[CollectiveDetails]]:
-    """Renumber the rows of all parts to use common identities, shapes and details, which are returned."""
+    """Renumber the rows of all parts to index common identities, shapes and details, and return these."""
     identities: dict[Identity, int] = {}
     shapes: dict[bytes, int] = {}
     lanes: dict[str, int] = {}
     details: list[CollectiveDetails] = []
     for part in parts:
         identity = _numbers_in(identities, part.identities)
-        shape = np.append(_numbers_in(shapes, part.shapes), UNKNOWN)  # `UNKNOWN` as an index finds the last entry
+        shape = np.append(_numbers_in(shapes, part.shapes), UNKNOWN)  # `UNKNOWN` (-1) indexes the last entry
         lane = NAMED_LANE - _numbers_in(lanes, part.named_lanes)
         for rows in part.events:
             rows.identity = narrow(identity[rows.identity])
@@ -283,7 +282,7 @@ def _rename_lanes(lane: IntColumn, named: NDArray[np.int64]) -> None:
 
 
 def _numbered_lanes(lane: IntColumn) -> IntColumn:
-    """Number the lanes that have a name from -1 downwards."""
+    """Return the column with temporary numbers of named lanes replaced by -1, -2, …, in order of first use."""
     is_named = lane <= NAMED_LANE
     if is_named.any():
         number = _by_first_use(np.where(is_named, NAMED_LANE - lane.astype(np.int64), UNKNOWN))[1]
@@ -292,11 +291,11 @@ def _numbered_lanes(lane: IntColumn) -> IntColumn:
 
 
 def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
-    """Return the numbers in order of their first occurrence in the column, and each row's position among them."""
+    """Return the distinct numbers in order of first occurrence, and each row's index into them (`UNKNOWN` is kept)."""
     size = int(column.max(initial=UNKNOWN)) + 1
     first = np.full(size, len(column))
     rows = np.flatnonzero(column != UNKNOWN)[::-1]
-    first[column[rows]] = rows  # if there are several, the last one is kept
+    first[column[rows]] = rows  # rows are reversed, so the first occurrence is written last
     used = np.flatnonzero(first < len(column))
     used = used[np.argsort(first[used])]
     place = np.full(size + 1, UNKNOWN)
@@ -305,7 +304,7 @@ def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
 
 
 def _drop_groups(part: Collected, groups: set[int]) -> None:
-    """Drop groups that another process also decoded: two processes can take a group at the same moment."""
+    """Drop groups that another process also decoded: two processes may take the same group at the same time."""
     twice = np.array(sorted(groups & part.num_events.keys()), np.int64)
     if not len(twice):
         return
@@ -327,7 +326,7 @@ def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 
 
 def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRows:
-    """Return the launches with the same correlations as the rows."""
+    """Return the launches whose correlation ID occurs in `correlation`."""
     wanted = np.unique(correlation)
     for part in parts:
         part.launches.keep(lambda launches: _is_in(wanted, launches.correlation))
@@ -335,7 +334,7 @@ def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRo
 
 
 def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
-    """Return, for each row, the input shapes of the op with that ID."""
+    """Return, for each op ID, the index of the op's input shapes, or `UNKNOWN`."""
     wanted = np.unique(op)
     for part in parts:
         part.ops_with_shapes.keep(lambda ops: _is_in(wanted, ops.op))
@@ -348,7 +347,7 @@ def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
 
 
 def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
-    """Return, for each number, whether it is one of `distinct`, which are sorted."""
+    """Return, for each number in `column`, whether it is in `distinct`, which must be sorted."""
     found: NDArray[np.bool_] = np.append(distinct, 0)[np.searchsorted(distinct, column)] == column
     return found
 
@@ -356,13 +355,13 @@ def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
 Rows = NDArray[np.int64]
 
 _MOST_VALUES = 1 << 22
-"""maximum size of a table that holds one number per value"""
+"""maximum size of a lookup table over the range of a column's values"""
 _MOST_POSITIONS = 20_000
-"""maximum number of distinct positions in a step, for ops of one name"""
+"""positions of an op in a step from this one on are not distinguished"""
 
 
 class TraceRows:
-    """The columns, with properties of each row derived from its identity."""
+    """The columns of a trace file, with properties of each row derived from its identity."""
 
     def __init__(self, columns: Columns) -> None:
         identities = columns.identities
@@ -374,7 +373,7 @@ class TraceRows:
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
         self.num_launches, self.has_cuda = columns.num_launches, columns.has_cuda
         self.names: dict[str, int] = {}
-        """names in order; columns with indices of names count from 0"""
+        """index of each name"""
         self.kernels: dict[Kernel, int] = {}
         self.groups: dict[ProcessGroup, int] = {}
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
@@ -385,7 +384,7 @@ class TraceRows:
         self.mark, self.kind = facts.mark[columns.identity], facts.kind[columns.identity]
 
     def forget_launches(self) -> None:
-        """Free the launches, once the launch of each kernel is known."""
+        """Free the launches. Call this once the launch of each kernel is known."""
         nothing = np.empty(0, np.int64)
         self.correlation = nothing
         self.launches = LaunchRows(nothing, nothing, nothing, nothing)
@@ -402,7 +401,7 @@ class TraceRows:
     def kernel_of(self, rows: Rows, position: Int32Column | None = None) -> Int32Column:
         """Return each row's index into ``kernels``.
 
-        On CPU, `position` is its position among the step's ops of that name.
+        `position`: on CPU, the position of the row among the ops of the same name in its step.
         """
         if position is None:
             position = np.full(len(rows), UNKNOWN, np.int32)
@@ -428,7 +427,7 @@ class TraceRows:
 
 
 def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int32Column]:
-    """Return the distinct combinations in order, and the index of each row's combination."""
+    """Return the distinct combinations of values in sorted order, and each row's index into them."""
     which = np.zeros(len(columns[0]), np.int32)
     combinations: list[tuple[int, ...]] = [()] if len(which) else []
     for column in columns:
@@ -442,7 +441,7 @@ def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int3
 
 
 def _numbered(column: IntColumn) -> tuple[IntColumn, Int32Column]:
-    """Return the distinct values in order, and the index of each row's value, without sorting all rows."""
+    """Return the distinct values in sorted order, and each row's index into them, usually without sorting all rows."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
     if high - low >= _MOST_VALUES:
         values, which = np.unique(column, return_inverse=True)

@@ -1,11 +1,11 @@
-"""Decoding of a trace file's events, batch by batch, by this process and, for a large file, several helpers.
+"""Decode the events of a trace file in batches, with helper processes if the file is large.
 
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. If that is not the start of an event (an event does not
-begin with its ``"ph"``, or arguments contain one), the batch has an open bracket, the decoder refuses it, and the whole
-document is decoded instead. The text after the last batch is decoded together with the keys after the array.
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. If an event does not begin with this key, or arguments
+contain one, the batch may have an open bracket. Decoding then fails, and the whole document is decoded at once instead.
+The text after the last batch is decoded together with the keys after the array.
 
-Each process decompresses the whole file, which takes a twentieth of the time of decoding, and decodes the groups of
-batches that it reaches first. When helpers have finished, they send back what they kept.
+Each process decompresses the whole file, which takes a twentieth of the decoding time, and decodes the groups of
+batches that it reaches first. At the end, helpers send the events they kept to their parent.
 """
 
 from __future__ import annotations
@@ -45,36 +45,39 @@ from ddpprof.load.lenient_json import NeedsExactTimesError, Text, TimeOutOfRange
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 _NO_MORE = 1 << 62
-"""value of the next group when no more groups may be taken"""
+"""value of `next_group` that stops all processes from taking further groups"""
 _CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 Batch = Sequence[bytes | bytearray | memoryview]
-"""An array in pieces; its last event is a dummy that closes the array after the last comma."""
+"""A JSON array of events, in pieces; the last event is a dummy, needed because a comma precedes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Sizes that determine how the text is divided among batches, groups and processes."""
+    """Sizes by which a file is divided among batches, groups and processes."""
 
     batch_bytes: int = 1_000_000
-    """size of a batch; larger batches do not fit into the CPU's cache and are slower"""
+    """size of a batch; larger ones do not fit into the CPU cache and are slower"""
     batches_per_group: int = 4
     """number of batches in a group; one process decodes all of them"""
     first_groups: int = 8
-    """number of groups that one process decodes first to find out the file's traits"""
+    """number of groups that the main process decodes first to determine the file's traits"""
     worth_sharing_bytes: int = 100_000_000
-    """minimum size for helpers; less is decoded before another process has started"""
+    """minimum size for starting helpers; a smaller file is decoded before a helper would be ready"""
     bytes_per_helper: int = 400_000_000
-    """size per helper; a process takes about 20 MB of memory, 5 % of that"""
+    """size of JSON per helper, which takes about 20 MB of memory"""
 
 
 class OddLayoutError(Exception):
-    """Error for a file that cannot be read in batches, but possibly as a whole."""
+    """The file cannot be read in batches, but possibly as a whole."""
 
 
 def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
-    """Return the text before the array of events (``None`` if there is none), and the part of the array read so far."""
+    """Return the text before the array of events, and the start of the array, as far as it has been read.
+
+    The former is ``None`` if the file is just an array.
+    """
     text = bytearray()
     while chunk := stream.read(batch_bytes):
         searched = max(len(text) - 64, 0)
@@ -93,12 +96,12 @@ def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[by
 
 
 class Batches:
-    """All events except the last few, batch by batch."""
+    """Iterator over the batches of an array of events. The text after the last batch is in `rest`."""
 
     def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
         self.num_done = 0
         self.rest = bytearray()
-        """text after the last batch; it extends to the end of the file once all batches are done"""
+        """text after the last batch, up to the end of the file once all batches are done"""
         self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
 
     def __iter__(self) -> Iterator[Batch]:
@@ -126,7 +129,7 @@ def _refuse_long(text: bytearray, limits: Limits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileTraits:
-    """Traits of a file, as far as it has been read."""
+    """Traits of a file that determine how its events are decoded."""
 
     is_exact: bool = False
     """whether its times are too large for float64"""
@@ -135,9 +138,10 @@ class FileTraits:
 
 
 class EventReader:
-    """Reader of events that determines the file's traits in the first groups. Traits of a later group only apply to it.
+    """Decodes events, and determines the file's traits from the first groups.
 
-    So it does not matter which process decodes which group.
+    Traits found in a later group apply only to that group, so that the result does not depend on which process decodes
+    it.
     """
 
     def __init__(self, limits: Limits, division: Division, known: FileTraits | None = None) -> None:
@@ -167,15 +171,15 @@ class EventReader:
 
     @property
     def known(self) -> FileTraits:
-        """The traits found in the first groups; available once these are decoded."""
+        """The traits found in the first groups, which must have been decoded."""
         if self._known is None:
             self._known = FileTraits(self._is_exact, self.collector.has_shapes)
         return self._known
 
     def add(self, array: Text, *, has_dummy: bool = False) -> None:
-        """Add the events of an array, without the last one if it is a dummy.
+        """Add the events of an array. `has_dummy`: the last event is a dummy and is dropped.
 
-        If float64 cannot hold a time, decode all exactly.
+        If float64 is not precise enough for one of the times, the array is decoded again with exact times.
         """
         try:
             self._add(array, has_dummy)
@@ -201,7 +205,7 @@ def refuse_many(num_events: int, limits: Limits) -> None:
 
 
 class HelperLostError(Exception):
-    """Error for a helper that ended early or read another file, so that one process alone has to read the file."""
+    """A helper ended early, or the file changed, so that a single process has to read the file again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +221,13 @@ class _Outcome:
 
     collected: Collected
     num_batches: int
-    """number of batches in the file, as far as it was read"""
+    """number of batches that the helper found in the file"""
     failure: _Failure | None
 
 
 @contextmanager
 def helping(path: Location, limits: Limits, division: Division, num_helpers: int) -> Iterator[Helpers]:
-    """Start helpers, unless the file is remote or too small to be worth it. They end with the context."""
+    """Start helpers if the file is local and large enough. They end with the context."""
     helpers = Helpers(limits, division)
     try:
         if num_helpers and isinstance(path, Path) and (worth_it := _worth_starting(expected_bytes(path), division)):
@@ -234,14 +238,14 @@ def helping(path: Location, limits: Limits, division: Division, num_helpers: int
 
 
 def _worth_starting(num_bytes: int, division: Division) -> int:
-    """Return the number of helpers worth starting for a file of that size; each needs memory of its own."""
+    """Return the maximum number of helpers for a file of this size. Each helper needs memory."""
     if num_bytes < division.worth_sharing_bytes:
         return 0
     return max(1, num_bytes // division.bytes_per_helper)
 
 
 class Helpers:
-    """The other processes that decode the file; there may be none."""
+    """The helper processes that decode parts of the file; there may be none."""
 
     def __init__(self, limits: Limits, division: Division) -> None:
         self._limits, self._division = limits, division
@@ -250,7 +254,7 @@ class Helpers:
 
     def start(self, path: Path, number: int) -> None:
         context = start_context()
-        with safe_path(), signals_later(), suppress(OSError):  # fewer will do
+        with safe_path(), signals_later(), suppress(OSError):  # go on with fewer helpers if some cannot be started
             self._next_group = context.RawArray("q", [self._division.first_groups])
             for _ in range(number):
                 ours, theirs = context.Pipe()
@@ -261,9 +265,9 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches, some of them with `reader`. Return what the helpers kept from the others.
+        """Decode all batches, some with `reader` and the rest in helpers. Return the events that the helpers kept.
 
-        Raises the error that one process alone would raise, and `HelperLostError`.
+        Raises the error that a single process would raise, and `HelperLostError`.
         """
 
         def is_mine(group: int) -> bool:
@@ -299,7 +303,7 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Yield the outcomes of helpers that have begun. The others have taken no group, and none is left."""
+        """Yield the outcomes of helpers that have begun. The others took no group, and none is left."""
         for _, connection in self._running:
             if not connection.poll():
                 continue
@@ -314,7 +318,7 @@ class Helpers:
 
 
 def _help(*arguments: Any) -> None:
-    """Decode in a separate context, so that the caller's progress callback is not called."""
+    """Run `_decode` in a new `contextvars` context, so that it does not call the parent's progress callback."""
     Context().run(_decode, *arguments)
 
 
@@ -332,10 +336,10 @@ def _decode(
 
 
 def _takes(next_group: MutableSequence[int], group: int) -> bool:
-    """Take the group if it is free. Return True if it was.
+    """Take the group if it is free, and return True if it was.
 
-    There is no lock, because a killed process would keep it. Two processes may take the same group; one copy is
-    dropped.
+    There is no lock, because a process may be killed while it holds it. If two processes take the same group, one copy
+    is dropped later.
     """
     is_free = next_group[0] <= group
     if is_free:

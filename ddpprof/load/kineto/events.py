@@ -1,9 +1,8 @@
-"""Events as produced by the decoder, reduced to what the tables need, and the selection of the events they need.
+"""Decode trace events, with only the fields that the tables need, and select the events that they need.
 
-``args`` stay text until it is known for which events they are needed (see `Arguments`). In traces with shapes, they are
-needed for most events, and all are decoded at once, which is faster than decoding twice. Events that no table needs are
-decoded minimally: flows and Python frames are most of a trace with stacks. Nearly all events are dropped, so a dropped
-event must cost almost nothing.
+``args`` are kept as text and decoded later, only for the events that need them (see `Arguments`). In traces with
+shapes, most events need them, so they are decoded together with the events, which is faster. Most events are not
+needed, so skipping an event must be cheap: in a trace with stacks, most events are flows and Python frames.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ NULL = msgspec.Raw(b"null")
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """The ``args`` of device work and communication that the tables need.
+    """The ``args`` of device work and collectives that the tables need.
 
-    Any type is accepted: an unexpected argument counts as unknown, and the trace can still be read.
+    Values may have any type: an unexpected value is treated as unknown, and the trace can still be read.
     """
 
     correlation: Any = 0
     stream: Any = None
     device: Any = None
     in_device: Any = msgspec.field(default=None, name="inDevice")
-    """device of a copy between two devices"""
+    """device of a copy between devices"""
     collective: Any = msgspec.field(default=None, name="Collective name")
     num_elements: Any = msgspec.field(default=None, name="In msg nelems")
     num_elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -51,7 +50,7 @@ class Arguments(msgspec.Struct, gc=False):
 
 
 class LaunchArguments(msgspec.Struct, gc=False):
-    """Arguments of the host's call that queues device work."""
+    """Arguments of a host call that queues device work."""
 
     correlation: Any = 0
 
@@ -72,7 +71,7 @@ _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
 
 
 def decode_arguments(kind: type[_A], texts: Sequence[msgspec.Raw]) -> list[_A]:
-    """Return the arguments of each event; they are empty if the text is not an object."""
+    """Return the arguments of each event, with default values if its text cannot be decoded."""
     nothing = kind()
     try:
         decoded = _DECODERS[kind].decode(b"[%b]" % b",".join(texts))
@@ -82,7 +81,7 @@ def decode_arguments(kind: type[_A], texts: Sequence[msgspec.Raw]) -> list[_A]:
 
 
 def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
-    """Decode one event's arguments, after repair; ``None`` if that fails."""
+    """Repair and decode the arguments of one event. Return ``None`` if they cannot be decoded."""
     try:
         return msgspec.json.decode(repair_json(bytes(text)), type=kind)
     except (msgspec.MsgspecError, RecursionError):
@@ -91,7 +90,7 @@ def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDetails:
-    """Details of one collective from its arguments; a default means that the arguments do not have it."""
+    """Details of one collective from its arguments. Details that they do not contain have default values."""
 
     kind: CollectiveKind | None = None
     num_bytes: int = UNKNOWN
@@ -99,12 +98,14 @@ class CollectiveDetails:
     sequence: int = UNKNOWN
 
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
-        """Fill in missing details from the op that launched the collective and, if needed, the kind from the name."""
+        """Return the details, with missing ones from the op that launched the collective. A missing kind is the one
+        given by the name.
+        """
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
             return replace(self, kind=by_name if self.kind is None else self.kind)
         kind = next((kind for kind in (self.kind, op.kind, by_name) if kind is not None), None)
-        # An op that does not name its collective only has the shapes of its inputs.
+        # If the op does not name its collective, its size is that of its inputs, which may not be the message size.
         tells_bytes = op.kind is not None or kind in _INPUT_IS_MESSAGE
         return CollectiveDetails(
             kind=kind,
@@ -148,7 +149,7 @@ def _group(arguments: Arguments) -> ProcessGroup | None:
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """Return a group's ranks. Kineto writes them as text, and only the first ones of a long list."""
+    """Return the ranks of a process group. Kineto writes them as text, and truncates a long list."""
     if isinstance(value, str):
         value = decode_or_none(msgspec.Raw(value.encode("utf-8", "replace")))
     if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 1 << 31 for rank in value):
@@ -157,7 +158,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def _message_bytes(arguments: Arguments) -> int:
-    """Return the message size by NCCL's arguments or, for gloo, the total size of the tensors, in bytes."""
+    """Return the message size in bytes, from NCCL's arguments or, for gloo, from the shapes of all tensors."""
     elements, out = as_int(arguments.num_elements), as_int(arguments.num_elements_out)
     if elements is not None and isinstance(arguments.dtype, str):
         size = element_bytes(arguments.dtype)
@@ -178,7 +179,7 @@ def _believable(num_bytes: int) -> int:
 
 
 _MOST_BYTES = 1 << 53
-"""more than any machine has, so that sums over collectives stay within int64"""
+"""upper limit of a message size, so that sums over collectives stay within int64"""
 
 
 def _is_shape(shape: object) -> bool:
@@ -189,7 +190,7 @@ _ZERO = msgspec.Raw(b"0")
 
 
 class Category(Enum):
-    """``cat`` of an event. The decoder itself recognises the frequent ones; others are grouped by family."""
+    """``cat`` of an event. The decoder recognizes frequent categories directly; others are mapped by family."""
 
     OP = "cpu_op"
     OP_OF_2021 = "Operator"
@@ -204,7 +205,7 @@ class Category(Enum):
     FRAME = "python_function"
     OTHER = ""
 
-    __hash__ = object.__hash__  # that of Enum is written in Python
+    __hash__ = object.__hash__  # Enum.__hash__ is slower, because it is written in Python
 
     @classmethod
     def _missing_(cls, value: object) -> Category:
@@ -227,7 +228,7 @@ class Span(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
-    """A span whose time float64 cannot hold: an absolute timestamp."""
+    """A span with an absolute timestamp, for which float64 is not precise enough."""
 
     cat: Category = Category.OTHER
     name: str = ""
@@ -238,7 +239,7 @@ class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class Moment(msgspec.Struct, gc=False):
-    """Any other event; one of these marks the stop of the profiler."""
+    """An event without a duration; one of them marks the stop of the profiler."""
 
     name: str = ""
     ts: msgspec.Raw = _ZERO
@@ -249,7 +250,7 @@ class _Flow(msgspec.Struct, gc=False):
 
 
 class _AnyEvent(msgspec.Struct, gc=False):
-    """An event in a batch that contains an event whose phase is missing or unknown."""
+    """Any event, used to decode batches that contain an event whose ``ph`` is missing or unknown."""
 
     ph: str = ""
     cat: Category | None = Category.OTHER
@@ -271,7 +272,7 @@ class _AnyExactEvent(msgspec.Struct, gc=False):
 
 
 Entries = list[Any]
-"""a list of `Span` or `ExactSpan`, `Moment`, and other events, which are not used"""
+"""a list of `Span` or `ExactSpan`, `Moment`, and other events, which are ignored"""
 
 
 def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Struct]]:
@@ -304,7 +305,7 @@ _ANY: tuple[Callable[[Text], Sequence[_AnyEvent | _AnyExactEvent]], ...] = (
 
 
 def span_type(*, exact: bool, with_arguments: bool) -> SpanType:
-    """Return the type of spans: exact or float64 times, and arguments as `Arguments` (or ``None``) or as text."""
+    """Return the type to decode spans to. `with_arguments`: decode ``args`` to `Arguments`, instead of keeping text."""
     return (_DECODED if with_arguments else _RAW)[exact]
 
 
@@ -335,15 +336,15 @@ _HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
 _KEPT = [(category, which) for category, which in _FAMILIES.items() if which in KEPT_FAMILIES]
 
 _ROUNDING_US = 0.01
-"""bound of the rounding error in sums of float64 times"""
+"""upper bound of the rounding error of float64 times"""
 
 _SHAPES = b'"Input Dims"'
 _LOOKED_AT, _MANY = 8, 1000
-"""until shapes are found, every eighth event is checked if there are many events"""
+"""only every eighth event is checked for shapes if there are more than 1000"""
 
 
 class NeededEvents:
-    """Events that the tables may need, in the file's order, with their identities if they have any."""
+    """Events that the tables may need, in the file's order, and indices of their identities."""
 
     def __init__(self) -> None:
         self.host: list[AnySpan] = []
@@ -353,7 +354,7 @@ class NeededEvents:
         self.launches: list[AnySpan] = []
         self.ops: list[AnySpan] = []
         self.op_ids: list[int] = []
-        """identities of all host ops, if shapes are recorded"""
+        """identities of `ops`: all host ops, if shapes are recorded; empty otherwise"""
         self.window_end: msgspec.Raw | None = None
 
     def of_family(self, which: Family) -> tuple[list[AnySpan], list[int]]:
@@ -369,7 +370,7 @@ def needed_events(
 ) -> NeededEvents:
     """Select the events that the tables may need.
 
-    `ids`: index into `identities` for each family and name, or a negative number for a name that is not needed.
+    `ids`: for each family and name, the index into `identities`, or a negative number if the events are not needed.
     """
     needed = NeededEvents()
     host, host_ids, ops, all_op_ids, launches = (
@@ -381,7 +382,7 @@ def needed_events(
     op_ids = ids[Family.OP]
     only_op, is_fast = Role.OP, issubclass(span, Span)
     moments = frozenset(_MOMENT_TYPES)
-    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that contains the following ones, as most do
+    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # last outer op: most of the following ops are nested in it
     for entry in entries:
         kind = type(entry)
         if kind is not span:
@@ -416,10 +417,7 @@ def needed_events(
 
 
 def sees_shapes(entries: Entries, span: SpanType) -> bool:
-    """Return True if ops have input shapes.
-
-    A sample is enough, because nearly every op has them if they are recorded.
-    """
+    """Return True if ops have input shapes. If there are many events, only a sample is checked."""
     op, of_2021 = Category.OP, Category.OP_OF_2021
     return any(
         _SHAPES in bytes(entry.args)

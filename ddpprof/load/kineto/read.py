@@ -1,4 +1,4 @@
-"""Reader of a Kineto trace file: in batches if the file's layout allows, otherwise as a whole, with the same result."""
+"""Read a Kineto trace file, in batches if its layout allows, otherwise as a whole."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ADVICE = "Record it again, or leave this file out."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """A trace's keys. Each is decoded only when needed, so that an invalid key does no harm."""
+    """The keys of a trace that are used. Each is decoded only when needed, so that an invalid one is tolerated."""
 
     info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")
     base_ns: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="baseTimeNanoseconds")
@@ -53,14 +53,14 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The keys next to ``traceEvents``; ``None`` if the file does not have them."""
+    """The keys of a trace other than ``traceEvents``; ``None`` if the file does not have them."""
 
     backend: str | None = None
     rank: int | None = None
     world_size: int | None = None
     host: str | None = None
     base_ns: int | None = None
-    """offset from the events' times to nanoseconds since 1970"""
+    """offset to add to the events' times to get nanoseconds since 1970"""
     has_device: bool = False
     """whether an accelerator was visible"""
 
@@ -68,7 +68,7 @@ class Header:
 def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> tuple[Header, Columns]:
     """Return the header of a trace file and the events that the tables need. Raises `BadTrace`.
 
-    Up to `num_processes` processes decode it if it is large enough; the result is the same.
+    If the file is large enough, up to `num_processes` processes decode it. This does not change the result.
     """
     with _told_as_bad_trace(path):
         try:
@@ -94,9 +94,9 @@ def _read(path: Location, limits: Limits, num_processes: int) -> tuple[Header, C
 
 
 def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
-    """Read the header, without decoding events if the layout allows. Raises `BadTrace`.
+    """Read the header. If the layout allows, no events are decoded. Raises `BadTrace`.
 
-    From the keys after the events, only the job's rank and world size are read.
+    Of the keys after the events, only the rank and world size are read.
     """
     with _told_as_bad_trace(path):
         try:
@@ -111,7 +111,7 @@ def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
 
 
 def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
-    """Return the header with rank and world size from the keys after the events, if they are there."""
+    """Return the header with the rank and world size from the keys after the events, if the file has them there."""
     while chunk := stream.read(DIVISION.batch_bytes):
         text = text[-DIVISION.batch_bytes :] + chunk
     rank, world_size = (
@@ -123,7 +123,7 @@ def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
 
 @contextmanager
 def _told_as_bad_trace(path: Location) -> Iterator[None]:
-    """Turn any error about the file into a `BadTrace`."""
+    """Convert any error in reading the file to `BadTrace`."""
     try:
         yield
     except OSError as error:
@@ -151,21 +151,21 @@ def _document(text: bytes | bytearray) -> _Document:
 
 
 def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
-    """Add the events of a document, which must have some. Return the document."""
+    """Add the events of a document to the reader, and return the document. It must have ``traceEvents``."""
     document = _document(text)
     if not document.events:
         raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")
     try:
         reader.add(document.events)
-    except msgspec.ValidationError as error:  # say where in the document, not where among the events
+    except msgspec.ValidationError as error:  # name the place in the document, not in the array
         raise msgspec.ValidationError(str(error).replace("`$", "`$.traceEvents", 1)) from error
     return document
 
 
 def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
-    """Read in batches.
+    """Read the file in batches.
 
-    Raises `OddLayoutError`, and ``msgspec.DecodeError`` if decoding the whole would fail as well.
+    Raises `OddLayoutError`, and ``msgspec.DecodeError`` if decoding the file as a whole would fail, too.
     """
     before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
     reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)
@@ -174,13 +174,13 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
     except (msgspec.MsgspecError, RecursionError) as error:
         raise OddLayoutError from error
     by_helpers = helpers.share(reader, batches)
-    reader.begin(batches.num_done)  # a group of its own, as there are fewer groups than batches
+    reader.begin(batches.num_done)  # a new group number, because there are fewer groups than batches
     try:
         if before is None:
             reader.add(_closed(b"[" + batches.rest))
         else:
             keys.append(_add_document(reader, b'{"traceEvents":[' + batches.rest))
-    except msgspec.ValidationError as error:  # decoded whole, its message counts events from the file's start
+    except msgspec.ValidationError as error:  # when decoded as a whole, the message has the event's index in the file
         raise OddLayoutError from error
     columns = columns_of([reader.collector.collected(), *by_helpers])
     refuse_many(columns.num_events, limits)
@@ -188,7 +188,7 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
-    """Return the array with its closing bracket, which may be missing in Chrome's array format."""
+    """Return the array with a closing bracket, which may be missing in Chrome's array format."""
     array = array.rstrip(_BETWEEN_EVENTS)
     return array if array.endswith(b"]") else array + b"]"
 
@@ -205,7 +205,7 @@ def _read_whole(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
 
 
 def _header(*documents: _Document) -> Header:
-    """Return a header with each key from the first document that has it."""
+    """Return the header, with each key from the first document that has it."""
 
     def value(key: str) -> Any:
         values = (decode_or_none(getattr(document, key)) for document in documents)

@@ -1,1 +1,1 @@
-"""The columns of a trace file → the tables of one rank, `Trace`."""
+"""Build the tables of one rank's `Trace` from the columns of a trace file."""

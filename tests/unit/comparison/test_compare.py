@@ -85,7 +85,7 @@ def test_one_run_of_each_tells_what_noise_cannot_do() -> None:
 def test_runs_of_another_job_among_them_are_named() -> None:
     other = with_idle(1000, job=replace(report().job, world_size=4))
     found = compare(RunSet((with_idle(1000), other)), RunSet((with_idle(1000),)))
-    assert "A: its runs are not runs of the same job: they differ in ranks" in found.missing
+    assert "A: the runs are not from the same job: they differ in ranks" in found.missing
 
 
 def test_kernels_that_not_all_runs_have_slower_are_no_change() -> None:
@@ -305,14 +305,14 @@ def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
     plain = report()
     module = replace(plain.job.modules[0], comm_hook="fp16_compress_hook")
     hooked = replace(plain, job=replace(plain.job, modules=(module,)))
-    said = "its runs are not runs of the same job: they differ in comm hook"
+    said = "the runs are not from the same job: they differ in comm hook"
     for runs_of_one_side in ((plain, hooked), (hooked, plain)):
         assert said in RunSet(runs_of_one_side).missing
 
 
 @pytest.mark.parametrize("sides", [([], report()), (report(), [])])
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
-    with pytest.raises(DdpprofError, match="give at least one report of each job"):
+    with pytest.raises(DdpprofError, match="Give at least one report of each job"):
         compare_reports(*sides)
 
 

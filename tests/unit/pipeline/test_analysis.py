@@ -195,4 +195,4 @@ def test_ranks_are_chosen_evenly(tmp_path: Path, sample: int, ranks: list[int]) 
 def test_a_rank_that_is_late_by_the_light_record_is_read(tmp_path: Path) -> None:
     found, notes = chosen(make_fleet(tmp_path / "fleet", 8, late=5), 3)
     assert found == [0, 5, 7]
-    assert notes == ("only 3 of 8 ranks were read, as requested; rank 5 is late in the light record",)
+    assert notes == ("only 3 of 8 ranks were read, as requested; rank 5 is late in the light recording",)

@@ -71,4 +71,4 @@ def test_a_rank_that_memory_does_not_suffice_for_is_named(tmp_path: Path, monkey
     monkeypatch.setattr(entry, "make_entry", too_large)
     with analysed(fleet, AnalysisOptions(jobs=1)) as analysis:
         assert [rank.rank for rank in analysis.report.ranks] == [0, 2]
-        assert any(text.startswith("rank 1: too little memory") for text in analysis.report.missing)
+        assert any(text.startswith("rank 1: not enough memory") for text in analysis.report.missing)

@@ -165,7 +165,7 @@ def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
         pytest.param({"world_size": 64}, "64 ranks, but the network was measured with 2", id="ranks"),
         pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth is given rather than measured", id="bandwidth"),
         pytest.param({"batch_scale": 4}, "computation time is assumed to grow with the batch size", id="batch"),
-        pytest.param({"compression": Compression.FP16}, "the hook's computation time is left out", id="hook"),
+        pytest.param({"compression": Compression.FP16}, "the hook's computation time is ignored", id="hook"),
     ],
 )
 def test_outside_what_was_measured_the_interval_is_wider_and_says_why(setting: dict[str, Any], why: str | None) -> None:

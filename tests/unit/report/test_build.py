@@ -71,7 +71,7 @@ def test_ranks_that_average_in_other_groups_are_left_out_of_what_needs_one_model
     assert (report.job.group_ranks, report.job.num_averaging, report.job.world_size) == ((0, 2), 2, 4)
     assert report.missing[0] == (
         "the step, buckets, late ranks and predictions are those of ranks 0, 2; the other ranks average gradients in "
-        "process groups of their own"
+        "other process groups"
     )
     assert {row.num_bytes for row in report.buckets} == {8_000_000, 2_000_000}
     assert report.across is not None

@@ -127,7 +127,7 @@ def test_what_a_hook_sends_a_network_does_not_tell(benches: Benches) -> None:
     def with_hook(name: str) -> KnownRun:
         return known(modules=(structs.replace(MODULE, comm_hook=name),))
 
-    with pytest.raises(DdpprofError, match="the run does not show what fp16_compress_hook sends"):
+    with pytest.raises(DdpprofError, match="the run does not show how much data fp16_compress_hook sends"):
         profile_run(with_hook("fp16_compress_hook"), benches)
     assert profile_run(with_hook("fp16_compress_hook")).profile
     assert profile_run(with_hook("timed_allreduce_hook"), benches).profile

@@ -128,7 +128,7 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
     ("made", "asked", "says"),
     [
         pytest.param(
-            {"knows_parameters": False}, {"buckets": (BucketCaps(1),)}, "record with ddpprof trace", id="caps"
+            {"knows_parameters": False}, {"buckets": (BucketCaps(1),)}, "record the job with ddpprof trace", id="caps"
         ),
         pytest.param(
             {"gradients": (Gradient(MIB),) * 4}, {"compression": Compression.POWERSGD}, "PowerSGD", id="no-shapes"
@@ -139,7 +139,7 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
             "already has a communication hook: bf16",
             id="two-hooks",
         ),
-        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not show", id="hook-and-rate"),
+        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth cannot be used", id="hook-and-rate"),
         pytest.param(
             {"backend": "gloo"}, {"compression": Compression.BF16}, "DDP does not support bf16", id="bf16-on-gloo"
         ),

@@ -176,7 +176,7 @@ class TestCommunicationWithoutLaunch:
             Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD, Phase.OTHER, Phase.OTHER,
         ]  # fmt: skip
         assert set(found.launched_ns.tolist()) == {UNKNOWN}
-        assert "launched its communication" in loaded.notes[0]
+        assert "launched its collectives" in loaded.notes[0]
 
     def test_where_some_launches_are_known_the_others_began_before_the_profiler(self, trace: Any) -> None:
         trace.step(1, 0, 250).launch(1, 50).launch(2, 60).kernel("gemm", 60, 90, 1)
