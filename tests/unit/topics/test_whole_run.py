@@ -300,8 +300,8 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
         ),
         pytest.param(
             {"last_step": 4300, "cause": SlowdownCause.LINK, "ranks": (0, 1, 2, 3)},
-            "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer for "
-            "each other in collectives, and no rank takes longer by itself",
+            "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer in collectives, and "
+            "no rank's own work takes longer",
             id="link-and-over",
         ),
         pytest.param(
