@@ -327,7 +327,7 @@ class Tuning:
     def _missing(self) -> Iterator[str]:
         for result in self.results:
             if result.problem is not None:
-                label = self.experiment.variants[result.trial.variant].label or "unchanged job"
+                label = self.experiment.variants[result.trial.variant].label or "unchanged"
                 yield f"{label}, round {result.trial.round + 1}: {result.problem}"
         rounds = sum(map(bool, self._rounds(NOW)))
         if rounds < self.experiment.rounds:

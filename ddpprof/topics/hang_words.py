@@ -33,7 +33,7 @@ _WHAT = {
     Fault.TRACED: "rank {rank} is held by a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
     Fault.LINK: "all ranks wait at the same place, and no data arrives",
-    Fault.UNKNOWN: "the cause is unknown: no rank's heartbeat file shows it",
+    Fault.UNKNOWN: "the cause is unknown: no rank's pulse shows it",
 }
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",

@@ -137,7 +137,7 @@ def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range) -> Ker
     work = trace.compute
     piece = np.flatnonzero((work.kernel >= kernels.start) & (work.kernel < kernels.stop))
     piece = piece[np.isin(work.step[piece], list(steps))]
-    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file has no meaning
+    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file is arbitrary
         piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece]))]
     piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # pieces of one launch stay in order of start
     rows, run_of_piece = piece, None

@@ -106,7 +106,7 @@ OWN_REDUCTION: Topic[OwnReduction, OwnReduction] = Topic(
     name="own_reduction",
     sections={"job": own_reduction_line},
     rules=(own_reduction,),
-    # ddpprof only records DDP.
+    # A recorded job uses DDP.
     of_rank=lambda rank, steps, _modules: (
         measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
     ),

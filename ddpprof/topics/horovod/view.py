@@ -259,7 +259,7 @@ _HAS_NO_COMPUTATION = (
     "records both"
 )
 _NO_STEPS = (
-    "no steps found: no tensor name is reduced twice. Name the tensors with "
+    "no steps found: no tensor is reduced twice under the same name. Name the tensors with "
     "hvd.DistributedOptimizer(named_parameters=…)"
 )
 

@@ -170,7 +170,7 @@ class StepsToDraw(Sequence[StepTimeline]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Timelines of all ranks. Times are ns on the clock of the first rank, since 1970 if the traces have their epoch."""
+    """Timelines of all ranks. Times are ns on the first rank's clock, since 1970 if the traces have their epoch."""
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None

@@ -51,9 +51,7 @@ WRAPPER_PARTS = {
     "finalise_ns": "finalise",
 }
 """names of the fields of `WrapperCost` and `WrapperParts`"""
-_LAUNCHES = (
-    "time in which the host launched each phase; only profiled steps show the accelerator's own times"
-)
+_LAUNCHES = "time in which the host launched each phase; only profiled steps show the accelerator's own times"
 
 
 def step_bars(report: ReportView) -> Iterable[Section]:

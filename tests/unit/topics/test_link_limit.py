@@ -170,8 +170,8 @@ def sentences(made: View) -> list[str]:
 def test_what_a_report_says() -> None:
     assert sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(1175)])) == [
         (
-            "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP itself "
-            "needs about 4% of a link."
+            "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP overhead "
+            "is about 4% of a link."
         )
     ]
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(100)], link_bits_per_s=GBIT))
