@@ -273,7 +273,7 @@ def _say_stopped(tuning: KeptTuning, trial: Trial, variant: int) -> None:
 
 
 def _name(tuning: KeptTuning, variant: int) -> str:
-    return tuning.choice.candidates[variant].label or "as it is"
+    return tuning.choice.candidates[variant].label or "unchanged"
 
 
 def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:

@@ -1,1 +1,1 @@
-"""Experiments: the user's script is run many times, in short trials that differ in the setting under test."""
+"""Experiments: run the user's script many times, in short trials that differ in the setting under test."""

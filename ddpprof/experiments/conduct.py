@@ -1,4 +1,4 @@
-"""Runs the trials of an experiment one after another, except those that have already succeeded."""
+"""Run the trials of an experiment one after another, except those that have already succeeded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ddpprof.redaction import without_secrets
 from ddpprof.rundir import read_world_size
 
 _COST_STEPS = 6
-"""number of steps in a profile; every second one shows when gradients and buckets are ready"""
+"""number of steps in a profile; every second step records when gradients and buckets are ready"""
 _PROFILED_STEPS = 2
 _ALONE_STEPS = 4
 
@@ -50,7 +50,7 @@ _ALONE_STEPS = 4
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
     """Create `directory`, or continue in it if it has the same plan. Raises `RunExists` and `CannotRecord`.
 
-    A folder that has a trial's name but is not a trial belongs to the user, and is kept.
+    With `force`, replace an experiment with another plan. Folders that are not trials of an experiment are kept.
     """
     with writing(directory, CannotRecord):
         if is_experiment(directory):
@@ -78,7 +78,7 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
 
 @contextmanager
 def working_on(directory: Path) -> Iterator[None]:
-    """Lock the experiment, because only one process may run trials. Raises `CannotRecord` if another process does."""
+    """Lock the experiment for this process. Raises `CannotRecord` if another process runs its trials."""
     try:
         with own_files.locked(directory / LOCK_FILE):
             yield
@@ -89,14 +89,14 @@ def working_on(directory: Path) -> Iterator[None]:
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
-    """Return the experiment without what tuning has added to its plan."""
+    """Return the experiment without the variants that tuning has added to its plan."""
     return (
         replace(experiment, variants=experiment.variants[:1]) if experiment.kind is ExperimentKind.TUNE else experiment
     )
 
 
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
-    """Yield the paths that will be written. A tuning experiment's trials are not known when it begins."""
+    """Yield the paths that the experiment may write. The trials of a tuning experiment are not known in advance."""
     yield from (directory / trial.name for trial in experiment.trials())
     if experiment.kind is ExperimentKind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
@@ -106,7 +106,7 @@ def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the trials of an earlier experiment, and nothing else in the folder."""
+    """Remove the trials and files of an earlier experiment, but no other files in the directory."""
     experiment = read_plan(directory)
     for trial in experiment.trials():
         own_files.remove_folder(directory / trial.name)
@@ -119,7 +119,7 @@ def _remove(directory: Path) -> None:
 
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
-    """Return the trials without times, in the order in which they will be run."""
+    """Return the trials that have not succeeded, in the order in which they will be run."""
     return [trial for trial in experiment.trials() if not _is_done(directory / trial.name)]
 
 
@@ -131,9 +131,9 @@ def _is_done(folder: Path) -> bool:
 def conduct(
     directory: Path, experiment: Experiment, trials: Iterable[Trial]
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
-    """Run `trials`, and yield each as it ends. An interrupted trial comes last, without a `TrialEnd`.
+    """Run `trials`, and yield each with its end. After an interrupted trial, yield it with ``None`` and return.
 
-    A variant that failed once is left out of later rounds. Raises `CannotRecord`.
+    A variant that has failed is left out of later rounds. Raises `CannotRecord`.
     """
     failed: set[int] = set()
     for trial in trials:
@@ -193,7 +193,7 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
 
 
 def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Settings:
-    """Return the settings of the recording in each process of a trial."""
+    """Return the recording settings of a trial."""
     return Settings(
         out=str(folder),
         command=experiment.command,
@@ -219,15 +219,15 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
 
 
 def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = False) -> int:
-    """Return the number of steps that training must take for a complete trial."""
+    """Return the number of training steps that a complete trial needs."""
     return Schedule(trial_settings(Path(), experiment, variant), on_accelerator).num_steps
 
 
 def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
-    """Return the command, and the environment variables that replace a launcher. Raises `CannotRecord`.
+    """Return the command of a trial, and the environment variables that replace a launcher. Raises `CannotRecord`.
 
-    A single process needs no launcher, so scripts can start their own ranks. A command with a placeholder for the
-    number of processes, ``{nproc}``, starts them itself.
+    A single process is started without a launcher, so the script may start its own ranks. A command that contains
+    ``{nproc}``, the number of processes, starts them itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
     words = [_filled(word, places) for word in (*(variant.command or experiment.command), *variant.words)]
@@ -250,12 +250,12 @@ def _filled(word: str, places: dict[str, str]) -> str:
 
 
 def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
-    """Raise `CannotRecord` if the script starts a different number of ranks than its title would say."""
+    """Raise `CannotRecord` if the script has started another number of ranks than requested."""
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
-            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Use {{nproc}} "
-            f"for the number in its command: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
+            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Pass the "
+            f"number to it as {{nproc}}: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
         )
 
 
@@ -268,17 +268,17 @@ def _problem(folder: Path, experiment: Experiment, variant: Variant, exit_code: 
         cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
         return (
             f"nothing was recorded: no DistributedDataParallel module was created, or it trained for fewer than {cpu} "
-            f"steps ({accelerator} on an accelerator). If the script has one, train for longer, or skip fewer steps "
+            f"steps ({accelerator} on an accelerator). If the script uses DDP, run more steps, or skip fewer steps "
             "(--skip-first)"
         )
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
-        return "training ended before any step was timed: make it run more steps, or skip fewer (--skip-first)"
+        return "training ended before any step was timed: run more steps, or skip fewer steps (--skip-first)"
     record = load_record(folder, rundir.ranks_in(folder)[0])
     return compiled_otherwise(None if record is None else record.compilation, variant)
 
 
 def compiled_otherwise(found: Compilation | None, variant: Variant) -> str | None:
-    """Return why a trial did not compile its DDP module as its variant requires; ``None`` if it did."""
+    """Return why the DDP module was not compiled as the variant requires; ``None`` if it was."""
     if variant.optimize_ddp is None and variant.compile_order is None:
         return None
     if found is None:

@@ -1,13 +1,12 @@
-"""How much longer do the steps of several variants take than those of one variant? All variants run once in every
-round.
+"""Compare the step times of several variants with those of a reference variant. All variants run once in every round.
 
     log step = round + variant + noise
-    ratio    = median over rounds of (the variant's step / the one's)
-    interval = 95 % for all of them together: Student's t of the mean logarithm, with the noise that round and variant
-               leave of all steps, at 5 % divided by the number of ratios (Bonferroni)
+    ratio    = median over rounds of (step of the variant / step of the reference)
+    interval = simultaneous 95 % intervals: Student's t of the mean logarithm, with the residual noise of all variants,
+               at 5 % divided by the number of ratios (Bonferroni)
 
-With few rounds, a single variant's own spread may be small by chance, but not that of all variants. (Montgomery, Design
-and Analysis of Experiments, 4.1.)
+The noise is estimated from all variants, because with few rounds the spread of a single variant may be small by chance
+(Montgomery, Design and Analysis of Experiments, 4.1).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from ddpprof.statistics.paired_ratio import CONFIDENCE, ENOUGH_ROUNDS, Ratio, st
 def joint_ratios(
     one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
 ) -> tuple[Ratio, ...]:
-    """Return the ratio of each of `others` to `one`. All are given by their steps in the same n rounds.
+    """Return the ratio of each of `others` to `one`. Each sequence has one step time per round.
 
-    `comparisons`: number of intervals that must hold together, including these.
+    `comparisons`: number of simultaneous intervals; the number of `others` by default.
     """
     ratios = [median(a / b for a, b in zip(steps, one, strict=True)) for steps in others]
     if len(one) < ENOUGH_ROUNDS:
@@ -51,7 +50,7 @@ _LEAST_STARTS = 2
 
 
 def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
-    """Return True if the variant is losing, given its steps by round. A round that was not run is empty."""
+    """Return True if the variant is clearly slower than another. Arguments: steps by round; empty if not run."""
     both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
     if len(both) < _LEAST_STARTS:
         return False
@@ -64,7 +63,7 @@ def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -
 
 
 def start_spread(starts: Sequence[Steps]) -> float:
-    """Return the slowest start of one job divided by the fastest, minus 1."""
+    """Return the median step of the slowest start of a job divided by that of the fastest start, minus 1."""
     medians = [median(steps) for steps in starts if steps]
     return max(medians) / min(medians) - 1 if medians else 0.0
 
@@ -74,11 +73,11 @@ Steps = tuple[float, ...]
 
 
 def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
-    """Return runs of consecutive steps that every rank has; the time of a step is the mean over the ranks.
+    """Return blocks of consecutive steps that every rank has. The time of a step is the mean over the ranks.
 
-    With DDP, the ranks run in step. Without it, they run independently, so waiting for the slowest counts as DDP's
-    cost. On an accelerator, the host runs ahead and only the ends of a block are known: a block is one step of mean
-    length.
+    Without DDP, ranks do not wait for each other, so waiting for the slowest rank counts as overhead of DDP. On an
+    accelerator, the host runs ahead and only the start and end of a block are known, so a block is returned as one step
+    of mean duration.
     """
     of_ranks = [
         {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks

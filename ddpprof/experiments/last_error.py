@@ -1,7 +1,7 @@
-"""Which line of a job's output says why it failed?
+"""Find the line of a job's output that says why the job failed.
 
-It is the last error of the script itself: not torchrun's traceback about its ranks, which ends the output, and not the
-error of a rank that only lost another one.
+This is the last error of the script itself. It is neither torchrun's traceback about its ranks at the end of the
+output, nor the error of a rank that lost its connection to another rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 _OF_A_RANK = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
-"""prefix that torch or torchrun puts before a rank's lines"""
+"""prefix that torch or torchrun adds to the lines of a rank"""
 _OF_TORCHRUN = re.compile(r"[WEIF]\d{4} [\d:.]+ .*torch/distributed/|=+$|\*+$|-+$|Setting OMP_NUM_THREADS environment")
 """torchrun's log, separator lines, and messages about threads"""
 _ENDED = re.compile(r" failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -21,15 +21,15 @@ _ITS_TRACEBACK = re.compile(
     r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:.*",
     re.MULTILINE | re.DOTALL,
 )
-"""torchrun's traceback and its table of failed ranks, neither of which gives a reason"""
+"""torchrun's traceback and its table of failed ranks, which do not contain the reason"""
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteration|Warning)\b(?::|$)|[\w.-]+: error: ")
-"""the last line of a traceback, or the error of `argparse`"""
+"""last line of a traceback, or an error of `argparse`"""
 
 
 def last_error(output: str) -> str:
     """Return the line that says why the job failed.
 
-    If the job printed nothing, return how its first rank ended, if torchrun reports it.
+    If the job printed nothing, return how the first failed rank ended, if torchrun reports it.
     """
     lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]
     said = [line for line in lines if line and not _OF_TORCHRUN.match(line)]

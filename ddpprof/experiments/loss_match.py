@@ -1,11 +1,12 @@
-"""Does training with another setting have the same losses as unchanged training, step by step?
+"""Compare the losses of training with another setting with those of the unchanged training, step by step.
 
-    difference  |loss - unchanged loss| / |unchanged loss|, the largest over steps and ranks
-    own         the same between starts of the unchanged training
+    difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
+    own         the same between several starts of the unchanged training
 
-Two bit-identical starts show that training is deterministic. A setting that keeps the order of additions then also
-gives the same bits. With two ranks, all settings keep it, because a + b = b + a. With more ranks, other buckets may be
-added in another order, which rounds each gradient differently: by single precision's 2⁻²⁴, growing from step to step.
+If two starts are bit-identical, training is deterministic, and a setting that keeps the order of additions must also
+give bit-identical losses. With two ranks, all settings keep the order, because a + b = b + a. With more ranks, other
+buckets may be added in another order, so that gradients are rounded differently (by 2⁻²⁴ in single precision). The
+difference grows from step to step.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from itertools import combinations
 from math import inf, isfinite
 
 Losses = Mapping[int, Sequence[Sequence[float]]]
-"""losses of each backward pass, per step, by rank"""
+"""rank → step → loss of each backward pass"""
 
 _ROUNDING = 2.0**-20
-"""tolerance per step: sixteen times the rounding of single precision, because sums of many gradients are rounded too"""
+"""tolerance per step: 16 times the rounding error of single precision, because many gradients are summed"""
 _OWN_FACTOR = 3
-"""factor applied to the difference between starts of the same job, because only few starts are known"""
+"""factor applied to the difference between starts of the same job, because there are only few starts"""
 _CHANCE = 1e-4
-"""difference between starts above which they show nothing about a setting: it is more than rounding causes in a few
-steps, so no seed is set, or half precision is added in varying order
+"""maximum difference between starts for a comparison; a larger difference is not due to rounding in a few steps, so no
+seed is set, or half-precision values are added in varying order
 """
 
 
 class Match(StrEnum):
+    """How the losses of two trainings compare."""
+
     EXACT = "exact"
     """bit-identical"""
     ROUNDING = "rounding"
@@ -39,6 +42,8 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossMatch:
+    """Result of a comparison of losses."""
+
     match: Match
     num_steps: int
     """number of steps compared"""
@@ -46,13 +51,13 @@ class LossMatch:
     own: float | None
     """``None`` with fewer than two starts"""
     tolerance: float | None
-    """tolerance at the last of the steps"""
+    """tolerance at the last compared step"""
 
 
 _OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "find_unused_parameters", "static_graph")
-"""arguments of DDP that change which gradients are in which bucket"""
+"""arguments of DDP that change the assignment of gradients to buckets"""
 _ORDER_OF_TWO = 2
-"""number of ranks for which a sum does not depend on the order"""
+"""maximum number of ranks for which a sum does not depend on the order"""
 
 
 def keeps_order(arguments: Iterable[str], world_size: int | None) -> bool:
@@ -64,7 +69,7 @@ _NOTHING = LossMatch(Match.UNKNOWN, 0, None, None, None)
 
 
 def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is_kept: bool) -> LossMatch:
-    """Compare starts of both. `order_is_kept`: the setting adds the same numbers in the same order."""
+    """Compare the starts of the unchanged job with those of the setting. `order_is_kept`: see `keeps_order`."""
     own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
     theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []
     found = [one for one in theirs if one]
@@ -85,14 +90,14 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
 
 
 def _differences(a: Losses, b: Losses) -> list[float]:
-    """Return the largest difference of each step, over all ranks and steps for which both have losses."""
+    """Return the largest difference over ranks in each step for which both have losses."""
     of_ranks = [zip(a[rank], b[rank], strict=False) for rank in sorted(a.keys() & b.keys())]
     steps = zip(*of_ranks, strict=False)
     return [most for pairs in steps if (most := _of_step(pairs)) is not None]
 
 
 def _of_step(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Return a step's difference; ``None`` if no rank has a loss, infinite if one training has more losses."""
+    """Return a step's difference; ``None`` if no rank has a loss, ``inf`` if the numbers of losses differ."""
     if not any(a or b for a, b in pairs):
         return None
     if any(len(a) != len(b) for a, b in pairs):

@@ -1,4 +1,4 @@
-"""What does DDP cost? The step is measured with and without DDP, and the difference is divided into parts."""
+"""Measure the overhead of DDP: the difference of the step time with and without DDP, divided into parts."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ddpprof.statistics.paired_ratio import Pair, Ratio, paired_ratio
 from ddpprof.version import __version__
 
 WITH, WITHOUT = 0, 1
-"""variants of the experiment"""
+"""indices of the experiment's variants"""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Medians of one round, ns."""
+    """Median step times of one round, in ns."""
 
     with_ns: float
     without_ns: float
     ratio: float
-    """median over the pairs of blocks"""
+    """step with DDP / step without DDP, median over the pairs of blocks"""
     num_pairs: int
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadReport:
-    """The overhead. Times are ns of one step."""
+    """The overhead of DDP. Times are ns per step."""
 
     format: int
     ddpprof: str
@@ -46,21 +46,21 @@ class OverheadReport:
     with_ns: float
     without_ns: float
     ratio: Ratio
-    """step with DDP divided by the step without"""
+    """step with DDP / step without DDP"""
     rounds: tuple[RoundTimes, ...]
     wrapper: WrapperParts | None
-    """DDP's own work; on an accelerator, all of it may be hidden behind the device's work"""
+    """DDP's own work; on an accelerator, the device's work may hide all of it"""
     parts: StepParts | None
     """parts of the step with DDP"""
     missing: tuple[str, ...]
     transfer_ns: float | None = None
-    """time of a step's communication, hidden or not, without waiting for other ranks; ``None`` if not profiled"""
+    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if not profiled"""
     num_samples: int | None = None
-    """number of samples that all ranks train on in a step, if one DataLoader feeds the training"""
+    """number of samples per step, over all ranks, if one DataLoader feeds the training"""
 
     @property
     def least_ns(self) -> float | None:
-        """Step with DDP if computation hid all the communication that it can."""
+        """Shortest possible step with DDP: all communication is hidden, as far as computation lasts."""
         return None if self.transfer_ns is None else max(self.without_ns, self.transfer_ns)
 
     @property
@@ -69,7 +69,7 @@ class OverheadReport:
 
     @property
     def explained_ns(self) -> float | None:
-        """Time attributed to DDP: its own work, and exposed communication."""
+        """Time attributed to DDP: its own work and exposed communication; ``None`` on accelerators."""
         if self.parts is None or self.job.device != "cpu":
             return None
         return self.parts.wrapper_ns + self.parts.transfer_ns + self.parts.waiting_ns
@@ -105,13 +105,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return rounds in which blocks with and without DDP alternate in one process."""
+    """Return rounds of pairs of blocks, with and without DDP, that alternate in one process."""
     rounds: list[list[Pair]] = [list(zip(one.blocks_ns, one.without_ddp_ns, strict=False)) for one in results]
     return [pairs for pairs in rounds if pairs]
 
 
 def _apart(experiment: Experiment, results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Return rounds in which jobs with and without DDP alternate."""
+    """Return rounds of pairs of jobs, with and without DDP."""
     both = zip(*(rounds_of(results, variant, experiment.rounds) for variant in (WITH, WITHOUT)), strict=True)
     return [[(with_ddp, without)] for with_ddp, without in both if with_ddp and without]
 

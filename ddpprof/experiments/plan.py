@@ -1,18 +1,18 @@
-"""The plan of an experiment, which is stored as ``experiment.json`` in its directory.
+"""The plan of an experiment, which is stored as ``experiment.json`` in the experiment's directory.
 
-    experiment.json        this plan; it never changes, except that `ddpprof tune` adds the chosen settings
-    trial-0-2/             variant 0 in round 2: a run directory
-    trial-0-2/output.txt   what the job printed
-    trial-0-2/trial.json   how it ended
-    profile/               `ddpprof tune`: a recording of the unchanged job
-    choice.json            `ddpprof tune`: predictions for each variant, based on it
-    .lock                  the process that is running trials
-    network.json           `ddpprof tune`: a copy of the file given with --network
-    changes.json           `ddpprof try`: what each variant changes, and what its finding promises
+    experiment.json        the plan; it never changes, except that `ddpprof tune` adds the chosen settings
+    trial-0-2/             run directory of variant 0 in round 2
+    trial-0-2/output.txt   output of the job
+    trial-0-2/trial.json   how the trial ended
+    profile/               `ddpprof tune`: recording of the unchanged job
+    choice.json            `ddpprof tune`: predictions for each variant, based on the profile
+    .lock                  lock of the process that is running trials
+    network.json           `ddpprof tune`: copy of the file given with --network
+    changes.json           `ddpprof try`: the change of each variant, and the gain that its finding predicts
 
-Every round runs each variant once, so that a slow period of the machine affects all of them. Rounds alternate between
-forward and reverse order (A B C, C B A), so that a steady drift of the machine's speed hardly looks like a faster or
-slower variant. With an odd number of rounds, part of such a drift remains.
+Every round runs each variant once, so that a slow period of the machine affects all variants. Rounds alternate between
+forward and reverse order (A B C, C B A), so that a steady drift of the machine's speed does not favor a variant. With
+an odd number of rounds, part of the drift remains.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Variant:
 
     nproc: int
     label: str = ""
-    """difference from the unchanged job, apart from the number of processes, without secrets: ``--batch-size=64``"""
+    """difference from the unchanged job, such as ``--batch-size=64``, without the number of processes and secrets"""
     size: float | None = None
     """value of the first varied setting, if it is a number above 0"""
     is_share: bool = False
     """True if `size` is each process's share of a total"""
     is_work: bool = False
-    """True if `size` counts work, such as a batch size: times may be linear in it, and rates are meaningful"""
+    """True if `size` counts work, such as a batch size, so that rates are meaningful"""
     varied: str = ""
     """name of the first varied setting"""
     configuration: str = ""
@@ -80,13 +80,13 @@ class Variant:
     """arguments of DDP's constructor"""
     without_ddp: bool = False
     profiled_steps: int = 0
-    """number of profiled steps, between the timed steps and the blocks"""
+    """number of profiled steps"""
     ddp_blocks: int = 0
-    """number of pairs of blocks, with and without DDP, each of `Experiment.timed_steps` steps"""
+    """number of pairs of blocks, with and without DDP; each block has `Experiment.timed_steps` steps"""
     any_number: bool = False
     """True if no number of processes was requested, so that the job may start any number"""
     comm_hook: str | None = None
-    """hook from torch's ``default_hooks``"""
+    """name of a hook in torch's ``default_hooks``"""
     loader: Mapping[str, Any] = field(default_factory=dict)
     """arguments of every DataLoader's constructor"""
     passes_per_reduction: int = 0
@@ -126,17 +126,17 @@ class Experiment:
     format: int
     kind: ExperimentKind
     command: tuple[str, ...]
-    """script and its arguments; any command if `is_wrapped` is True"""
+    """script and its arguments; if `is_wrapped`, any command"""
     as_module: bool
     is_wrapped: bool
     variants: tuple[Variant, ...]
     rounds: int
-    """number of rounds to run; the maximum if `enough_rounds` may be enough"""
+    """number of rounds to run, or the maximum number if `enough_rounds` is set"""
     skip_first: int
     timed_steps: int
     """number of timed steps of each trial, or of each block"""
     enough_rounds: int | None = None
-    """for `ddpprof try`, the number of rounds after which it ends if they give a verdict on every change"""
+    """for `ddpprof try`, the number of rounds after which it stops if every change has a verdict"""
     most_variants: int = 0
     """for `ddpprof tune`, the maximum number of variants to choose"""
     allow_lossy: bool = False
@@ -144,7 +144,7 @@ class Experiment:
     torchrun: tuple[str, ...] | None = None
     """options of torchrun, if the ranks are not simply started with `Variant.nproc`"""
     is_whole: bool = True
-    """``False`` if the command had secrets. These are not stored, so the command must be given again to continue"""
+    """False if the command contains secrets; they are not stored, so the command must be given again to continue"""
 
     @property
     def num_trials(self) -> int:
@@ -165,7 +165,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of its directory inside the experiment's directory."""
+        """Name of the trial's directory inside the experiment's directory."""
         return f"trial-{self.variant}-{self.round}"
 
 
@@ -176,7 +176,7 @@ class TrialEnd:
     exit_code: int
     seconds: float
     problem: str | None
-    """why it has no times"""
+    """reason why the trial has no times"""
 
 
 def is_experiment(directory: Location) -> bool:
@@ -218,7 +218,7 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
 
 
 def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
-    """Return True if this user wrote that plan. Otherwise, another user could make ddpprof run any command."""
+    """Return True if this user wrote the plan. Other plans are not run, because they could contain any command."""
     key, found = user_key(), rundir.read_json(directory / EXPERIMENT_FILE, _Seal)
     if key is None or found is None or found.seal is None:
         return False
@@ -234,7 +234,7 @@ def _sealed(experiment: Experiment) -> bytes:
 
 
 def read_beside_plan(path: Location, content: type[_T], if_absent: str | None = None) -> _T:
-    """Read a file of the experiment. Raises `NotARun`. `if_absent`: what to say if it does not exist."""
+    """Read a file of the experiment. Raises `NotARun`. `if_absent`: message if the file does not exist."""
     try:
         return msgspec.json.decode(read_small(path), type=content)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Construction of an experiment's result from its trials."""
+"""Build the report of an experiment from its trials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport | T
 
 
 def read_experiment(path: Location) -> ExperimentReport:
-    """Read an experiment's directory, or a table of times measured by another tool. Raises `DdpprofError`."""
+    """Return the report of an experiment directory, or of a table of times from another tool. Raises `DdpprofError`."""
     if not is_experiment(path):
         return sweep_of_table(load_times(path))
     experiment = read_plan(path)
@@ -38,7 +38,7 @@ def read_experiment(path: Location) -> ExperimentReport:
 
 
 def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> ExperimentReport | None:
-    """Build the result; ``None`` if too few trials have times to compare."""
+    """Build the report; ``None`` if too few trials have times to compare."""
     match experiment.kind:
         case ExperimentKind.OVERHEAD:
             return build_overhead(experiment, results)

@@ -1,14 +1,15 @@
-"""How much faster is training with more processes, and where is time lost?
+"""Measure how training scales with the number of processes, and the causes of lost time.
 
-    weak scaling     each process keeps its batch    ideal: the step takes as long as one process's without DDP
-    strong scaling   all processes share one batch   ideal: 1/n of that
+    weak scaling     each process keeps its batch size   ideal: step time of one process without DDP
+    strong scaling   all processes share one batch       ideal: 1/n of that
 
-    speed-up = work per second over that of one process      efficiency = ideal step / step      loss = step - ideal
+    speed-up         = work per second / work per second of one process
+    efficiency       = ideal step / step
+    loss             = step - ideal step
+    maximum speed-up = number of processes × ideal step / max(ideal step, transfer time of a step)
 
-    speed-up at best = number of processes × ideal step / max(ideal step, transfer of a step)
-
-A step takes at least as long as its transfers, which is what the bytes and the link allow. The loss is divided like the
-step (`StepParts`): each part minus its ideal, so that the parts add up.
+A step takes at least as long as its transfers. The loss is divided into the parts of the step (`StepParts`): each part
+minus its ideal, so that the parts add up to the loss.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Time lost in a step, ns, by cause; the parts add up to the loss. Negative values are better than ideal."""
+    """Time lost per step by cause, in ns. The parts add up to the loss. Negative values are better than ideal."""
 
     wrapper_ns: float
     """DDP's own work"""
@@ -53,12 +54,12 @@ class LostTime:
     """slow-down of computation by concurrent communication; 0 if unknown"""
     data_ns: float
     compute_ns: float
-    """computation that is slower for other reasons: shared cores and memory, smaller batches"""
+    """slow-down of computation for other reasons: shared cores and memory, smaller batches"""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
-    """Scaling to one number of processes."""
+    """Result for one number of processes."""
 
     scaling: Scaling
     nproc: int
@@ -69,9 +70,9 @@ class ScalePoint:
     lost: LostTime | None
     """``None`` without profiled steps"""
     transfer_ns: float | None = None
-    """time that a step's communication takes, hidden or not, without waiting; ``None`` without profiled steps"""
+    """communication time per step, hidden or exposed, without waiting; ``None`` without profiled steps"""
     samples_per_s: float | None = None
-    """samples that all processes train on per second; ``None`` if the size of the batches is unknown"""
+    """samples per second over all processes; ``None`` if the batch size is unknown"""
 
     @property
     def efficiency(self) -> float:
@@ -79,7 +80,7 @@ class ScalePoint:
 
     @property
     def most_speedup(self) -> float | None:
-        """Speed-up if computation hid all the communication that it can."""
+        """Maximum speed-up, with all communication hidden as far as computation lasts."""
         if self.transfer_ns is None:
             return None
         return self.nproc * self.ideal_ns / max(self.ideal_ns, self.transfer_ns)
@@ -95,7 +96,7 @@ class ScalingReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job
-    """job with the largest number of processes"""
+    """the job with the largest number of processes"""
     points: tuple[ScalePoint, ...]
     missing: tuple[str, ...]
 
@@ -172,6 +173,6 @@ def _lost(
 
 
 def _parts(results: Sequence[TrialResult], variant: int, step_ns: float) -> StepParts | None:
-    """Return means over the rounds, scaled to add up to the step."""
+    """Return the means over rounds, scaled to add up to `step_ns`."""
     found = mean_of(StepParts, [r.parts for r in results if r.trial.variant == variant and r.parts is not None])
     return None if found is None else scaled(found, step_ns / found.step_ns)

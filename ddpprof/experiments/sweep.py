@@ -1,4 +1,4 @@
-"""How does the step time depend on the varied setting, and from what size on is one configuration faster?"""
+"""Measure how the step time depends on a varied setting, and the size above which one configuration is faster."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ddpprof.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One variant. Times are ns of one step."""
+    """Result of one variant. Times are ns per step."""
 
     label: str
     configuration: str
     nproc: int
     size: float | None
-    """work of all processes together; ``None`` if the varied setting does not count work"""
+    """work over all processes, such as the total batch size; ``None`` if the varied setting does not count work"""
     step_ns: float
     rounds_ns: tuple[float, ...]
-    """median of each round, ns"""
+    """median step of each round, ns"""
     ratio: Ratio | None = None
-    """its step divided by that of the first variant in the same rounds; ``None`` for the first variant"""
+    """step / step of the first variant in the same rounds; ``None`` for the first variant"""
 
     @property
     def per_second(self) -> float | None:
-        """Size per second."""
+        """Work per second."""
         return None if self.size is None else self.size / self.step_ns * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class SweepCurve:
-    """One configuration across the sizes. Times are ns."""
+    """Results of one configuration for all sizes. Times are ns."""
 
     configuration: str
     points: tuple[SweepPoint, ...]
@@ -56,7 +56,7 @@ class SweepCrossover:
     above: str
     crossover: Crossover
     is_measured: bool
-    """True if it lies between sizes at which both were measured"""
+    """True if the crossover lies between sizes at which both configurations were measured"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class SweepReport:
     job: Job | None
     """``None`` for times measured by another tool"""
     varied: str
-    """meaning of `SweepPoint.size`"""
+    """name of the varied setting"""
     points: tuple[SweepPoint, ...]
     curves: tuple[SweepCurve, ...]
-    """curves of configurations with sizes"""
+    """curves of the configurations whose sizes are known"""
     crossovers: tuple[SweepCrossover, ...]
     missing: tuple[str, ...]
 
@@ -115,7 +115,7 @@ def sweep_report(
 
 
 def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
-    """Return each variant's ratio of step times to the first variant, in rounds that all variants completed."""
+    """Return variant → ratio of its step time to the first variant's, in rounds that all variants completed."""
     measured = {number: rounds for number, rounds in enumerate(all_rounds) if any(rounds)}
     common = [index for index in range(len(all_rounds[0])) if all(rounds[index] for rounds in measured.values())]
     if 0 not in measured or len(measured) < 2 or not common:
@@ -136,7 +136,7 @@ def _curve(name: str, points: Sequence[SweepPoint]) -> SweepCurve:
 
 
 def _times(points: Sequence[SweepPoint]) -> tuple[list[float], list[float]]:
-    """Return size and time of every round."""
+    """Return the size and the step time of each round of each point."""
     pairs = [(point.size, time) for point in points if point.size is not None for time in point.rounds_ns]
     return [size for size, _ in pairs], [time for _, time in pairs]
 

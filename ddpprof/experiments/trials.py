@@ -27,7 +27,7 @@ EXPERIMENT_REPORT_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Parts of an unprofiled step, ns, in the proportions of profiled steps; means over steps and ranks."""
+    """Parts of an unprofiled step, in ns, as means over steps and ranks. Their proportions are from profiled steps."""
 
     wrapper_ns: float
     """DDP's own work on the training thread; 0 on an accelerator, where the host works in parallel"""
@@ -37,7 +37,7 @@ class StepParts:
     """exposed communication spent waiting for another rank"""
     data_ns: float
     compute_ns: float
-    """rest: computation, and the host's time to launch it"""
+    """the rest: computation, and the host's time to launch it"""
 
     @property
     def step_ns(self) -> float:
@@ -46,7 +46,7 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class WrapperParts:
-    """DDP's own work on the training thread in an unprofiled step, ns; means over steps and ranks."""
+    """DDP's own work on the training thread in an unprofiled step, in ns, as means over steps and ranks."""
 
     pre_forward_ns: float
     unused_search_ns: float
@@ -63,21 +63,21 @@ _Parts = TypeVar("_Parts", StepParts, WrapperParts)
 class TrialResult:
     trial: Trial
     blocks_ns: tuple[Steps, ...] = ()
-    """times of timed steps; several blocks if they alternate with blocks without DDP"""
+    """times of the timed steps; several blocks if they alternate with blocks without DDP"""
     without_ddp_ns: tuple[Steps, ...] = ()
     num_steps: int | None = None
     """number of timed steps; on an accelerator, `blocks_ns` has only one value per block"""
     problem: str | None = None
-    """why there are no times"""
+    """reason why there are no times"""
     job: Job | None = None
     parts: StepParts | None = None
     wrapper: WrapperParts | None = None
     slowdown_ns: float | None = None
-    """computing time lost to communication in a step, if known"""
+    """computation time lost to concurrent communication per step, if known"""
     transfer_ns: float | None = None
-    """time of a step's communication, hidden or not, without waiting for other ranks; ``None`` if not profiled"""
+    """communication time per step, hidden or exposed, without waiting for other ranks; ``None`` if not profiled"""
     num_samples: int | None = None
-    """number of samples that all ranks train on in a step, if one DataLoader feeds the training"""
+    """number of samples per step, over all ranks, if one DataLoader feeds the training"""
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
@@ -112,14 +112,14 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
 
 
 def _transfer_ns(report: Report, ranks: Sequence[RankReport]) -> float:
-    """Return the mean over ranks and steps."""
+    """Return the mean communication time without waiting, over ranks and steps."""
     waits = {one.rank: one.waiting_per_step_ns or 0 for one in (report.across.waiting if report.across else ())}
     waiting = fmean(waits.get(rank.rank, 0) for rank in ranks)
     return max(0.0, _mean(ranks, "comm_ns") - waiting)
 
 
 def _num_samples(records: Sequence[Record], num_micro_steps: int) -> int | None:
-    """Return the number over all ranks; ``None`` if some rank's batches come from several loaders, or from none."""
+    """Return the number of samples per step over all ranks; ``None`` unless each rank has one training DataLoader."""
     feeding = [[one.batch_size for one in record.loaders if one.feeds_training] for record in records]
     sizes = [of_rank[0] if len(of_rank) == 1 else None for of_rank in feeding]
     known = [size for size in sizes if size is not None]
@@ -133,7 +133,7 @@ def losses_of(folder: Location) -> Losses:
 
 
 def rounds_of(results: Iterable[TrialResult], variant: int, num_rounds: int) -> list[Steps]:
-    """Return a variant's step times by round; a round without any is empty."""
+    """Return a variant's step times by round. Rounds without times are empty."""
     found = {result.trial.round: sum(result.blocks_ns, ()) for result in results if result.trial.variant == variant}
     return [found.get(number, ()) for number in range(num_rounds)]
 
@@ -156,7 +156,7 @@ def scaled(parts: StepParts, factor: float) -> StepParts:
 
 
 def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Return trials without times, and how many trials are still to be run, in words."""
+    """Return sentences on trials without times, and on the number of trials that have not been run."""
     said = [
         f"{experiment.variants[result.trial.variant].title}, round {result.trial.round + 1}: {result.problem}"
         for result in results
@@ -169,7 +169,7 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
 
 
 def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: int, on_accelerator: bool) -> None:
-    """Raise `DdpprofError`, with the options that would fit, if the training is too short for a trial."""
+    """Raise `DdpprofError` if training is too short for a trial, and suggest an option that would fit."""
     variant = experiment.variants[result.trial.variant]
     wanted = steps_of(experiment, variant, on_accelerator)
     short = _short(experiment, [result], result.trial.variant)
@@ -190,7 +190,7 @@ def refuse_short_job(experiment: Experiment, result: TrialResult, num_trained: i
 
 
 def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:
-    """Return a note if a variant's training ended before all its steps were timed."""
+    """Return a note if a variant's training ended before all steps were timed."""
     variant, own = experiment.variants[number], [r for r in results if r.trial.variant == number and r.blocks_ns]
     if variant.ddp_blocks:
         what, asked = "pairs of blocks", variant.ddp_blocks
@@ -204,7 +204,7 @@ def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) 
 
 
 def _mean(ranks: Sequence[RankReport], name: str) -> float:
-    """Return the mean of a part of each step, such as ``parts.data_ns``; ``None`` counts as 0."""
+    """Return the mean of a field of all steps, such as ``parts.data_ns``. ``None`` counts as 0."""
     value = attrgetter(name)
     return fmean(fmean(value(step) or 0 for step in rank.measured_steps) for rank in ranks)
 

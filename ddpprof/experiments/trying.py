@@ -1,10 +1,10 @@
-"""Do the changes that findings advise give what they promise? `ddpprof try` runs the job with each and without.
+"""Measure the gain of advised changes: `ddpprof try` runs the job with each change and without changes.
 
-    measured gain = step as it is × (1 - ratio), where the ratio and its 95 % interval are those of `paired_ratio`
-    confirmed     = the interval is above 0, and reaches the lower end of what was promised
-    no difference = the interval includes 0, and no gain in it is half of what was promised, or 1 % of the step
+    measured gain = unchanged step × (1 - ratio), where the ratio and its 95 % interval are from `paired_ratio`
+    confirmed     = the interval is above 0, and reaches the lower end of the predicted gain
+    no difference = the interval includes 0, and its upper end is below half of the expected gain or 1 % of the step
 
-A finding without a prediction promises at most a bound, of which any gain beyond noise is a part.
+If a finding has no prediction, its gain is an upper bound, and any gain beyond noise confirms it.
 """
 
 from __future__ import annotations
@@ -47,38 +47,39 @@ from ddpprof.statistics.paired_ratio import ENOUGH_ROUNDS, Ratio, paired_ratio
 from ddpprof.version import __version__
 
 NOW = 0
-"""variant that is the unchanged job"""
+"""index of the variant without changes"""
 _MOST_MORE_ROUNDS = 50
 _NOTICEABLE = 0.01
-"""share of the step, below which a gain makes no difference"""
+"""minimum gain that counts as a difference, as a share of the step"""
 _LOOKS = 2
-"""times that the verdict may be asked for, after half of the rounds and after all: each has half of the 5 % of error"""
+"""number of times that a verdict is computed, after half of the rounds and after all rounds; each has half of the 5 %
+error probability"""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One change to try, and what its finding promises."""
+    """One change to try, and the gain that its finding predicts."""
 
     label: str
-    """the change in a few words: ``bucket_cap_mb=1``, or the other script"""
+    """short name of the change, such as ``bucket_cap_mb=1``, or the other script"""
     code: str
-    """how it is written"""
+    """the change as code or command"""
     number: int | None = None
-    """number of the finding in the report; ``None`` for a script of the user's"""
+    """number of the finding in the report; ``None`` for another script given by the user"""
     rule: str = ""
     title: str = ""
     gain_ns: int | None = None
     predicted: Predicted | None = None
-    """the promised gain; without it, `gain_ns` is a bound"""
+    """the predicted gain; if ``None``, `gain_ns` is an upper bound"""
     is_lossy: bool = False
     keeps_order: bool = True
-    """True if gradients are added in the same order, so that losses should have the same bits"""
+    """True if gradients are added in the same order, so that losses should be bit-identical"""
     keeps_batches: bool = True
-    """False if the batches themselves may become others, as with random augmentation in other workers"""
+    """False if the batches may differ, for example because of random augmentation in other workers"""
 
     @property
     def least_ns(self) -> int:
-        """The gain that is promised at least."""
+        """Lower end of the predicted gain."""
         return max(0, self.predicted.low_ns) if self.predicted is not None else 0
 
     @property
@@ -88,27 +89,27 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class TryPlan:
-    """What is tried, in the order of the experiment's variants after the first."""
+    """The changes to try, in the order of the experiment's variants after the first."""
 
     run: str
-    """the run whose findings they are"""
+    """path of the run whose findings advise the changes"""
     promises: tuple[Promise, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TriedPromise:
-    """One change, and its result. Times are ns of one step."""
+    """Result of one change. Times are ns per step."""
 
     promise: Promise
     outcome: Outcome
     step_ns: float | None
-    """median of its rounds"""
+    """median step over rounds"""
     measured: Measured | None
     ratio: Ratio | None
-    """its step relative to that of the unchanged job"""
+    """step / step of the unchanged job"""
     losses: LossMatch | None
     more_rounds: int | None = None
-    """number of further rounds that may tell, if these cannot"""
+    """estimated number of further rounds needed for a verdict, if there is none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +120,14 @@ class TryReport:
     job: Job | None
     run: str
     step_ns: float | None
-    """median of the rounds of the unchanged job"""
+    """median step of the unchanged job over rounds"""
     rounds: int
     tried: tuple[TriedPromise, ...]
     missing: tuple[str, ...]
 
 
 def promise_of(number: int, finding: Finding, change: Change, world_size: int | None) -> Promise:
-    """Return what is promised by the finding with this number."""
+    """Return the promise of the finding with this number."""
     arguments = change.values if change.kind is ChangeKind.DDP else ()
     return Promise(
         label=_label(change),
@@ -143,7 +144,7 @@ def promise_of(number: int, finding: Finding, change: Change, world_size: int | 
 
 
 _CHANGES_ORDER = (ChangeKind.NO_SYNC, ChangeKind.COMPILATION)
-"""kinds of changes after which gradients or results are added in another order"""
+"""kinds of changes that add gradients or results in another order"""
 
 
 def _label(change: Change) -> str:
@@ -156,7 +157,7 @@ def _label(change: Change) -> str:
 
 
 def variant_with(now: Variant, change: Change) -> Variant:
-    """Return the job with the change. Raises `DdpprofError` if ddpprof cannot make it by itself."""
+    """Return the variant with the change. Raises `DdpprofError` if ddpprof cannot apply it."""
     label = _label(change)
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in change.values.items()}
     match change.kind:
@@ -179,7 +180,7 @@ def variant_with(now: Variant, change: Change) -> Variant:
 
 @dataclass(frozen=True)
 class Trying:
-    """An experiment that tries changes, and its results so far."""
+    """An experiment of `ddpprof try`, and its results so far."""
 
     experiment: Experiment
     plan: TryPlan
@@ -213,7 +214,7 @@ class Trying:
 
     @property
     def _num_rounds(self) -> int:
-        """Number of rounds that were to be run: all of them, once one more than enough has begun."""
+        """Number of planned rounds: `enough_rounds`, or all rounds once more than these have begun."""
         enough = self.experiment.enough_rounds or self.experiment.rounds
         return enough if all(one.trial.round < enough for one in self.results) else self.experiment.rounds
 
@@ -276,7 +277,7 @@ def _outcome(promise: Promise, gain: _Gain, step_ns: float) -> Outcome:
 
 
 def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
-    """Return how many further rounds would make the interval narrow enough, as it narrows with their square root."""
+    """Estimate the number of further rounds for a narrow enough interval, whose width is ~ 1/sqrt(rounds)."""
     if gain.low_ns is None or gain.high_ns is None:
         return max(1, ENOUGH_ROUNDS - num_rounds)
     wanted_ns = max(abs(gain.gain_ns), promise.expected_ns / 4, 1)
@@ -286,13 +287,13 @@ def _more_rounds(promise: Promise, gain: _Gain, num_rounds: int) -> int:
 
 @dataclass(frozen=True)
 class KeptTrying(Trying):
-    """Trials of changes, and the directory that they are in."""
+    """An experiment of `ddpprof try` in a directory."""
 
     directory: Location
 
 
 def read_trying(directory: Location) -> KeptTrying:
-    """Read the directory. Raises `DdpprofError`."""
+    """Read the experiment in `directory`. Raises `DdpprofError`."""
     experiment, plan = read_plan(directory), read_beside_plan(directory / CHANGES_FILE, TryPlan)
     if len(plan.promises) != len(experiment.variants) - 1:
         raise NotARun(
@@ -305,12 +306,12 @@ def read_trying(directory: Location) -> KeptTrying:
 
 
 def write_changes(directory: Path, plan: TryPlan) -> None:
-    """Write what is tried. Raises `CannotRecord`."""
+    """Write the changes to try. Raises `CannotRecord`."""
     write_beside_plan(directory / CHANGES_FILE, plan)
 
 
 def keep_in_run(report: TryReport) -> Path | None:
-    """Write what was measured into the run, and return the file; ``None`` if there is nothing to keep, or no run."""
+    """Write the measured gains into the run, and return the file; ``None`` if there are no verdicts or no run."""
     run = Path(report.run)
     if not rundir.is_run(run):
         return None

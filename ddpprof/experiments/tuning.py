@@ -1,4 +1,4 @@
-"""Selection of the settings for `ddpprof tune` to try, based on the profile of a job."""
+"""Select the settings that `ddpprof tune` tries, based on a profile of the job, and evaluate their trials."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ddpprof.version import __version__
 
 
 def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
-    """Choose at most `most` settings besides the unchanged job. If nothing could be predicted, also return why.
+    """Choose at most `most` settings to try. If there is no prediction, also return the reason.
 
     `bench`: a measurement of the job's own network. Raises `DdpprofError`.
     """
@@ -79,8 +79,8 @@ def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str |
 def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
     """Return the options to try.
 
-    A static graph is included only if DDP found that the graph is static, if this avoids a search, and if no gradients
-    accumulate: with a static graph, torch fails if the first backward pass does not reduce them.
+    ``static_graph=True`` is included only if DDP found a static graph, if it avoids a search for unused parameters, and
+    if gradients do not accumulate. With a static graph, torch fails if the first backward pass reduces no gradients.
     """
     settings = module.settings
     searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
@@ -94,31 +94,33 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
 
 
 NOW = 0
-"""variant without changes"""
+"""index of the variant without changes"""
 _AS_GOOD = 1.01
-"""factor on the fastest setting; among the settings within it, the shortest one is recommended"""
+"""among settings within this factor of the fastest step time, the one with the shortest code is recommended"""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningPlan:
-    """The settings to try, as chosen after the profile, in the order of the experiment's variants."""
+    """The settings to try, in the order of the experiment's variants."""
 
     candidates: tuple[Candidate, ...]
     untried: tuple[Candidate, ...]
     """other settings that were considered"""
     promises: bool
-    """True if the prediction promises a gain"""
+    """True if a gain is predicted"""
     unpredicted: str | None
-    """why there is no prediction"""
+    """reason why there is no prediction"""
     profile_steps: int
     trial_steps: int
 
 
 class Fate(StrEnum):
+    """State of a setting in the experiment."""
+
     TRIED = "tried"
     """run in all rounds so far"""
     LOSING = "losing"
-    """stopped because it was clearly behind in at least two starts"""
+    """stopped because it was clearly slower in at least two starts"""
     REFUSED = "refused"
     """stopped because it changes the losses"""
     FAILED = "failed"
@@ -126,21 +128,21 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TriedSetting:
-    """One setting. Times are ns of one step."""
+    """Result of one setting. Times are ns per step."""
 
     label: str
     code: str
-    """the setting as code for the script"""
+    """the setting as code in the script"""
     is_lossy: bool
     forecast: Forecast | None
     num_buckets: int | None
     """predicted number of buckets"""
     step_ns: float | None
-    """median of its rounds"""
+    """median step over rounds"""
     rounds_ns: tuple[float, ...]
-    """median of each round, ns"""
+    """median step of each round, ns"""
     ratio: Ratio | None
-    """its step divided by that of the unchanged job, in the rounds of both; the 95 % intervals are simultaneous"""
+    """step / step of the unchanged job in common rounds, with simultaneous 95 % intervals"""
     losses: LossMatch | None
     """``None`` for the unchanged job"""
     fate: Fate
@@ -156,24 +158,23 @@ class TuneReport:
     """the unchanged job"""
     tried: tuple[TriedSetting, ...]
     best: int | None
-    """index in `tried` of the fastest setting that beats the unchanged job beyond noise, or of one as good"""
+    """index in `tried` of the recommended setting, if one is significantly faster than the unchanged job"""
     rounds: int
     promises: bool
-    """True if the prediction promised a gain"""
+    """True if a gain was predicted"""
     unpredicted: str | None
-    """why there is no prediction"""
+    """reason why there is no prediction"""
     untried: tuple[Candidate, ...]
     """other settings that were considered"""
     num_distinct: int
-    """number of settings with different effects in DDP: all considered ones, and the unchanged job"""
+    """number of settings with different effects in DDP, including the unchanged job"""
     num_steps: int
-    """number of steps trained, including the profile's"""
+    """number of steps trained, including those of the profile"""
     exhaustive_steps: int
-    """number of steps needed to try all of `num_distinct` in all rounds"""
+    """number of steps needed to run all `num_distinct` settings in all rounds"""
     missing: tuple[str, ...]
     start_ratio: float | None = None
-    """slowest start of one setting divided by its fastest, for the setting that varied most; ``None`` if none ran twice
-    """
+    """maximum over settings of (slowest start / fastest start); ``None`` if no setting ran twice"""
 
 
 @dataclass(frozen=True)
@@ -187,13 +188,13 @@ class Tuning:
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
-    """unprofiled steps of the job's profile, which also count as steps of the unchanged job"""
+    """unprofiled steps of the profile, which also count as steps of the unchanged job"""
 
     def result(self, trial: Trial) -> TrialResult:
         return next(result for result in self.results if result.trial == trial)
 
     def refused(self) -> set[int]:
-        """Return variants that change the losses although they should not."""
+        """Return the variants that change the losses although they should not."""
         return {
             number
             for number in self._others
@@ -204,7 +205,7 @@ class Tuning:
         return {result.trial.variant for result in self.results if result.problem is not None}
 
     def stopped(self) -> set[int]:
-        """Return variants that need no more rounds: they are slower than another one, or change the training."""
+        """Return the variants that need no more rounds because they are slower than another, or change the losses."""
         out = self.refused() | self.failed()
         rounds = {number: self._rounds(number) for number in (NOW, *self._others) if number not in out}
         spread = max((self._start_ratio(number) or 1.0 for number in rounds), default=1.0) - 1
@@ -216,10 +217,10 @@ class Tuning:
         return self.refused() | losing
 
     def next_trial(self) -> Trial | None:
-        """Return the trial to run next; ``None`` if all have been run, or are not worth running.
+        """Return the trial to run next; ``None`` if no trial is left.
 
-        The second round begins with the leading setting and the unchanged job, because one start is not enough to
-        judge.
+        The second round begins with the fastest setting so far and the unchanged job, because one start is not enough
+        for a comparison.
         """
         done, out = {result.trial for result in self.results}, self.stopped() | self.failed()
         left = [trial for trial in self.experiment.trials() if trial not in done and trial.variant not in out]
@@ -232,7 +233,7 @@ class Tuning:
         return left[0] if left else None
 
     def tune_report(self) -> TuneReport | None:
-        """Build the report; ``None`` if the unchanged job, or everything else, has no times."""
+        """Build the report; ``None`` if the unchanged job, or all other variants, have no times."""
         choice, rounds, fates = self.choice, self.experiment.rounds, self._fates()
         ratios = self._ratios(fates)
         now, *others = [self._tried(number, fate, ratios.get(number)) for number, fate in enumerate(fates)]
@@ -269,7 +270,7 @@ class Tuning:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
     def _start_ratio(self, variant: int) -> float | None:
-        """Return a variant's slowest start divided by its fastest.
+        """Return the ratio of a variant's slowest start to its fastest start.
 
         The profile counts as a start of the unchanged job.
         """
@@ -282,7 +283,7 @@ class Tuning:
         return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
     def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-        """Return ratios by variant. Variants that were not stopped share their estimate of the noise."""
+        """Return variant → ratio. Variants that were not stopped share an estimate of the noise."""
         as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
         going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
         compared = (as_it_is, *going_on.values())
@@ -312,7 +313,7 @@ class Tuning:
         )
 
     def _fates(self) -> list[Fate]:
-        """Return the fates by variant."""
+        """Return the fate of each variant."""
         fates = [Fate.TRIED] * len(self.experiment.variants)
         for fate, numbers in (
             (Fate.LOSING, self.stopped()),
@@ -326,7 +327,7 @@ class Tuning:
     def _missing(self) -> Iterator[str]:
         for result in self.results:
             if result.problem is not None:
-                label = self.experiment.variants[result.trial.variant].label or "as it is"
+                label = self.experiment.variants[result.trial.variant].label or "unchanged"
                 yield f"{label}, round {result.trial.round + 1}: {result.problem}"
         rounds = sum(map(bool, self._rounds(NOW)))
         if rounds < self.experiment.rounds:
@@ -334,7 +335,7 @@ class Tuning:
 
 
 def code_of(candidate: Candidate, job: Job) -> str:
-    """Return what a user writes in the script, or in the options of its framework."""
+    """Return the setting as code in the script, or as an option of its framework."""
     without_hook = ddp_argument(job.framework, *candidate.words)
     if candidate.comm_hook is None:
         return without_hook
@@ -344,7 +345,7 @@ def code_of(candidate: Candidate, job: Job) -> str:
 
 
 def _best(tried: Sequence[TriedSetting]) -> int | None:
-    """Return the index of the best setting; ``None`` if none is faster than the unchanged job beyond noise."""
+    """Return the index of the recommended setting; ``None`` if none is significantly faster than the unchanged job."""
     faster = [
         (one.ratio.ratio, len(one.code), index)
         for index, one in enumerate(tried)
@@ -356,12 +357,12 @@ def _best(tried: Sequence[TriedSetting]) -> int | None:
 
 @dataclass(frozen=True)
 class KeptTuning(Tuning):
-    """A tuning experiment, and the directory that its trials are in."""
+    """A tuning experiment in a directory."""
 
     directory: Location
 
     def with_ended(self, trial: Trial) -> KeptTuning:
-        """Return the tuning including a trial that has ended since it was read. Raises `DdpprofError`."""
+        """Return the experiment including the result of a trial that has just ended. Raises `DdpprofError`."""
         others = [result for result in self.results if result.trial != trial]
         result = read_trial(self.directory, trial) or TrialResult(trial)
         losses = {**self.losses, trial: losses_of(self.directory / trial.name)}
@@ -379,7 +380,7 @@ class KeptTuning(Tuning):
 
 
 def read_tuning(directory: Location) -> KeptTuning:
-    """Read the directory. Raises `DdpprofError`."""
+    """Read the experiment in `directory`. Raises `DdpprofError`."""
     experiment, choice = read_plan(directory), _read_choice(directory)
     if len(choice.candidates) != len(experiment.variants):
         raise NotARun(

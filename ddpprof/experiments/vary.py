@@ -1,15 +1,15 @@
-"""`--vary` and `--set`: from command-line words to changes of the job.
+"""Parse `--vary` and `--set` into variants of the job.
 
-    --batch-size=32,64            an option of the script, appended to its own arguments
-    bucket_cap_mb=5,25            an argument of DDP's constructor, replaced while the script calls it; commas within
+    --batch-size=32,64            option of the script, appended to its arguments
+    bucket_cap_mb=5,25            argument of DDP's constructor, replaced when the script calls it; commas within
                                   brackets belong to one value: bucket_cap_mb_list=[1,25],[1,5,25]
-    optimize_ddp=…,…              a value of torch._dynamo.config.optimize_ddp, for a model that torch.compile compiles
+    optimize_ddp=…,…              value of torch._dynamo.config.optimize_ddp, for a model compiled with torch.compile
     compile_order=…,…             ddp_first: torch.compile(DDP(model)); model_first: DDP(torch.compile(model))
     sync_batch_norm=True,False    False: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does
-    NCCL_MAX_CTAS=4,8             in capitals: an environment variable
-    model.width=32,64             any other word: appended to the script's own arguments
+    NCCL_MAX_CTAS=4,8             environment variable (upper case)
+    model.width=32,64             any other word, appended to the script's arguments
 
-If the command contains ``{batch-size}``, the value replaces it instead.
+If the command contains a placeholder such as ``{batch-size}``, the value replaces the placeholder instead.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ DDP_ARGUMENTS = (
     "skip_all_reduce_unused_params",
     "static_graph",
 )
-"""arguments that can be given as text; a test compares them with the installed torch"""
+"""arguments that can be given as text; a test compares the list with the installed torch"""
 
 
 COMPILATIONS: Mapping[str, Sequence[str]] = {
     "compile_order": (CompileOrder.DDP_FIRST, CompileOrder.MODEL_FIRST),
     "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
 }
-"""how a DDP module is compiled, and the values that can be given"""
+"""settings of compilation → their values"""
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
@@ -62,13 +62,13 @@ class _Place(Enum):
 
 
 def vary(variant: Variant, choices: Iterable[str], command: Sequence[str]) -> list[Variant]:
-    """Return a variant for each combination of the choices' values, each ``name=value,…``. Raises `DdpprofError`."""
+    """Return a variant for each combination of values. Each choice is ``name=value,…``. Raises `DdpprofError`."""
     values = [[(name, value) for value in listed] for name, listed in map(_split, choices)]
     return [_changed(variant, combination, command) for combination in itertools.product(*values)]
 
 
 def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[str]) -> Variant:
-    """Return the variant with these settings; its label does not mention them. Raises `DdpprofError`."""
+    """Return the variant with these settings, which are not part of its label. Raises `DdpprofError`."""
     for setting in settings:
         name, values = _split(setting)
         variant = _with(variant, name, ",".join(values), command)
@@ -88,7 +88,7 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
 
 
 def passed_on(choices: Iterable[str], command: Sequence[str]) -> list[str]:
-    """Return the names that ddpprof does not know and that are not options, so that only the script can know them."""
+    """Return the names that are neither known to ddpprof nor options, and so are passed on to the script."""
     names = [_split(choice)[0] for choice in choices]
     return [name for name in names if _place(name, command) is _Place.ARGUMENT and not name.startswith("-")]
 
@@ -152,10 +152,7 @@ def _refuse_misspelt(name: str) -> None:
 
 
 def _argument(name: str, text: str) -> Any:
-    """Return the value of an argument of DDP.
-
-    Raises `DdpprofError` if DDP would refuse it, which would cost a whole trial.
-    """
+    """Return the value of an argument of DDP. Raises `DdpprofError` if DDP would refuse it."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

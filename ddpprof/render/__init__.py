@@ -1,7 +1,8 @@
-"""Output of a `Report` as text for a terminal, Markdown, a page, JSON, Perfetto and TensorBoard.
+"""Render a `Report` for a terminal, and as Markdown, HTML, JSON, Perfetto trace and TensorBoard events.
 
-Its numbers are the report's; where a table shows a mean, it is the mean over the steps in `Report.averaged`.
+Renderers compute no new measures. Means in tables are over the steps in `Report.averaged`.
 
-sections/ the content, order and words of a report, drawn by terminal, Markdown and pages html/ HTML pages, one file
-each tensorboard/ event files
+    sections/       content and order of a report, rendered by terminal, Markdown and HTML pages
+    html/           HTML pages, one file each
+    tensorboard/    event files
 """

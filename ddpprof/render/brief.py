@@ -1,7 +1,7 @@
-"""A report or a comparison as one JSON object of at most 4 kB, for scripts and agents.
+"""Summaries of a report or a comparison as one JSON object of at most 4 kB, for scripts and agents.
 
-It has what a reader acts on: the verdict, the first findings with their changes as data, and the command that confirms
-each. `render/json.py` writes everything. Times are ns.
+A summary contains the verdict, the first findings with their changes as data, and the commands that measure these
+changes. `render/json.py` writes the complete report. Times are ns.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ddpprof.report import Report
 MOST_BYTES = 4096
 BRIEF_FORMAT = 1
 _LONGEST = 400
-"""characters of a title or a piece of advice"""
+"""maximum number of characters of a title or an advice"""
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding beyond noise, or worth trying. Times are ns per step."""
+    """A finding that is beyond noise or worth trying. Times are ns per step."""
 
     number: int
-    """as in ``--finding N`` of other commands"""
+    """number for ``--finding N`` of other commands"""
     rule: str
     title: str
     advice: str
     gain_ns: int | None = None
-    """predicted gain, or without `low_ns` the most that it can be; left out if the finding is not about time"""
+    """predicted gain, or without `low_ns` an upper bound; omitted if the finding is not about time"""
     low_ns: int | None = None
     high_ns: int | None = None
     """ends of the 95 % interval of the predicted gain"""
@@ -44,15 +44,15 @@ class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     is_worth_trying: bool = False
     """True if the run cannot predict the gain, which may be large"""
     change: Change | None = None
-    """what to change, as data; left out if only the author of the script can"""
+    """the change as data; omitted if only the author of the script can make it"""
     confirm: str | None = None
-    """command that measures what the change gives"""
+    """command that measures the gain of the change"""
     measured: Measured | None = None
-    """what `ddpprof try` measured"""
+    """gain measured by `ddpprof try`"""
 
 
 class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A report in short."""
+    """Summary of a report."""
 
     format: int
     ddpprof: str
@@ -60,52 +60,52 @@ class Brief(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: str
     step_ns: int | None = None
     findings: tuple[BriefFinding, ...] = ()
-    """the first ones, in the order in which to act on them"""
+    """the first findings, in order of priority"""
     num_more: int = 0
     """number of further findings beyond noise"""
     num_noise: int = 0
-    """number of findings that may be chance"""
+    """number of findings that may be due to chance"""
     everything: str = ""
     """command that writes the whole report"""
 
 
 class BriefChange(msgspec.Struct, frozen=True):
-    """One measure on both sides, ns per step."""
+    """One measure of both runs, ns per step."""
 
     metric: str
     a_ns: int | None
     b_ns: int | None
     change_ns: int | None
     is_beyond_noise: bool | None
-    """``None`` if there are too few runs to decide"""
+    """``None`` if there are too few runs"""
 
 
 class BriefCondition(msgspec.Struct, frozen=True):
-    """A limit of ``--fail-on``."""
+    """A condition of ``--fail-on``, and its outcome."""
 
     limit: str
     outcome: GateResult
 
 
 class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A comparison in short. A change is B minus A, so positive is slower."""
+    """Summary of a comparison. Changes are B minus A, so positive means slower."""
 
     format: int
     ddpprof: str
     a: str
     b: str
     changes: tuple[BriefChange, ...] = ()
-    """the step, and measures that changed beyond noise"""
+    """the step time, and measures that changed beyond noise"""
     conditions: tuple[BriefCondition, ...] = ()
     settings: tuple[SettingChange, ...] = ()
     """settings that differ"""
     num_left_out: int = 0
-    """number of changes and settings for which there was no room"""
+    """number of changes and settings left out because of the size limit"""
     missing: tuple[str, ...] = ()
 
 
 def brief_report(report: Report, paths: Sequence[str]) -> Brief:
-    """Return the report in short, with as many findings as fit. `paths`: the parts of the run."""
+    """Return a summary with as many findings as fit. `paths`: paths of the run."""
     beyond = [(number, one) for number, one in enumerate(report.findings, 1) if one.has_advice]
     run = shlex.join(paths)
     made = Brief(
@@ -151,7 +151,7 @@ def _finding(number: int, one: Finding, run: str | None) -> BriefFinding:
 
 
 def _command(number: int, one: Finding, run: str) -> str | None:
-    """Return the command that measures the change of a finding about time; the author may have to make the change."""
+    """Return the command that measures the gain of a finding, or ``None`` if the finding is not about time."""
     if one.change is not None:
         lossy = " --allow-lossy" if one.change.is_lossy else ""
         return f"ddpprof try {run} --finding {number}{lossy}"
@@ -159,12 +159,12 @@ def _command(number: int, one: Finding, run: str) -> str | None:
 
 
 def _fits(brief: Brief | BriefComparison) -> bool:
-    written = msgspec.json.format(msgspec.json.encode(brief), indent=2)  # as `render_json` does, which adds a line end
+    written = msgspec.json.format(msgspec.json.encode(brief), indent=2)  # as in `render_json`, which adds a newline
     return len(written) < MOST_BYTES
 
 
 def brief_comparison(comparison: Comparison, verdicts: Sequence[ConditionVerdict]) -> BriefComparison:
-    """Return the comparison in short, with as many changes and settings as fit."""
+    """Return a summary with as many changes and settings as fit."""
     changed = [one for index, one in enumerate(comparison.metrics) if not index or one.is_beyond_noise]
     changes = [
         BriefChange(

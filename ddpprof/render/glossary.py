@@ -1,4 +1,4 @@
-"""The meaning of all terms: the source of ``ddpprof explain``, and of definitions in pages and documentation."""
+"""Definitions of all terms, for ``ddpprof explain``, HTML pages and the documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Term:
     field: str = ""
     """path in the JSON report"""
     aliases: tuple[str, ...] = ()
-    """other names of the term, and table columns that show it"""
+    """other names of the term, including table columns"""
 
 
 TERMS = (
@@ -37,15 +37,15 @@ TERMS = (
     ),
     Term(
         "host time",
-        "When, and for how long, the training thread worked. With an accelerator, it only launches work that runs "
-        "later, so the duration of a launch is not that of the work. On CPU, it does the work itself.",
+        "Times at which the training thread works. With an accelerator, the thread only launches work that runs later, "
+        "so the duration of a launch is not that of the work. On CPU, it does the work itself.",
         field="times",
         aliases=("launch time", "host", "of the host"),
     ),
     Term(
         "device time",
-        "When, and for how long, the accelerator worked, on the host's clock, according to the kernels in the trace. "
-        "Without a trace, these times are unknown: profile the job with ddpprof trace.",
+        "Times at which the accelerator works, from the kernels in the trace, converted to the host's clock. Without a "
+        "trace, these times are unknown: profile the job with ddpprof trace.",
         field="times",
         aliases=("device", "of the device"),
     ),
@@ -93,7 +93,7 @@ TERMS = (
     Term(
         "step bar",
         "Seven parts that add up to the step. Computation takes precedence and is split by what launched it (forward, "
-        "backward, optimizer, other). Then come exposed communication, copies and waiting for data; the rest is idle. "
+        "backward, optimizer, other). Exposed communication, copies and waiting for data follow. The rest is idle. "
         "On an accelerator, communication that continues into the next step is part of the next step's bar; exposed "
         "communication is counted in the step that launched it.",
         field="ranks[].steps[].parts",
@@ -101,26 +101,25 @@ TERMS = (
     ),
     Term(
         "idle",
-        "Time during which nothing runs on the device. The host is late if the kernel that ends the gap had not "
-        "been launched when the gap began. If the host waited for a result of the device at that time, as in "
-        "loss.item(), the gap is due to a host read. The device waits for communication if the gap follows "
-        "communication or consists of it.",
+        "Time during which nothing runs on the device. The host is late if the next kernel had not been launched when "
+        "the gap began. If the host waited for a result of the device at that time, as in loss.item(), the gap is due "
+        "to a host read. The device waits for communication if the gap follows or precedes communication.",
         field="ranks[].steps[].parts.idle_ns",
         aliases=("launch bound", "host is late", "host reads", "waits for comm"),
     ),
     Term(
         "bucket",
         "Gradients that DDP all-reduces together in one message. A bucket is ready when its last gradient has been "
-        "computed, and launched when the reducer hands it to the backend; after that it starts and finishes. "
-        "Buckets are launched strictly in index order, so a ready bucket waits for those before it. Set their size "
+        "computed, and launched when the reducer passes it to the backend. Then its all-reduce starts and finishes. "
+        "Buckets are launched in index order, so a ready bucket waits for the buckets before it. Set the bucket size "
         "with DistributedDataParallel(bucket_cap_mb=...).",
         field="buckets[]",
         aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb", "bucket_cap_mb_list"),
     ),
     Term(
         "compiled graph",
-        "Part of a model that torch.compile compiles as one. Its gradients all become ready when its backward pass "
-        "ends. With optimize_ddp=ddp_optimizer, torch.compile cuts the model under DDP into several graphs, so that "
+        "Part of a model that torch.compile compiles as a unit. All its gradients become ready when its backward pass "
+        "ends. With optimize_ddp=ddp_optimizer, torch.compile splits the model under DDP into several graphs, so that "
         "buckets can be sent earlier.",
         field="compiled_graphs",
         aliases=("graphs", "Compiled", "optimize_ddp"),
@@ -140,8 +139,8 @@ TERMS = (
     ),
     Term(
         "transfer",
-        "The shortest duration of a collective over all ranks. It is that of the rank that arrives last and does "
-        "not wait.",
+        "The shortest duration of a collective over all ranks. This is its duration on the rank that arrives last, "
+        "which does not wait.",
         field="across.collectives[].transfer_ns",
     ),
     Term(
@@ -153,8 +152,8 @@ TERMS = (
     ),
     Term(
         "algbw",
-        "Algorithm bandwidth: message size divided by transfer time, in GB/s (10⁹ bytes). While a rank runs k "
-        "collectives at once, each gets 1/k of the time.",
+        "Algorithm bandwidth: message size divided by transfer time, in GB/s (10⁹ bytes). If a rank runs k "
+        "collectives at the same time, each counts 1/k of that time.",
         formula="bytes / transfer",
         field="across.collectives[].algbw_bytes_per_s",
         aliases=("algorithm bandwidth",),
@@ -170,24 +169,24 @@ TERMS = (
     Term(
         "link limit",
         "The speed of the network interface or InfiniBand ports through which the ranks of several machines "
-        "communicate, as the machines state it or as given with --link-speed. The report says which share of it the "
-        "largest all-reduces reach. TCP needs about 4 % of a link for itself.",
+        "communicate, as reported by the machines or given with --link-speed. The report shows the share of this speed "
+        "that the largest all-reduces reach. TCP overhead is about 4 % of a link.",
         formula="share = 8 × busbw / limit",
         field="link_limit.limit_bits_per_s",
         aliases=("link speed",),
     ),
     Term(
         "straggler",
-        "The rank that takes the longest from one synchronization to the next, excluding time spent waiting for "
-        "others. A rank is named only if chance would produce the difference in less than 1 % of runs.",
+        "A rank that takes longer than others from one synchronization to the next, excluding the time it waits for "
+        "other ranks. A rank is reported only if the difference is significant (p < 1 %).",
         field="across.stragglers",
         aliases=("arrives last",),
     ),
     Term(
         "common clock",
-        "A collective ends at the same time on all ranks, so its end times show how far each host's clock is ahead "
-        "of the first host's. The first ± is the noise of that offset. The second is a bound from causality: no "
-        "collective ends on one rank before it has begun on all.",
+        "A collective ends at the same time on all ranks, so its end times show the offset of each host's clock from "
+        "the first host's clock. The first ± is the noise of the offset. The second ± is a bound from causality: a "
+        "collective cannot end on one rank before it has started on all ranks.",
         field="across.clock",
         aliases=("clocks", "clock"),
     ),
@@ -225,7 +224,7 @@ TERMS = (
     ),
     Term(
         "light recording",
-        "Recording of the times of steps, forward passes and buckets without the profiler, and therefore without "
+        "Recording of the times of steps, forward passes and buckets, without the profiler and therefore without "
         "kernels.",
         field="ranks[].light_steps[]",
         aliases=("light", "lightly recorded"),
@@ -233,7 +232,7 @@ TERMS = (
     Term(
         "baseline steps",
         "Steps without gradient communication, recorded as a reference for kernels and predictions: ddpprof trace "
-        "--baseline-steps 5. They invalidate the model, so the job ends after them.",
+        "--baseline-steps 5. The ranks' parameters diverge in these steps, so the job ends after them.",
         aliases=("baseline",),
     ),
     Term(
@@ -246,8 +245,8 @@ TERMS = (
     Term(
         "gain",
         "The time per step that a change could save. It is predicted, with a 95 % interval, by replaying the "
-        "recorded steps with only that change, as ddpprof whatif does; otherwise it is an upper bound (up to). If a "
-        "gain was not measured, this run does not show how large it is. Gains do not add up, since two findings may "
+        "recorded steps with only that change, as ddpprof whatif does. Otherwise it is an upper bound (up to). If a "
+        "gain was not measured, this run does not show how large it is. Gains do not add up, because two findings may "
         "explain the same milliseconds.",
         field="findings[].gain_ns",
         aliases=("finding", "findings", "measured", "not measured", "gain not measured"),
@@ -255,38 +254,38 @@ TERMS = (
     Term(
         "replay",
         "A simulation of the recorded steps, gradient by gradient and bucket by bucket, with other settings. All "
-        "predictions come from it. ddpprof whatif also replays the run's own settings, and reports the error.",
+        "predictions are from replays. ddpprof whatif also replays the run's own settings, and reports the error.",
         field="findings[].predicted",
         aliases=("predicted", "prediction", "predicted gain", "whatif"),
     ),
     Term(
         "pulse",
-        "What each rank records during the whole run, in memory that other processes can read: what it does now, "
-        "and the durations and parts of its steps. ddpprof top, capture, diagnose and --metrics read it; ddpprof "
-        "watch records nothing else.",
+        "The data that each rank records during the whole run, in a file that other processes can read: its current "
+        "activity, and the durations and phases of its steps. ddpprof top, capture, diagnose and --metrics read it. "
+        "ddpprof watch records only the pulse.",
         field="whole_run",
         aliases=("whole run",),
     ),
     Term(
         "own time",
         "The step time of a rank minus the time it waits for other ranks. Step times are about equal on all ranks, "
-        "since the ranks wait for each other; own times show which rank is slow. On an accelerator, the waiting "
-        "time is unknown, and so is the own time.",
+        "because the ranks wait for each other. Own times show which rank is slow. On an accelerator, waiting time and "
+        "own time are unknown.",
         formula="step - waiting",
         field="whole_run.ranks[].whole.wait_ns",
         aliases=("own", "own ms"),
     ),
     Term(
         "verdict",
-        "The diagnosis of a job that hangs or has failed: which rank is the cause and why, which line of code it is "
-        "at, and which ranks wait for it. ddpprof diagnose prints it; ddpprof watch and trace print it as soon as a "
-        "job hangs.",
+        "The diagnosis of a job that hangs or has failed: the rank that is the cause, the reason, the line of code it "
+        "is at, and the ranks that wait for it. ddpprof diagnose prints it. ddpprof watch and ddpprof trace print it "
+        "as soon as a job hangs.",
         aliases=("hang", "diagnose"),
     ),
     Term(
         "capture",
-        "Steps of a running job, profiled on all ranks at the request of ddpprof capture. A capture is a run of its "
-        "own, in the folder capture-1 of the job's run.",
+        "Steps of a running job, profiled on all ranks at the request of ddpprof capture. A capture is a separate run, "
+        "in the directory capture-1 of the job's run.",
     ),
     Term(
         "outside DDP",
@@ -296,8 +295,8 @@ TERMS = (
     ),
     Term(
         "memory",
-        "Memory of each process and of tensors on its GPUs: at the end of recorded steps (steady), and the maximum "
-        "since the process started (peak). CUDA contexts on GPUs of other ranks are also listed.",
+        "Host memory of each process, and memory of tensors on its GPUs: at the end of recorded steps (steady), and "
+        "the maximum since the process started (peak). CUDA contexts on GPUs of other ranks are also listed.",
         field="memory",
         aliases=("steady", "peak", "reserved"),
     ),
@@ -320,30 +319,29 @@ TERMS = (
     Term(
         "Horovod",
         "Data from a Horovod timeline, per step: collectives, fusion-buffer copies, waiting for ranks or for the next "
-        "cycle, and which rank was late. A timeline does not contain computation, so it does not show "
-        "overlap.",
+        "cycle, and late ranks. A timeline does not contain computation, so it does not show overlap.",
         field="horovod",
         aliases=("negotiation", "fusion buffer"),
     ),
     Term(
         "DataParallel",
-        "Data that one process with several accelerators moves between them, and the load of each accelerator. "
+        "Data transfers of nn.DataParallel between the accelerators of one process, and the load of each accelerator. "
         "ddpprof trace train.py records such a process like a single-rank job.",
         field="data_parallel",
         aliases=("replicate", "scatter", "gather"),
     ),
     Term(
         "without torch's DDP",
-        "Gradients that hooks all-reduce during the backward pass, as Apex's DistributedDataParallel does. Reports "
-        "on torch.profiler traces show them, with buckets and with exposed and trailing time. Gradients sent after "
-        "the backward pass are not included.",
+        "Gradients that other hooks than DDP's all-reduce during the backward pass, such as those of Apex's "
+        "DistributedDataParallel. Reports on torch.profiler traces include them, with buckets and with exposed and "
+        "trailing time. Gradients sent after the backward pass are not included.",
         field="own_reduction",
         aliases=("Apex",),
     ),
     Term(
         "RPC",
-        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as seen "
-        "by the caller, and tensor bytes. They are not part of DDP's communication.",
+        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency measured "
+        "by the caller, and bytes of tensors. They are not part of DDP's communication.",
         field="rpc",
         aliases=("latency",),
     ),
@@ -351,12 +349,12 @@ TERMS = (
 
 
 def find_term(words: str) -> Term | None:
-    """Return the term with that name or alias, in any spelling; ``None`` if there is none."""
+    """Return the term with this name or alias, ignoring case, hyphens and underscores; ``None`` if there is none."""
     return _BY_NAME.get(_key(words))
 
 
 def similar_terms(words: str) -> tuple[str, ...]:
-    """Return names that are spelled similarly."""
+    """Return the names of terms that are spelled similarly."""
     return tuple(dict.fromkeys(_BY_NAME[name].name for name in nearest_words(_key(words), _BY_NAME, 3)))
 
 

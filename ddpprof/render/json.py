@@ -1,4 +1,4 @@
-"""Reports, comparisons and experiments as JSON, and back from JSON to a report."""
+"""Render reports, comparisons and experiments as JSON, and read reports from JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpprof.errors import NotARun, refuse_newer
 from ddpprof.files import Location
 from ddpprof.report import REPORT_FORMAT, Report
 
-if TYPE_CHECKING:  # the documents are those of every command
+if TYPE_CHECKING:  # the module imports those of all commands
     from ddpprof.render.json_documents import Written
 
 _BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')
@@ -24,9 +24,9 @@ def render_json(what: Written) -> str:
 
 
 def read_report(path: Location) -> Report | None:
-    """Return the report in a file that `render_json` wrote; ``None`` if it is another file.
+    """Return the report in a file written by `render_json`; ``None`` if the file is not a report.
 
-    Raises `NotARun`, ``OSError``.
+    Raises `NotARun` and ``OSError``.
     """
     with path.open("rb") as file:
         beginning = file.read(4096)

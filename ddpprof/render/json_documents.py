@@ -1,4 +1,4 @@
-"""Every document that ddpprof writes as JSON, by its name in `ddpprof schema`, and its JSON Schema."""
+"""The JSON documents that ddpprof writes, and their JSON Schemas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddpprof.report.whatif import WhatIf
 
 
 class ComparisonFile(msgspec.Struct):
-    """A comparison, and the verdicts on its conditions."""
+    """A comparison, with the verdicts on its conditions."""
 
     comparison: Comparison
     verdicts: tuple[ConditionVerdict, ...]
@@ -57,7 +57,7 @@ DOCUMENTS: dict[str, type[Written]] = {
     "brief": Brief,
     "brief-comparison": BriefComparison,
 }
-"""documents by their names in ``ddpprof schema``"""
+"""name in ``ddpprof schema`` → type of the document"""
 
 
 def schema(of: type[Written]) -> dict[str, Any]:

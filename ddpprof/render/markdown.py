@@ -1,4 +1,4 @@
-"""Rendering of sections as GitHub-flavoured Markdown."""
+"""Render sections as GitHub-flavored Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def render_markdown(title: str, sections: Iterable[Section]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape a name, so that no part of it is markup."""
+    """Escape all Markdown characters in `text`."""
     return _SPECIAL.sub(r"\\\1", text)
 
 
@@ -26,11 +26,11 @@ def _block(section: Section) -> str:
     if isinstance(section, Bars):
         return f"## {_escape(section.title)}"  # the table that follows has the numbers
     if isinstance(section, Lanes):
-        return ""  # drawings made of characters need a terminal
+        return ""  # only for terminals
     if isinstance(section, Table):
         return _table(section)
     if isinstance(section, Remarks | Commands):
-        return ""  # parts of the first screen; a document has all of it
+        return ""  # only on the first screen
     if isinstance(section, Definition):
         return f"**{_escape(section.term)}**: {_escape(section.text)}"
     return _findings(section)

@@ -1,6 +1,6 @@
-"""Reports, comparisons and predictions in a notebook: HTML without scripts and links, and a few lines of text.
+"""Render reports, comparisons and predictions in a notebook: HTML without scripts and links, and a few lines of text.
 
-All external text is escaped. Notebooks typeset text between dollar signs as formulas unless a class forbids it.
+All external text is escaped. A CSS class keeps the notebook from typesetting text between dollar signs as formulas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_MATHEMATICS = "tex2jax_ignore mathjax_ignore"
 
 
 def as_html(result: ShownInNotebooks) -> str:
-    """Return HTML for a cell of a notebook: conclusions first, and tables below."""
+    """Return HTML for a notebook cell, with conclusions first and tables below."""
     css = files("ddpprof.render").joinpath("notebook.css").read_text(encoding="utf-8")
     body = _report(result) if isinstance(result, Report) else _blocks(_sections(result))
     return f'<div class="ddpprof {_NOT_MATHEMATICS}"><style>{css}</style>{body}</div>'
@@ -50,7 +50,7 @@ def _sections(result: ShownInNotebooks) -> tuple[Section, ...]:
 
 
 def _as_lines(section: Section) -> Iterable[str]:
-    """Return a section as lines of text: a line itself, findings without evidence, or a table's first rows."""
+    """Return a section as lines of text: findings without evidence, and only the first rows of a table."""
     if isinstance(section, Line):
         return [] if section.is_aside else [section.text]
     if isinstance(section, FindingList):

@@ -1,7 +1,7 @@
-"""Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format.
+"""Render a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format.
 
-Each rank is a process, and each track is one of its threads. Slices of a track never overlap, because Perfetto drops
-overlapping ones. Times are µs since the first step.
+Each rank is a process, and each track is a thread of that process. Slices in a track never overlap, because Perfetto
+drops overlapping slices. Times are µs since the first step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ _Event = dict[str, Any]
 _GROUPS = ("steps", "step bar", "compute", "copies", "communication", "exposed", "trailing", "bucket")
 """order of the tracks, from top to bottom"""
 _MOST_TRACKS = 10_000
-"""maximum number of tracks per rank; their numbers differ between ranks, because Perfetto takes them for threads of one
-machine
+"""maximum number of tracks per rank; track numbers are unique over ranks, because Perfetto expects unique thread ids
 """
 
 
 class Tracks:
-    """The tracks of one rank. A track is a thread of the rank's process, with further threads where slices overlap."""
+    """The tracks of one rank. A track has several threads if its slices overlap."""
 
     def __init__(self, rank: int, host: str | None, origin_ns: int) -> None:
         self._rank = rank
@@ -48,7 +47,7 @@ class Tracks:
         names: Sequence[str],
         arguments: Sequence[dict[str, Any]] | None = None,
     ) -> Iterator[_Event]:
-        """Yield slices, sorted by start; they must not begin before those already in the track."""
+        """Yield slices, which must be sorted by start and not begin before earlier slices in the track."""
         free = self._free_ns.setdefault(track, [])
         for index, (start, end, name) in enumerate(zip(start_ns, end_ns, names, strict=True)):
             thread = next((number for number, since in enumerate(free) if since <= start), len(free))
@@ -60,7 +59,7 @@ class Tracks:
             yield event
 
     def flow(self, identity: str, name: str, points: Sequence[tuple[int, int]]) -> Iterator[_Event]:
-        """Yield arrows between slices. Each point is a thread and a time within its slice."""
+        """Yield a flow (arrows) between slices. Each point is a thread and a time within a slice."""
         if len(points) < 2:
             return
         for index, (thread, time_ns) in enumerate(points):
@@ -73,7 +72,7 @@ class Tracks:
             yield {**self._event("C", time_ns, name, None), "args": {"value": value}}
 
     def names(self) -> Iterator[_Event]:
-        """Yield the names of the process and its threads; call this last."""
+        """Yield the names of the process and its threads. Call this last."""
         host = f" ({self._host})" if self._host else ""
         yield self._about("process_name", None, {"name": f"rank {self._rank}{host}"})
         yield self._about("process_sort_index", None, {"sort_index": self._rank})
@@ -102,7 +101,7 @@ def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) ->
     about = {
         "ddpprof": report.ddpprof,
         "job": report.job.name,
-        "start_ns": str(origin),  # on the first rank's clock; text, as JavaScript would round a number
+        "start_ns": str(origin),  # on the first rank's clock; a string, because JavaScript would round a number
         "clock_error_ns": timeline.clock_error_ns,
     }
     yield b'{"displayTimeUnit":"ns","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'
@@ -135,7 +134,7 @@ def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_
 
 
 def _begin(step: StepTimeline) -> int:
-    """Return when the first part of the step begins. A bucket may be ready before its first kernel."""
+    """Return the first start of any event of the step. A bucket may be ready before the first kernel."""
     rows = (table.start_ns.min() for table in (step.compute, step.copies, step.collectives) if len(table))
     return min([step.start_ns, *map(int, rows), *(b.ready_ns for b in step.buckets if b.ready_ns is not None)])
 
@@ -167,7 +166,7 @@ def _kernels(tracks: Tracks, what: str, rank: RankTimeline, table: Work, shortes
 
 
 def _collectives(tracks: Tracks, rank: RankTimeline, step: StepTimeline, sizes: Sequence[int | None]) -> list[_Event]:
-    """Return one event for each row of the table, in its order."""
+    """Return one event for each collective, in table order."""
     comm, lane = step.collectives, "thread" if rank.device == "cpu" else "stream"
     columns = (comm.start_ns, comm.end_ns, comm.lane, comm.name)
     return [
@@ -184,7 +183,7 @@ def _about(step: StepTimeline, num_bytes: int | None) -> dict[str, Any]:
 
 
 def _sizes(step: StepTimeline) -> list[int | None]:
-    """Return the size of each collective in bytes: from the trace, or that of its bucket."""
+    """Return the size of each collective in bytes, from the trace or from its bucket."""
     sizes = [None if size == UNKNOWN else int(size) for size in step.collectives.num_bytes]
     for bucket in step.buckets:
         row = _row_of(step.collectives, bucket)
@@ -199,7 +198,7 @@ def _row_of(comm: Collectives, bucket: BucketSpan) -> int | None:
 
 
 def _bucket(tracks: Tracks, step: StepTimeline, bucket: BucketSpan, collectives: Sequence[_Event]) -> Iterator[_Event]:
-    """Draw a bucket's stages (held back, queued, transferred), and a flow from when it is ready to its collective."""
+    """Yield the stages of a bucket (held back, queued, transferred), and a flow from them to its collective."""
     name = f"bucket {bucket.index}" if bucket.module == 0 else f"bucket {bucket.module}/{bucket.index}"
     times = (bucket.ready_ns, bucket.launched_ns, bucket.started_ns, bucket.finished_ns)
     points: list[tuple[int, int]] = []

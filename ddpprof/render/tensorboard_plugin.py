@@ -1,7 +1,7 @@
-"""Input of torch-tb-profiler's views that makes them equal to the report: steps, and collectives of all ranks.
+"""Prepare steps and collectives so that the views of torch-tb-profiler show the same numbers as the report.
 
-The plugin pairs the i-th collective of a rank, in order of their starts, with the i-th of every other rank, and shows
-nothing if ranks have different numbers of them. What it cannot show is described in words.
+The plugin pairs the i-th collective of each rank, in order of start time, with the i-th collective of every other rank.
+It shows nothing if ranks have different numbers of collectives. `PluginViews.missing` describes what it cannot show.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.REDUCE: "reduce",
 }
-"""the only names known to the plugin"""
+"""the names of collectives that the plugin knows"""
 _NAME_OF_OTHERS = "all_reduce"
 _NEGLIGIBLE_NS = 1000
 _HOST_BACKENDS = tuple(f"{name}:" for name in ON_HOST)
@@ -40,28 +40,28 @@ class PluginViews:
 
     of_rank: Mapping[int, PluginView]
     missing: tuple[str, ...]
-    """what the plugin cannot show, in words"""
+    """sentences on what the plugin cannot show"""
 
 
 @dataclass(frozen=True, slots=True)
 class _ShownRank:
-    """One rank's collectives, and which of them are in a step of the report."""
+    """The collectives of one rank, and which of them the plugin shows."""
 
     about: DrawnRank
     table: RankCollectives
     message_bytes: Mapping[int, int]
-    """row of the table → size in bytes, as far as the recorder knows it"""
+    """row of the table → size in bytes, if known to the recorder"""
     on_host: bool
-    """whether host threads do the communication"""
+    """whether communication runs on host threads, as with gloo"""
     steps: tuple[Step, ...]
     start_ns: NDArray[np.int64]
-    """start, clipped to the step if host threads communicate, because the plugin's steps are then the host's"""
+    """start; with `on_host`, clipped to the step, because the plugin's steps are then the host's steps"""
     end_ns: NDArray[np.int64]
     counts: NDArray[np.bool_]
 
 
 def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
-    """Return the views of ranks that have traces."""
+    """Return the views of the ranks that have traces."""
     known = sorted((_rank(summary, about) for summary, about in ranks), key=lambda one: one.about.rank)
     tables = [one.table for one in known]
     matched = match_collectives(tables)
@@ -99,7 +99,7 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:
-    """Return rows, shape [n, num_ranks], of the collectives that count on every rank, in the lowest rank's order."""
+    """Return an array [n, num_ranks] of the rows that count on every rank, in the order of the lowest rank."""
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]
     rows = matched.rows[(matched.rows != UNKNOWN).all(axis=1)].astype(np.int64)
@@ -111,14 +111,14 @@ def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[
 
 
 def _in_common_order(ranks: Sequence[_ShownRank], lines: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return starts that increase on every rank: if two collectives began in another order, one is moved earlier.
+    """Return start times that increase on every rank. Starts are moved earlier where ranks have different orders.
 
-    Backends have several threads or streams, so the plugin would otherwise pair the wrong collectives.
+    Collectives may run on several threads or streams, so the plugin would otherwise pair the wrong collectives.
     """
     starts = np.empty(lines.shape, np.int64)
     places = np.arange(len(lines))
     for column, one in enumerate(ranks):
-        # The latest starts that ascend by at least 1 ns and are not later than the real ones.
+        # The latest times that ascend by at least 1 ns and are not later than the actual starts.
         latest = np.minimum.accumulate((one.start_ns[lines[:, column]] - places)[::-1])[::-1]
         starts[:, column] = latest + places
     return starts
@@ -134,7 +134,7 @@ def _shown(
     for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
         name = _NAMES.get(CollectiveKind(comm.kind[row]), _NAME_OF_OTHERS)
         size = int(sizes[row])
-        # A kernel counts as long as it runs; an annotation without length only brings it into order.
+        # The duration of a kernel stays the same. A moved annotation of zero length only determines the order.
         is_moved_kernel = prefix == "nccl" and start != one.start_ns[row]
         end = start if is_moved_kernel else int(one.end_ns[row])
         key = int(comm.start_ns[row]), int(places[row])
@@ -152,8 +152,8 @@ def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDAr
     left_out = max(int(one.counts.sum()) - len(lines) for one in ranks)
     if left_out:
         yield (
-            f"{left_out} collectives of a rank are not counted: the Distributed view pairs only those that all "
-            f"loaded ranks have{'' if len(lines) else ', and there are none'}"
+            f"{left_out} collectives of a rank are not counted: the Distributed view pairs only collectives of all "
+            f"loaded ranks{'' if len(lines) else ', and there are none'}"
         )
     if len(ranks) == 1:
         yield "only one rank was read: the Distributed view counts all its communication as transfer, none as waiting"
@@ -163,6 +163,6 @@ def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDAr
         moved_ns = max(moved_ns, int((one.start_ns[rows] - start).max(initial=0)))
     if unknown:
         names = ", ".join(sorted(kind.name.lower().replace("_", "-") for kind in unknown))
-        yield f"{names} appear as {_NAME_OF_OTHERS}: the plugin knows only five collectives"
+        yield f"{names} are shown as {_NAME_OF_OTHERS}, because the plugin knows only five collectives"
     if moved_ns > _NEGLIGIBLE_NS:
-        yield f"collectives that ranks began in different orders are shown up to {moved_ns / 1000:.0f} µs early"
+        yield f"collectives that ranks start in different orders are shown up to {moved_ns / 1000:.0f} µs early"

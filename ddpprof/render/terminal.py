@@ -1,4 +1,4 @@
-"""Rendering of sections in a terminal with rich; as plain text if the output is a pipe or ``NO_COLOR`` is set."""
+"""Render sections in a terminal with rich, or as plain text if the output is a pipe or ``NO_COLOR`` is set."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from ddpprof.layout import (
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
-"""characters that distinguish the parts of bars without colour"""
+"""characters that distinguish the parts of bars without color"""
 _RECORDED = (0, 1, 3, 4)
-"""indices in `PARTS` that stand for the parts of light recording"""
+"""indices in `PARTS` whose styles the parts of light recording use"""
 _TICK = 10
-"""minimum number of columns between two numbers of an axis"""
+"""minimum number of columns between two tick labels of an axis"""
 _JOINER = "\N{NO-BREAK SPACE}"
-"""keeps words on one line; printed as an ordinary space"""
+"""prevents a line break; printed as an ordinary space"""
 
 
 def console_on(file: TextIO, width: int | None = None) -> Console:
-    """Return a console that uses colours as the user wants: by ``--color``, or else by ``NO_COLOR``."""
+    """Return a console whose colors follow ``--color``, or else ``NO_COLOR``."""
     wanted = os.environ.get(_COLOR, "auto")
     is_plain = wanted == "never" or (wanted == "auto" and bool(os.environ.get("NO_COLOR")))
     return Console(
@@ -56,7 +56,7 @@ _COLOR = "DDPPROF_COLOR"
 
 
 def render_terminal(sections: Iterable[Section], file: TextIO, width: int | None = None) -> None:
-    """Print to `file`."""
+    """Print the sections to `file`."""
     console = console_on(file, width)
     with console.capture() as captured:
         for section in sections:
@@ -99,7 +99,7 @@ def _bars(console: Console, section: Section) -> None:
 
 
 def _legend(console: Console, parts: tuple[str, ...], drawn: Container[str]) -> None:
-    """Print which character stands for each of the parts that are drawn."""
+    """Print the character of each part that is drawn."""
     legend = Text()
     for index, part in enumerate(parts):
         if part in drawn:
@@ -130,7 +130,7 @@ def _lanes(console: Console, section: Section) -> None:
 
 
 def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
-    """Return the character of the longest span in each column, or a space."""
+    """Return, for each column, the label of the longest span, or a space."""
     times: list[dict[str, float]] = [{} for _ in range(room)]
     for span in lane.spans:
         begin, end = span.start_ns * room / length_ns, span.end_ns * room / length_ns
@@ -141,7 +141,7 @@ def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
 
 
 def _axis(length_ns: int, room: int) -> str:
-    """Return an axis in milliseconds, with round numbers and space between them."""
+    """Return an axis in milliseconds, with round tick labels."""
     step = next(
         step
         for exponent in range(3, 19)
@@ -167,7 +167,7 @@ def _table(console: Console, section: Section) -> None:
     natural = sum(max(width, cell_len(c.name)) + 2 for width, c in zip(widths, section.columns, strict=True))
     least = 0
     for column, width in zip(section.columns, widths, strict=True):
-        # otherwise rich would break inside words and squeeze numbers
+        # otherwise rich would break words and truncate numbers
         lines = column.name.split() if natural > console.width else [column.name]
         min_width = max([width if column.is_number else 1, *map(cell_len, lines)])
         justify: JustifyMethod = "right" if column.is_number else "left"
@@ -212,7 +212,7 @@ def _remarks(console: Console, section: Section) -> None:
 
 
 def _shortened(text: Text, width: int) -> Text:
-    """Return as many whole words as fit into that many columns, and an ellipsis for the rest."""
+    """Return as many whole words as fit into `width` columns, followed by an ellipsis if any are cut off."""
     whole = text.plain
     if text.cell_len <= width:
         return text
@@ -229,7 +229,7 @@ def _commands(console: Console, section: Section) -> None:
     label = max(cell_len(what) for what, _ in section.commands)
     for what, command in section.commands:
         line = Text(f"{what.ljust(label)}  ").append(command, style="cyan")
-        console.print(line, soft_wrap=True)  # a line break would spoil a copied command
+        console.print(line, soft_wrap=True)  # a line break would break a copied command
 
 
 def _definition(console: Console, section: Section) -> None:

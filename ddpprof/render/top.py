@@ -1,4 +1,4 @@
-"""The live view of a job: ranks in the order chosen by the user, and who waits for whom."""
+"""The live view of a job for `ddpprof top`: a table of ranks in the chosen order, and current problems."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ddpprof.words import ranks_in_words
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _LEAST_ROWS = 3
 _MOST_LINES = 4
-"""maximum number of lines about slow-downs, and about pulses that cannot be read"""
+"""maximum number of lines about slow-downs, and about unreadable pulses"""
 _STYLES = {Standing.NO_SIGN: "bold red", Standing.GONE: "bold red", Standing.FAILED: "bold red", Standing.WAITS: "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of ranks."""
+    """A sort order of ranks."""
 
     name: str
     of: Callable[[RankNow], int | None]
@@ -37,12 +37,12 @@ ORDERS: Mapping[str, Order] = {
     "w": Order("waiting", lambda one: one.wait_ns),
     "d": Order("data", lambda one: one.data_ns),
 }
-"""orders by the key that selects each"""
+"""key that the user presses → order"""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown in addition to the overview, and how."""
+    """Options of the view, and data in addition to the overview."""
 
     order: Order = ORDERS["o"]
     slowdowns: Sequence[str] = ()
@@ -50,11 +50,11 @@ class Shown:
     """the verdict on a job that hangs"""
     most_rows: int = 40
     keys: str = ""
-    """line about keys; empty if there are none"""
+    """help line on keys; may be empty"""
 
 
 def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableType:
-    """Return the whole view. It fits on the console if there are few ranks or `most_rows` is small enough."""
+    """Return the whole view, with at most `most_rows` ranks."""
     before = [_job_line(overview), *_step_lines(overview.times, console)]
     after = [
         *(Text(clean(line, most=300), style="bold red") for line in shown.hang),
@@ -71,14 +71,14 @@ def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableTy
 
 
 def rows_that_fit(overview: Overview, shown: Shown, console: Console) -> int:
-    """Return the number of ranks that fit on the console, with the lines around them."""
+    """Return the number of ranks that fit on the console together with the other lines."""
     around = top_view(overview, replace(shown, most_rows=1), console)
     height = len(console.render_lines(around)) - 1
     return max(_LEAST_ROWS, console.height - height - 1)
 
 
 def in_order(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
-    """Return the ranks in that order. Ranks in trouble come first, because they would be missed among a thousand."""
+    """Return the ranks in this order, with ranks in trouble first unless the order says otherwise."""
 
     def key(one: RankNow) -> tuple[bool, float, int]:
         value, troubled = order.of(one), one.standing.is_trouble and order.troubled_first
@@ -103,7 +103,7 @@ def one_line(overview: Overview) -> str:
 
 
 def _loss_lines(overview: Overview) -> list[str]:
-    """Return a line that says since when, and on which rank first, the loss is NaN or infinite; empty if it is not."""
+    """Return a line on when and where the loss became NaN or infinite, if it did."""
     found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks}, is_over=overview.is_over)
     return [] if found is None else [found.title]
 
@@ -135,7 +135,7 @@ def _step_lines(times: StepTimes | None, console: Console) -> list[Text]:
 
 
 def _spark(values: Sequence[int | None], longest: int, glyphs: str) -> str:
-    """Return one character per value, on a scale from 0 to the longest."""
+    """Return one character per value, on a scale from 0 to `longest`."""
     last = len(glyphs) - 1
     return "".join(" " if value is None else glyphs[round(value * last / (longest or 1))] for value in values)
 

@@ -1,1 +1,1 @@
-"""Topics: each one answers a question about a job, and holds its measure, its rules and its text."""
+"""Topics: each module measures one aspect of a job, and contains its rules and its text."""

@@ -1,10 +1,10 @@
-"""Does a step reduce gradients several times although only their sum is used?
+"""Detect gradient accumulation that all-reduces in every backward pass instead of only in the last one.
 
-    A module accumulates if the optimizer does not step between two of its synchronised backward passes, and the later
-    pass adds to the gradients of the earlier one. Only the reduction of the last pass is needed.
+    A module accumulates gradients if two of its synchronised backward passes have no optimizer step between them, and
+    the second pass adds to the gradients of the first. Only the all-reduce of the last pass is needed.
 
-Two backward passes of a GAN's discriminator with an optimizer step between them, or passes that an optimizer requests
-through its closure, are not accumulation.
+Not accumulation: two backward passes of a GAN's discriminator with an optimizer step between them, and passes that an
+optimizer runs through its closure.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ddpprof.model import BackwardPass, RecordedStep
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """Backward passes of one module whose gradients accumulate, in a typical step."""
+    """Backward passes in a typical step of a module that accumulates gradients."""
 
     module: int
     num_passes: int
-    """number of synchronised passes in a step"""
+    """number of synchronised backward passes in a step"""
     num_superfluous: int
-    """number of passes whose gradients are accumulated further and reduced again by the next pass"""
+    """number of passes whose gradients the next pass adds to and all-reduces again"""
     num_steps: int
     """number of steps examined"""
 
 
 def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, ...]:
-    """Return the modules that reduce more than once per optimizer step in at least half of `steps`."""
+    """Return the modules that accumulate gradients and all-reduce them more than once in at least half of `steps`."""
     looked_at = [step for step in steps if step.passes]
     found = []
     for module in sorted({one.module for step in looked_at for one in step.passes}):
@@ -46,9 +46,9 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return how many batches a step accumulates; 1 if the optimizer steps after every forward's gradients.
+    """Return the number of batches whose gradients are accumulated per optimizer step; 1 without accumulation.
 
-    This counts forwards under ``no_sync``, and backward passes that the next one adds to.
+    Counts forwards under ``no_sync`` and backward passes whose gradients the next pass adds to.
     """
     per_step = []
     for step in steps:
@@ -66,7 +66,7 @@ def _accumulated(step: RecordedStep, module: int) -> int:
 
 
 def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
-    """Yield, for each pass but the last, whether the next one adds to its gradients before the optimizer steps."""
+    """For each pass but the last, yield True if the next one adds to its gradients before the optimizer steps."""
     for one, following in pairwise(passes):
         begun = one.last_ready_ns
         stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)
@@ -118,4 +118,4 @@ ACCUMULATION: Topic[tuple[Accumulation, ...], tuple[Accumulation, ...]] = Topic(
     rank_type=tuple[Accumulation, ...],
     of_ranks=lambda ranks: ranks[0],
 )
-"""accumulation on the first rank; all ranks must accumulate alike"""
+"""accumulation on the first rank; all ranks are assumed to accumulate in the same way"""

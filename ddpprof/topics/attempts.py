@@ -1,7 +1,7 @@
-"""How long did each attempt of a restarted job last, how did it end, and what changed after it?
+"""Summarise each attempt of a job that torchrun restarted: its step time, how it ended, and what changed.
 
-Steps are compared with those of the previous attempt that has steps of the same kind: with recording off if both have
-such steps, else with light recording, else with the profiler. A step's length is the mean over its ranks.
+Step times are compared with the latest earlier attempt that has steps of the same recording mode: ``off`` if both
+attempts have such steps, otherwise ``light``, otherwise ``profiled``. The duration of a step is the mean over ranks.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class AttemptSummary:
 
     attempt: int
     restarts: int | None
-    """number of times that its ranks were restarted after a failure; a change of nodes does not count"""
+    """number of restarts after a failure; restarts because nodes joined or left do not count"""
     after_first_ns: int | None
-    """time since DDP was set up in the first attempt"""
+    """time from the start of the first attempt to the start of this one"""
     world_size: int | None
     hosts: tuple[str, ...]
     num_steps: int
     """number of recorded steps, including those with recording off"""
     step_ns: Annotated[int | None, HOST]
-    """median length of steps of `step_mode`"""
+    """median duration of steps of `step_mode`"""
     step_mode: StepMode | None
     ends: tuple[RankEnd, ...]
     changes: tuple[AttemptChange, ...]
     step_change: Shift | None
-    """ns; ``None`` without steps of the same kind in both"""
+    """change of the step time, ns; ``None`` if no earlier attempt has steps of the same mode"""
     is_shown: bool
     """True if the rest of the report is about this attempt"""
 
@@ -84,7 +84,7 @@ def _summarise(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessE
 
 
 def _step_times(attempt: Attempt, mode: StepMode) -> list[float]:
-    """Return the length of every step that a rank recorded in this mode."""
+    """Return the duration of each step recorded in this mode, ns, as the mean over ranks."""
     found: dict[int, list[int]] = {}
     for record in attempt.records:
         for step in record.steps:
@@ -200,7 +200,7 @@ def how_it_ended(ends: Sequence[RankEnd]) -> str:
     own = [end for end in said if end.failed and not end.is_consequence]
     lost = [end for end in said if end.failed and end.is_consequence]
     killed = [end for end in ends if end.ended is None]
-    # If another rank failed first, torchrun killed these.
+    # torchrun kills the remaining ranks when one fails.
     parts = [
         f"rank {end.rank} {clean(end.error or f'ended with exit code {end.exit_code}', most=120)}"
         for end in own[:_MAX_ERRORS]

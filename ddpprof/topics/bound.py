@@ -1,10 +1,10 @@
-"""What bounds a step whose communication is not hidden, and what would help?
+"""Find what limits a step with much exposed communication, and which changes would help.
 
     waiting    more than half of the communication is waiting for late ranks
-    latency    a backward pass is known to send few bytes, so the number of messages matters, not their size
+    latency    a step sends less than 1 MiB of gradients, so the number of messages matters, not their size
     bandwidth  otherwise
 
-The rules of topics say what to change in DDP. This module says what bounds the step if no such change helps much.
+The other topics recommend changes to DDP. This one names the limit that remains if none of those changes helps much.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddpprof.topics.steps.view import steps_of
 
 
 class BoundBy(StrEnum):
-    """Main part of a step's communication."""
+    """What limits a step: waiting for other ranks, latency or bandwidth."""
 
     WAITING = "waiting"
     LATENCY = "latency"
@@ -36,7 +36,7 @@ class BoundBy(StrEnum):
 
 
 class WhatHelps(StrEnum):
-    """A change whose effect on a step is predicted by a replay."""
+    """A change whose effect on the step time is predicted by a replay."""
 
     DOUBLE_BATCH = "double_batch"
     ACCUMULATION = "accumulation"
@@ -58,29 +58,29 @@ class WouldHelp:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What bounds a step with much exposed communication. Times are means, ns per step."""
+    """What limits a step with much exposed communication. Times are means, in ns per step."""
 
     by: BoundBy
     step_ns: Annotated[int, DEVICE]
     exposed_ns: Annotated[int, DEVICE]
     comm_ns: Annotated[int, DEVICE]
     waiting_ns: Annotated[int | None, DEVICE]
-    """part of the communication that waits for late ranks; ``None`` if collectives were not matched between ranks"""
+    """part of the communication time spent waiting for late ranks; ``None`` if collectives were not matched"""
     gradient_bytes: int | None
     num_collectives: int
     would_help: tuple[WouldHelp, ...]
 
 
 _MUCH = 0.1
-"""exposed communication at or above this fraction of the step bounds the step"""
+"""minimum exposed communication, as a fraction of the step"""
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 _OF_BYTES = (WhatHelps.COMPRESSION, WhatHelps.DOUBLE_LINK)
-"""changes that do not reduce latency; in a replay, small buckets do not show how much of their time is latency"""
+"""changes that do not reduce latency; the replay cannot tell which part of a small bucket's time is latency"""
 
 
 def find_bound(report: ReportView, view: View) -> Bound | None:
-    """Return the bound; ``None`` if little of the step is exposed communication, or without profiled steps."""
+    """Return what limits the step; ``None`` if little communication is exposed, or if no step was profiled."""
     steps = [step for rank in steps_of(report) for step in rank.averaged(report.usual_steps)]
     if not steps or not any(step.num_comm_kernels for step in steps):
         return None
@@ -92,13 +92,13 @@ def find_bound(report: ReportView, view: View) -> Bound | None:
             [step.comm_ns for step in steps],
         )
     )
-    exposed_ns = min(exposed_ns, step_ns)  # what the last step launched may end after it
+    exposed_ns = min(exposed_ns, step_ns)  # communication of the last step may end after the step
     if exposed_ns < _MUCH * step_ns:
         return None
     num_collectives = round(median(step.num_comm_kernels for step in steps))
     num_bytes, waiting_ns = _gradient_bytes(report[BUCKETS], num_collectives), _waiting_ns(report[ACROSS])
     if waiting_ns is not None and waiting_ns > comm_ns:
-        waiting_ns = None  # it counts all steps, and those left out of the means had longer waits
+        waiting_ns = None  # it is a mean over all steps, including slow ones that the other means exclude
     by = _bound_by(comm_ns, waiting_ns, num_bytes)
     return Bound(
         by=by,
@@ -119,9 +119,9 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
 
 
 def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -> int | None:
-    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is unknown.
+    """Return the gradient bytes sent per step; ``None`` if a bucket size is unknown or no buckets are known.
 
-    It is also unknown if a step has fewer collectives than there are buckets: steps then train different modules.
+    Also returns ``None`` if a step has fewer collectives than buckets, because steps then train different modules.
     """
     if buckets is None or num_collectives < len(buckets):
         return None
@@ -130,17 +130,17 @@ def _gradient_bytes(buckets: Sequence[BucketRow] | None, num_collectives: int) -
 
 
 def _waiting_ns(across: AcrossRanks | None) -> int | None:
-    """Return the mean time in ns that a rank waits in a step; ``None`` if no collectives were matched."""
+    """Return the mean waiting time per rank and step, ns; ``None`` if collectives were not matched between ranks."""
     per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
     known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
     return round(fmean(known)) if known else None
 
 
 def _would_help(view: View, by: BoundBy, exposed_ns: int) -> Sequence[WouldHelp]:
-    """Return the replay's result for each change; a change removes at most the exposed communication.
+    """Return the predicted gain of each change, limited to the exposed communication.
 
-    A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
-    closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.
+    `WhatHelps.NO_SYNC` is included only if gradients accumulate. Otherwise every backward pass needs its own reduced
+    gradients, for example if an optimizer evaluates its closure several times per step.
     """
     predictions = view.predictions
     best = predictions.best_buckets
@@ -182,7 +182,7 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
 
 
 def bound_remarks(report: ReportView) -> Iterable[Remark]:
-    """Yield short remarks on what bounds the step, and what would help."""
+    """Yield short remarks on the communication time and on the changes that would reduce it."""
     bound = report[BOUND]
     if bound is None or report[FAILURE] is not None:
         return
@@ -195,7 +195,7 @@ def bound_remarks(report: ReportView) -> Iterable[Remark]:
 
 
 def bound_sentence(bound: Bound) -> str:
-    """Return a sentence on what bounds the step, with the share of the step that is exposed communication."""
+    """Return a sentence that names the limit and the share of the step that is exposed communication."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
     return f"{_BY[bound.by]}: {share} of it, {ms(bound.exposed_ns)} ms, is exposed communication."
 
@@ -203,12 +203,12 @@ def bound_sentence(bound: Bound) -> str:
 _BY = {
     BoundBy.WAITING: "The step is long because ranks wait for each other",
     BoundBy.LATENCY: "The step is long because of communication latency",
-    BoundBy.BANDWIDTH: "Communication lengthens the step",
+    BoundBy.BANDWIDTH: "The step is communication-bound",
 }
 
 
 def _why(bound: Bound, hooked: bool) -> str:
-    """Explain the bound. `hooked`: a comm hook may send from gloo's own threads, which the profiler does not see."""
+    """Explain the limit. `hooked`: a comm hook may launch collectives that the profiler does not record."""
     calls = f"{'at least ' if hooked else ''}{count(bound.num_collectives, 'collective')}"
     volume = "" if bound.gradient_bytes is None else f" for {megabytes(bound.gradient_bytes)} MB of gradients"
     if bound.by is BoundBy.WAITING:

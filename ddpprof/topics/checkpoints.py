@@ -1,4 +1,4 @@
-"""Do several ranks write the same checkpoint?"""
+"""Detect several ranks that write the same checkpoint file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ddpprof.engine.topic import Topic, View
 from ddpprof.words import ranks_in_words
 
 Written = tuple[str, tuple[str, ...]]
-"""a rank's host, and the paths that it wrote"""
+"""host of a rank, and the paths of the checkpoints that it wrote"""
 
 
 def same_checkpoint(written: Mapping[int, Written], _view: View) -> Iterator[Finding]:
-    """Report several ranks that write the same file."""
+    """Report checkpoint files that several ranks write."""
     writers: dict[tuple[str, str], list[int]] = {}
     for rank, (host, paths) in written.items():
         for path in paths:

@@ -1,12 +1,12 @@
-"""Does torch.compile let gradients become ready while the backward pass still runs?
+"""Detect models compiled with torch.compile whose graphs keep communication from overlapping with backward.
 
     group     gradients that become ready together, because one compiled graph computes them
-    waits     last gradient of a bucket - last gradient of its earlier groups
+    waits     last gradient of a bucket - last gradient of the bucket's earlier groups
 
-A compiled graph returns all its gradients at its end. If the model is one graph, no communication can overlap with its
-backward pass. Therefore, torch's DDPOptimizer cuts the model into graphs. It ends the first graph at 1 MiB and the
-others at DDP's ``bucket_cap_mb``. DDP's first bucket, however, ends at 1 MiB only if ``bucket_cap_mb`` is not given. If
-it is given, the buckets end within graphs, and most buckets wait for the graph after their own.
+A compiled graph returns all its gradients when it ends. If the model is one graph, no communication can overlap with
+its backward pass. Therefore, torch's DDPOptimizer splits the model into graphs. It ends the first graph at 1 MiB and
+the remaining graphs at DDP's ``bucket_cap_mb``. DDP's first bucket, however, ends at 1 MiB only if ``bucket_cap_mb`` is
+not given. If it is given, the buckets end inside graphs, and most buckets wait for the next graph.
 """
 
 from __future__ import annotations
@@ -36,56 +36,62 @@ from ddpprof.topics.buckets.rules import BUCKETS
 from ddpprof.topics.buckets.steps import pass_fits
 
 _GAP = 0.05
-"""minimum time between two groups, as a share of the time until the last gradient; if the graphs are not counted"""
+"""minimum gap between two groups, as a share of the time until the last gradient; used if `num_graphs` is unknown"""
 _TOGETHER = 0.25
-"""maximum share of the time until the last gradient that all groups take together; more means that parts of the model
+"""maximum total duration of the groups, as a share of the time until the last gradient; above it, parts of the model
 are not compiled"""
 _EARLY = 0.2
-"""minimum share of a bucket's bytes that must be ready early for the rest to make it wait"""
+"""minimum share of a bucket's bytes in earlier graphs for the bucket to be reported as waiting"""
 _WANTED_GRAPHS = 8
-"""number of graphs into which a model is advised to be cut"""
+"""recommended number of graphs"""
 _LARGE = 0.3
-"""share of all gradients; a bucket that holds more starts late"""
+"""share of all gradient bytes; a bucket with a larger share starts late"""
 _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class BucketWait:
-    """A bucket with gradients of several compiled graphs."""
+    """A bucket whose gradients come from several compiled graphs."""
 
     bucket: int
     waits_ns: int
-    """time from the last gradient of its earlier graphs to its last gradient"""
+    """time from the last gradient of the earlier graphs to the last gradient of the bucket"""
     early_bytes: int
-    """size of the gradients that wait"""
+    """size of the gradients from earlier graphs, which wait for the rest of the bucket"""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraphs:
-    """How a DDP module is compiled, and when its gradients become ready. Times are medians, ns since the forward."""
+    """How a DDP module is compiled, and when its gradients become ready.
+
+    Times are medians, in ns since the end of the forward.
+    """
 
     order: str
     """a `CompileOrder`"""
     optimize_ddp: str
     """value of ``torch._dynamo.config.optimize_ddp``"""
     num_graphs: int | None
-    """number of graphs that DDPOptimizer made; 0 if nothing of the model is compiled, ``None`` if unknown"""
+    """number of graphs that DDPOptimizer made; 0 if no part of the model is compiled, ``None`` if unknown"""
     groups_ns: tuple[int, ...] = ()
     """time at which the last gradient of each group is ready; empty if gradients do not become ready in groups"""
     waits: tuple[BucketWait, ...] = ()
-    """buckets with gradients of several groups, in the order of launch"""
+    """buckets whose gradients come from several groups, in launch order"""
 
     @property
     def waiting(self) -> BucketWait | None:
-        """The first bucket of which a considerable part waits for another graph, at least half as long as any other."""
+        """The first bucket that waits for another graph with a large share of its bytes.
+
+        Its wait is at least half as long as the longest wait.
+        """
         late = [one for one in self.waits if one.early_bytes >= _EARLY * one.num_bytes]
         longest_ns = max((one.waits_ns for one in late), default=0)
         return next((one for one in late if 2 * one.waits_ns >= longest_ns), None)
 
 
 def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> CompiledGraphs | None:
-    """Measure a rank; ``None`` if torch.compile does not compile its DDP module, or if it has several modules."""
+    """Measure one rank; ``None`` if its DDP module is not compiled, or if it has several DDP modules."""
     found = record.compilation
     if found is None or len(modules) != 1:
         return None
@@ -104,7 +110,7 @@ def measure_compiled_graphs(record: Record, modules: Sequence[DdpModule]) -> Com
 
 
 def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
-    """Return when each gradient is ready, ns since the forward; ``None`` if unknown, as with a Python reducer."""
+    """Return when each gradient is ready, ns since the forward; ``None`` if unknown, as with the Python reducer."""
     passes = [one for step in record.training_steps for one in step.passes if pass_fits(modules, one)]
     times = [
         [ready - one.origin_ns for one in passes if (ready := one.ready_ns[index]) is not None]
@@ -114,7 +120,7 @@ def _ready_ns(record: Record, modules: Sequence[DdpModule]) -> list[int] | None:
 
 
 def _groups(ready_ns: Sequence[int], num_graphs: int | None) -> list[list[int]] | None:
-    """Return parameters that become ready together, in the order of time; ``None`` if there are no such groups."""
+    """Return groups of parameters whose gradients become ready together, in time order; ``None`` without groups."""
     order = sorted(range(len(ready_ns)), key=lambda index: ready_ns[index])
     last_ns = ready_ns[order[-1]]
     gaps = [(ready_ns[after] - ready_ns[before], at) for at, (before, after) in enumerate(pairwise(order), 1)]
@@ -143,15 +149,15 @@ def _waits(module: DdpModule, ready_ns: Sequence[int], groups: Sequence[Sequence
 
 
 def compiles_nothing(found: CompiledGraphs, _view: View) -> Iterator[Finding]:
-    """Report torch.compile around DDP that skips the model, as it does if its forward is torch's own."""
+    """Report torch.compile around DDP that compiles no part of the model."""
     if found.num_graphs != 0 or found.order != CompileOrder.DDP_FIRST:
         return
     change = compilation_change(compile_order=CompileOrder.MODEL_FIRST)
     yield Finding(
         "compiled-graphs",
         "torch.compile compiles no part of the model",
-        "torch.compile wraps DDP, but DDPOptimizer got no graph with parameters: when DDP calls a model whose forward "
-        "is torch's own, such as nn.Sequential's, torch.compile skips it",
+        "torch.compile wraps DDP, but DDPOptimizer received no graph with parameters: torch.compile skips a model that "
+        "DDP calls if its forward is defined in torch itself, as for nn.Sequential",
         f"Compile the model before DDP wraps it: {change.code}.",
         None,
         change=change,
@@ -167,12 +173,12 @@ def one_graph(found: CompiledGraphs, view: View) -> Iterator[Finding]:
     change = _smaller_graphs(view) if is_cut else compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER)
     if change is None:
         return
-    cut = "cut it into smaller graphs" if is_cut else "let torch.compile cut it into one graph per bucket"
+    cut = "split it into smaller graphs" if is_cut else "let torch.compile split it into one graph per bucket"
     yield Finding(
         "compiled-graphs",
         "The model is compiled as one graph, so no gradient is ready before its backward pass ends",
         f"all gradients become ready together, {in_ms(found.groups_ns[0])} after the forward; "
-        f"{in_ms(view.exposed_ns or 0)} of communication per step is exposed, that of all buckets",
+        f"{in_ms(view.exposed_ns or 0)} of communication per step, from all buckets, is exposed",
         f"To overlap, {cut}: {change.code}. {_compare(view)}",
         min(view.exposed_ns or 0, found.groups_ns[0]),
         cause_ns=view.exposed_ns,
@@ -192,10 +198,10 @@ def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Find
         return
     yield Finding(
         "compiled-graphs",
-        f"The compiled model is cut into {graphs} graphs; bucket {wait.bucket} waits {in_ms(wait.waits_ns)} for a "
+        f"The compiled model is split into {graphs} graphs; bucket {wait.bucket} waits {in_ms(wait.waits_ns)} for a "
         "gradient of the next graph",
         f"gradients become ready in {graphs} groups, one per graph; {size(wait.early_bytes)} of the "
-        f"{size(wait.num_bytes)} of bucket {wait.bucket} are ready one graph earlier. {_WHY}",
+        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready one graph earlier. {_WHY}",
         f"Let buckets end where graphs end: {change.code}. {_compare(view)}",
         gain_ns,
         predicted=predicted,
@@ -207,8 +213,8 @@ def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Find
 
 
 _WHY = (
-    "torch.compile ends the first graph at 1 MiB and the others at the bucket cap, but DDP's first bucket ends at "
-    "1 MiB only by default or with bucket_cap_mb_list"
+    "torch.compile ends the first graph at 1 MiB and the remaining graphs at the bucket cap, but DDP's first bucket "
+    "ends at 1 MiB only by default or with bucket_cap_mb_list"
 )
 
 
@@ -226,11 +232,11 @@ def few_graphs(found: CompiledGraphs, view: View) -> Iterator[Finding]:
         return
     yield Finding(
         "compiled-graphs",
-        f"The compiled model is cut into only {len(found.groups_ns)} graphs, so communication starts late",
+        f"The compiled model is split into only {len(found.groups_ns)} graphs, so communication starts late",
         f"bucket {largest.index} holds {size(largest.num_bytes or 0)} of {size(total)}, and its gradients become ready "
         f"together, {in_ms(largest.ready_ns or 0)} after the forward; {in_ms(view.exposed_ns)} of communication per "
         "step is exposed",
-        f"Cut it into smaller graphs, which end where buckets end: {change.code}. {_compare(view)}",
+        f"Split it into smaller graphs that end where buckets end: {change.code}. {_compare(view)}",
         gain_ns,
         cause_ns=view.exposed_ns,
         subject={"bucket": largest.index},
@@ -255,25 +261,25 @@ def _cap_mib(module: DdpModule) -> float:
 
 
 def _small_cap(module: DdpModule) -> int:
-    """Return the cap, in MiB, that cuts the model into `_WANTED_GRAPHS` graphs or a little less."""
+    """Return the bucket cap, in MiB, that splits the model into about `_WANTED_GRAPHS` graphs."""
     return max(1, round(sum(one.num_bytes for one in module.parameters) / MIB / _WANTED_GRAPHS))
 
 
 def _smaller_graphs(view: View) -> Change | None:
-    """Return the change that cuts the model into graphs of at most half the size; ``None`` if they are small."""
+    """Return the change to graphs of at most half the current size; ``None`` if the graphs are already small."""
     cap, now = _small_cap(view.modules[0]), _cap_mib(view.modules[0])
     return _capped(view, cap) if cap <= now / 2 else None
 
 
 def _capped(view: View, cap: float) -> Change:
-    """Return the change to graphs of that size, in MiB, with buckets that end where they end."""
+    """Return the change to graphs and buckets of at most `cap` MiB that end at the same parameters."""
     if view.could_take_cap_lists:
         return ddp_change(view.framework, bucket_cap_mb_list=(DEFAULT_FIRST_CAP_MIB, cap))
     return ddp_change(view.framework, bucket_cap_mb=cap)
 
 
 def _aligned(found: CompiledGraphs, view: View) -> tuple[Change, Predicted | None]:
-    """Return the change that lets buckets end where graphs end, and its predicted gain if graphs stay the same."""
+    """Return the change that makes buckets end where graphs end, and its predicted gain if the graphs do not change."""
     if found.optimize_ddp != OptimizeDdp.DDP_OPTIMIZER:
         return compilation_change(optimize_ddp=OptimizeDdp.DDP_OPTIMIZER), None
     smaller, now = _smaller_graphs(view), _cap_mib(view.modules[0])
@@ -285,11 +291,11 @@ def _aligned(found: CompiledGraphs, view: View) -> tuple[Change, Predicted | Non
 
 
 def compiled_lines(found: CompiledGraphs, _report: ReportView) -> Iterator[Line]:
-    """Say how the DDP module is compiled, and when its gradients become ready."""
+    """Yield a line on how the DDP module is compiled and when its gradients become ready."""
     order = _ORDERS.get(found.order, found.order)
     graphs = "" if not found.num_graphs else f", {found.num_graphs} graph{'s' if found.num_graphs > 1 else ''}"
     shown = ", ".join(map(ms, found.groups_ns[:_MOST_SHOWN])) + (", …" if len(found.groups_ns) > _MOST_SHOWN else "")
-    ready = f" Gradients become ready together, after ms: {shown}." if found.groups_ns else ""
+    ready = f" Groups of gradients are ready after (ms): {shown}." if found.groups_ns else ""
     yield Line(f"Compiled: {order}, optimize_ddp={found.optimize_ddp}{graphs}.{ready}", is_aside=True)
 
 
@@ -307,7 +313,7 @@ COMPILED_GRAPHS: Topic[CompiledGraphs, CompiledGraphs] = Topic(
     rank_type=CompiledGraphs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""compiled graphs of the first rank; all ranks must be compiled alike"""
+"""compiled graphs of the first rank; all ranks are assumed to be compiled in the same way"""
 
 
 def _of_rank(rank: Rank, modules: Sequence[DdpModule]) -> CompiledGraphs | None:

@@ -1,10 +1,10 @@
-"""Does training wait for its data, and do several ranks train on the same samples?
+"""Detect training that waits for its DataLoader, and ranks that train on the same samples.
 
-Each rank computed digests of some samples in the batches from its DataLoader in the recorded steps. Two findings:
-    the same batches   every rank's batch is the same in each pass and position that all of them recorded
-    the same samples   within one pass over the loader, samples of one rank are among those of another
-If samples differ, nothing is known: random augmentation makes two samples from one. Nothing is reported if ranks need
-not have different samples: for batches that do not change, and for samples that one rank gets twice in a pass.
+Each rank records digests of some samples in the batches from its DataLoader. Two cases are reported:
+    same batches   all ranks have the same batch at every position that all of them recorded
+    same samples   within one pass over the loader, a rank has samples that another rank also has
+Different digests prove nothing, because random augmentation makes two samples from one. Nothing is reported if all
+batches are the same, or if one rank gets a sample twice in a pass, because ranks then may share samples on purpose.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ddpprof.model import Batch, Loader
 
 _FEWEST_BATCHES = 3
 _FEWEST_SAMPLES = 8
-"""number of distinct samples"""
+"""minimum number of distinct samples"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""the data counts as not sharded if other ranks also get at least this share of a rank's samples"""
+"""minimum share of a rank's samples that other ranks also get for the data to count as not sharded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SameSamples:
     num_batches: int
     """number of batches that are the same on all ranks; 0 if only samples are shared"""
     num_samples: int
-    """number of samples that a rank shares with others in one pass; the largest of all ranks"""
+    """number of samples that a rank shares with other ranks in one pass; maximum over all ranks"""
     num_compared: int
     """number of samples of that rank in that pass"""
 
@@ -43,9 +43,9 @@ class SameSamples:
 
 
 def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | None:
-    """Return the samples that the ranks are known to share; ``None`` if there are none. `loaders`: those of each rank.
+    """Return the samples that the ranks are known to share; ``None`` if there are none.
 
-    All loaders that feed the training must give the same samples. If one of them is sharded, nothing is reported.
+    `loaders`: the loaders of each rank. If a rank has several training loaders, the data of all of them must be shared.
     """
     feeding = {rank: [one for one in of_rank if one.feeds_training] for rank, of_rank in loaders.items()}
     counts = {len(of_rank) for of_rank in feeding.values()}
@@ -58,9 +58,9 @@ def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | 
 
 def _shared(loaders: Mapping[int, Loader]) -> SameSamples | None:
     if any(2 * (one.num_passed_on or 0) < len(one.batches) for one in loaders.values()):
-        return None  # the model may get different parts of the batches on each rank
+        return None  # each rank may pass a different part of the batch to the model
     if len({one.num_iterations for one in loaders.values()}) > 1:
-        return None  # one rank's pass may be of another epoch than another rank's
+        return None  # the ranks may be in different epochs
     first, ranks = next(iter(loaders.values())), tuple(sorted(loaders))
     by_place = [{(batch.iteration, batch.place): batch.samples for batch in one.batches} for one in loaders.values()]
     places = set.intersection(*map(set, by_place))
@@ -83,7 +83,7 @@ def _shared_in_a_pass(
             for rank, of_rank in batches.items()
         }
         if any(len(set(of_rank)) < len(of_rank) for of_rank in samples.values()):
-            continue  # if one rank gets samples twice, two ranks may as well
+            continue  # sampling with replacement: ranks may also share samples
         for rank, of_rank in samples.items():
             others = {sample for other in samples if other != rank for sample in samples[other]}
             shared = len(others.intersection(of_rank))
@@ -94,9 +94,9 @@ def _shared_in_a_pass(
 
 
 def find_same_worker_seeds(loaders: Mapping[int, Sequence[Loader]]) -> Loader | None:
-    """Return a loader whose workers draw random numbers, from the same seeds on all ranks; ``None`` if there is none.
+    """Return a loader whose workers draw random numbers from the same seeds on all ranks; ``None`` if there is none.
 
-    `loaders`: those of each rank.
+    `loaders`: the loaders of each rank.
     """
     if len(loaders) < 2:
         return None
@@ -131,7 +131,7 @@ def _training_loaders(data: DataLoading) -> Iterator[tuple[int, Loader]]:
 
 
 def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report ranks that train on the same samples, according to their batches."""
+    """Report ranks that train on the same batches or samples."""
     same = data.same_samples
     if same is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return  # ranks that do not average gradients with each other may need the same samples
@@ -163,7 +163,7 @@ def same_samples(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report loaders that give the same seeds to their workers on all ranks, if the workers draw random numbers."""
+    """Report a loader that passes the same seeds to its workers on all ranks, if the workers draw random numbers."""
     loader = data.same_worker_seeds
     if loader is None or (view.world_size or 1) < 2 or not view.is_one_group:
         return
@@ -183,7 +183,7 @@ def same_worker_seeds(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _seed_workers(framework: str | None, num_workers: int) -> str:
-    """Return how to seed only the workers. The loader's generator may also order samples that are sharded."""
+    """Return advice on seeding only the workers, because the loader's generator may also determine the sample order."""
     if framework in ("lightning", "fabric"):
         return "Call seed_everything(seed, workers=True): it adds the rank to the seeds of the workers."
     more = "rank" if num_workers == 1 else f"{num_workers} * rank"
@@ -196,7 +196,7 @@ def _seed_workers(framework: str | None, num_workers: int) -> str:
 
 
 def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a DistributedSampler without ``set_epoch`` calls, so that every epoch has the same order."""
+    """Report a DistributedSampler whose ``set_epoch`` is never called, so that every epoch has the same order."""
     for _, loader in _training_loaders(data):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:
@@ -216,7 +216,7 @@ def epoch_never_set(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
-    """Report a training thread that waits for its batches."""
+    """Report training that waits for its DataLoader."""
     if not view.data_ns or not view.step_ns or view.data_ns < 0.05 * view.step_ns:
         return
     slowest = max((one for _, one in _training_loaders(data)), key=lambda one: one.waited_ns or 0, default=None)
@@ -234,9 +234,10 @@ def idle_for_data(data: DataLoading, view: View) -> Iterator[Finding]:
 
 
 def _gain_ns(data_ns: int, step_ns: int, loader: Loader | None, change: Change | None) -> int:
-    """Return the maximum gain in ns from loading with that many workers. A step then takes the longer of both times.
+    """Return the maximum gain from the advised number of workers, ns per step.
 
-    Without workers, a batch takes `data_ns` to load. Workers that cannot keep up need `step_ns` for one batch each.
+    With that many workers, a step takes the longer of training and loading. The time to load a batch is `data_ns`
+    without workers; with workers that cannot keep up, it is `step_ns` times the number of workers.
     """
     if loader is None or change is None:
         return data_ns
@@ -248,12 +249,12 @@ _CHEAPER = "Make loading cheaper: use fewer transforms, or store preprocessed da
 
 
 def _more_workers(view: View, loader: Loader) -> tuple[str, Change | None]:
-    """Return advice on adding workers, up to the number of cores of the host, and the change."""
+    """Return advice on adding workers, limited by the host's number of cores, and the change."""
     wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
     more = loader_change(view.framework, wanted, again)
     if view.cores_per_rank is None:
         return f"{more.code}, if the host has enough cores, or use cheaper transforms.", more
-    possible = min(wanted, int(view.cores_per_rank) - 1)  # one core trains
+    possible = min(wanted, int(view.cores_per_rank) - 1)  # the training thread needs one core
     if possible > loader.num_workers:
         more = loader_change(view.framework, possible, again)
         return f"{more.code}, or use cheaper transforms.", more

@@ -1,13 +1,13 @@
-r"""How long does ``nn.DataParallel`` move data between the devices of its process? Per step, by part.
+r"""Measure how long ``nn.DataParallel`` transfers data between the devices of its process, per step and phase.
 
-    replicate   parameters copied to every device, in each forward
-    scatter     the batch divided among the devices; in the backward pass, the gradients of the output
-    gather      the output copied to one device
-    reduce      gradients of all devices summed on the first one
+    replicate   copies the parameters to every device, in each forward
+    scatter     splits the batch among the devices; in the backward pass, the gradients of the output
+    gather      copies the output to one device
+    reduce      sums the gradients of all devices on the first device
 
-Each part is the length of the union, over all devices, of the communication and copies that it launched.
+The time of a phase is the length of the union, over all devices, of the communication and copies that it launched.
 
-    exposed = |all of them \ compute on any device|
+    exposed = |transfers of all phases \ compute on any device|
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class DataParallelReport:
 
     rank: int
     modules: tuple[DataParallelModule, ...]
-    """empty where ddpprof did not record"""
+    """empty if ddpprof did not record the job"""
     step: DataParallelStep | None
 
 
 def data_parallel_of_rank(rank: Rank, steps: Sequence[int], _modules: object = ()) -> DataParallelReport | None:
-    """Measure the rank in the steps with these indices; ``None`` if it has no such module and calls none in them."""
+    """Measure the rank in the steps with these indices; ``None`` if it has no ``DataParallel`` module."""
     modules = rank.record.data_parallel if rank.record is not None else ()
     trace = rank.trace
     measured = None if trace is None else median_data_parallel([measure_data_parallel(trace, step) for step in steps])
@@ -74,7 +74,7 @@ def measure_data_parallel(trace: Trace, step: int) -> DataParallelStep | None:
 
 
 def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
-    """Return the communication and copies that were launched while the host was in one of the marks."""
+    """Return the communication and copies that the host launched within spans of `mark`."""
     host = trace.host_spans
     rows = np.flatnonzero((host.mark == mark) & (host.step == step))
     inside = union_of(host, rows)
@@ -133,7 +133,7 @@ def _on_one_device(devices: int) -> Finding:
     return Finding(
         "data-parallel-on-one-device",
         f"nn.DataParallel has {where} to use",
-        "it does nothing but call its module",
+        "without several devices, it only calls its module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
         numbers=only_known(num_devices=devices),
@@ -176,7 +176,7 @@ DATA_PARALLEL: Topic[DataParallelReport, DataParallelReport] = Topic(
         "DistributedDataParallel.",
     },
     of_rank=data_parallel_of_rank,
-    # There is one rank, except where each host runs a job of its own.
+    # There is one rank, unless each host runs its own job.
     rank_type=DataParallelReport,
     of_ranks=lambda ranks: ranks[0],
 )

@@ -1,4 +1,4 @@
-"""How much does each accelerator of one process work? The measures are lengths of unions, per device and step."""
+"""Measure how long each accelerator of a process computes, communicates and copies, per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpprof.model import UNKNOWN, Collectives, Int32Column, Trace, Work
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
-    """One device in one step, or the medians over steps."""
+    """Time that one device is in use, in ns: in one step, or as the median over steps."""
 
     device: int
     compute_ns: int
@@ -27,7 +27,7 @@ class DeviceLoad:
 
 
 def measure_devices(trace: Trace, step: int) -> tuple[DeviceLoad, ...]:
-    """Return the load by device; empty if the trace does not name several."""
+    """Return the load of each device; empty unless the trace has several devices."""
     devices = _devices(trace)
     return tuple(_load(trace, step, device) for device in devices) if len(devices) > 1 else ()
 
@@ -38,7 +38,7 @@ def _devices(trace: Trace) -> list[int]:
 
 
 def _distinct(column: Int32Column) -> list[int]:
-    """Return the distinct values. There is nearly always one, and sorting a long trace for each step would be slow."""
+    """Return the distinct values, without sorting if there is only one, which is the usual case."""
     found: list[int] = (column[:1] if (column == column[:1]).all() else np.unique(column)).tolist()
     return found
 
@@ -57,7 +57,7 @@ def _spans(table: Work | Collectives, step: int, device: int) -> Spans:
 
 
 def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]:
-    """Return the medians over the steps, by device."""
+    """Return the medians over steps for each device."""
     by_device: dict[int, list[DeviceLoad]] = {}
     for load in (load for step in steps for load in step):
         by_device.setdefault(load.device, []).append(load)
@@ -72,11 +72,11 @@ def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
 
 
 _MUCH = 0.1
-"""share of the step below which moving work is not worthwhile"""
+"""minimum imbalance, as a share of the step, to report it"""
 
 
 def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Finding]:
-    """Report a device that works more than the process's other devices."""
+    """Report a device that computes longer than the process's other devices."""
     surplus = imbalance_ns(loads)
     if not loads or not view.step_ns or surplus < _MUCH * view.step_ns:
         return
@@ -93,4 +93,4 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
 
 
 DEVICES: Topic[None, tuple[DeviceLoad, ...]] = Topic("devices", rules=(device_imbalance,))
-"""loads of the devices of one rank: the rank whose devices differ most"""
+"""device loads of the rank whose devices differ most"""

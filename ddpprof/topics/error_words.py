@@ -1,4 +1,4 @@
-"""Advice on errors of DDP, its backends and launchers, chosen by the error's text, and on signals."""
+"""Advice on error messages of DDP, its backends and launchers, and on signals that end a rank."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ _ADVICE = {
     r"DDP expects same model across all ranks|verify_params|params?\b.*(?:mismatch|appears not to match)": """
         The ranks have built different models: build the same model with the same arguments on every rank.""",
     r"out of memory|OutOfMemory": """
-        It ran out of memory: use a smaller batch, or accumulate gradients.""",
+        The rank ran out of memory: use a smaller batch, or accumulate gradients.""",
     r"MemoryError|an't allocate memory|annot allocate memory": """
-        It could not allocate memory: the machine has no free memory, or there is a limit (ulimit -v, a control group).
-        Use a smaller batch or fewer DataLoader workers, or raise the limit.""",
+        The rank could not allocate memory: the machine has no free memory, or a limit applies (ulimit -v, a control
+        group). Use a smaller batch or fewer DataLoader workers, or raise the limit.""",
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
     r"Too many open files": """
@@ -91,23 +91,23 @@ _ADVICE = {
         closed. If DataLoader workers need that many, raise the limit, or call
         torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
-        A disk was full, or /dev/shm was, where DataLoader workers put batches. Use df to find out which.""",
+        A disk or /dev/shm, where DataLoader workers put batches, was full. Use df to find out which.""",
 }
-"""advice, by a regular expression for the error's text; the first match is used"""
+"""regular expression for the error message → advice; the first match is used"""
 _NOISE = re.compile(
     r"\[/\S+:\d+\] | This is typically caused by a remote worker.*|"
     r" This error (?:is caused by|indicates that) .*"
 )
-"""gloo's source location, and torch's lists of possible causes, which our own advice replaces"""
+"""gloo's source location, and torch's lists of possible causes, which the advice replaces"""
 
 
 def shortened(error: str) -> str:
-    """Return an error without the parts that the advice replaces."""
+    """Return the error message without the parts that the advice replaces."""
     return _NOISE.sub("", error)
 
 
 def advice_on_error(said: str) -> str | None:
-    """Return the advice on the error that ended a rank, based on its text; ``None`` if there is none for it."""
+    """Return advice on the error message with which a rank ended; ``None`` if there is none."""
     if refusal_of_shared_gpu(said) is not None:
         return _SHARED_GPU
     advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, said)), None)
@@ -115,15 +115,15 @@ def advice_on_error(said: str) -> str | None:
 
 
 _BY_A_SHELL = 128
-"""number that a shell adds to the number of the signal that ended its command"""
+"""a shell's exit code for a command that a signal ended is this number plus the signal's number"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _LIMITS = {
     signal.SIGXCPU: "It reached its CPU time limit, which ulimit -t shows.",
     signal.SIGXFSZ: "It reached its file size limit, which ulimit -f shows.",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
-"""sentences about signals that have a single cause"""
-NOT_KNOWN = "The out-of-memory killer may have ended it; if so, the host's log (dmesg) has a line about it."
+"""signal → sentence on its cause"""
+NOT_KNOWN = "The out-of-memory killer may have ended it. If so, the host's log (dmesg) says so."
 _NOT_BY_THE_KERNEL = (
     "It was not the kernel's out-of-memory killer, which ended no process on that host in that time. Something else "
     "sent the signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."
@@ -131,9 +131,9 @@ _NOT_BY_THE_KERNEL = (
 
 
 def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int | None) -> str | None:
-    """Return what may have killed a rank or its `DataLoader` worker; ``None`` if nothing indicates that it was killed.
+    """Return what may have killed a rank or its `DataLoader` worker; ``None`` if nothing suggests that it was killed.
 
-    `said`: the rank's error message; ``None`` if it left none.
+    `said`: the rank's error message, if it left one.
     """
     if said is None and exit_code is not None and -exit_code in _LIMITS:
         return _LIMITS[signal.Signals(-exit_code)]

@@ -1,4 +1,4 @@
-"""Which facts about a rank, from its record and its trace, does more than one topic use?"""
+"""Facts about a rank, from its record and its trace, that several topics use."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RecordSummary:
     """Summary of a rank's record. Times are medians, ns per step."""
 
     facts: Record
-    """the record, with its steps and other large fields emptied"""
+    """the record without steps and other large fields"""
     data_ns: int | None
     buffer_sync_ns: int | None
     num_micro_steps: int
-    """number of batches that a step accumulates"""
+    """number of batches whose gradients are accumulated per step"""
     evaluated_steps: tuple[int, ...]
     """numbers of the steps in which the DDP module was also called without gradients"""
 
@@ -37,7 +37,7 @@ class TraceSummary:
     notes: tuple[str, ...]
     num_baseline_steps: int
     has_cuda: bool = True
-    """False if the rank's accelerator runs neither CUDA nor HIP"""
+    """False if the rank's accelerator supports neither CUDA nor HIP"""
 
 
 @dataclass(frozen=True, slots=True)

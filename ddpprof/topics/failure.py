@@ -1,8 +1,8 @@
-"""Did the job fail, which rank was first, and what followed from it?
+"""Find which rank caused a job to fail, and which ranks failed as a consequence.
 
-A rank records how it ended: ``"finished"``, ``"failed: …"``. A killed rank cannot, but its parent may have seen its
-exit code. Among the ranks that failed by themselves, the first one by time is the cause; ranks that lost a peer, timed
-out waiting for one, or ended without a message are consequences.
+A rank records how it ended, for example ``"finished"`` or ``"failed: …"``. A killed rank cannot do so, but its parent
+process may have recorded its exit code. The cause is the rank that failed first with an error of its own. Ranks that
+lost a peer, timed out waiting for a peer, or ended without a message are consequences.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
     r"timed out|Timed out|SignalException"
 )
-"""errors of ranks that end because another rank ended"""
+"""errors on ranks that end because another rank ended"""
 _OF_A_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe")
 _OF_A_MISSING_PEER = re.compile(r"Timed out waiting \d+ ?ms for (?:recv|send)|Watchdog caught collective|DDP.*timeout")
-"""errors of ranks that end because another rank did not take part in a collective"""
+"""errors on ranks that end because another rank did not take part in a collective"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
+    """How one rank ended."""
+
     rank: int
     host: str
     ended: str | None
@@ -44,22 +46,22 @@ class RankEnd:
     num_steps: int | None = None
     """number of finished steps"""
     unix_ns: int | None = None
-    """time of its end; if the rank did not record it, when its end was noticed, or else the end of its last step"""
+    """time at which it ended; if not recorded, when its end was noticed, or else the end of its last step"""
     exit_code: int | None = None
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
     collective: str | None = None
-    """collective of the script in which it ended, if any"""
+    """collective that the script was calling when it ended, if any"""
     place: str | None = None
-    """line of the user's code at which it ended, as far as it is known"""
+    """line of the user's code at which it ended, if known"""
     num_oom_kills: int | None = None
     """number of processes that the kernel killed on its host because memory was full; see `ProcessExit`"""
     backend: str | None = None
-    """backend of its process group, as far as it is known"""
+    """backend of its process group, if known"""
     parameters: tuple[str, ...] = ()
-    """parameters that DDP's error is about, as far as they are known"""
+    """parameters named in DDP's error, if known"""
     in_checkpoint: bool = False
-    """whether that error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
+    """whether the error was raised in the backward pass of a checkpoint with ``use_reentrant=True``"""
     searches: bool = False
     """whether DDP was constructed with ``find_unused_parameters=True``"""
 
@@ -70,10 +72,10 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself but not successfully, for example with ``sys.exit(5)``, without a message."""
+        """Whether it ended by itself with an error, or with a nonzero exit code as after ``sys.exit(5)``."""
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
-        return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the others
+        return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the remaining ranks
 
     @property
     def lost_a_connection(self) -> bool:
@@ -91,20 +93,20 @@ class Failure:
     """A job that failed."""
 
     first: RankEnd | None
-    """rank that failed first; ``None`` if every failed rank lost another one, and it is unknown which failed first"""
+    """rank that failed first; ``None`` if unknown because every failed rank reports a lost peer"""
     others: tuple[RankEnd, ...]
-    """other failed ranks in order of time, if known, followed by those that ended without a message"""
+    """other failed ranks in time order, followed by ranks that ended without a message"""
     finished: tuple[RankEnd, ...]
     """ranks that ended successfully"""
 
 
 def is_of_a_lost_peer(error: str) -> bool:
-    """Return whether a rank may have failed like this because another one did."""
+    """Return whether this error may be a consequence of another rank's failure."""
     return _OF_A_LOST_PEER.search(error) is not None and refusal_of_shared_gpu(error) is None
 
 
 def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> RankEnd:
-    """Return what the rank recorded about its end. `modules`: the job's DDP modules, if its own lack parameters."""
+    """Return what the rank recorded about its end. `modules`: used instead of the DDP modules in `record`, if given."""
     error = error_in(record.ended)
     lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
@@ -123,7 +125,7 @@ def rank_end(record: Record, modules: Sequence[DdpModule] | None = None) -> Rank
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Return the ends, with the exit codes that the parent processes saw."""
+    """Return the ends with the exit codes that the parent processes recorded."""
 
     def seen(end: RankEnd) -> RankEnd:
         found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)
@@ -137,7 +139,7 @@ def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[R
 
 
 def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failure | None:
-    """Return how the job failed; ``None`` if it did not, was interrupted, or may still run."""
+    """Return how the job failed; ``None`` if it did not fail, was interrupted, or may still be running."""
     job = last_exit_of_job(exits)
     if job is not None and (job.interrupted or job.exit_code == 0):
         return None  # the failure was caught, or torchrun has restarted the job
@@ -155,9 +157,9 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
 
 
 def _is_of(one: ProcessExit, end: RankEnd) -> bool:
-    """Return whether the exit is of the rank's process, and not of the process that had the rank in an earlier attempt.
+    """Return whether the exit belongs to the rank's process, and not to that rank's process in an earlier attempt.
 
-    If only the rank is known, the process must have ended after the rank's last sign of life.
+    If only the rank is known, the process must have exited no earlier than the recorded end or last step of the rank.
     """
     if (one.host, one.pid) == (end.host, end.pid):
         return True
@@ -165,7 +167,7 @@ def _is_of(one: ProcessExit, end: RankEnd) -> bool:
 
 
 def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> list[RankEnd]:
-    """Return the ends of ranks that left no readable record, but whose exit codes were seen."""
+    """Return the ends of ranks that have an exit code but no readable record."""
     known = {end.rank for end in ends}
     unknown = {one.rank: one for one in exits if one.rank is not None and one.rank not in known and one.exit_code}
     return [
@@ -185,7 +187,7 @@ def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) 
 
 
 def _only_one_that_was_lost(failed: Sequence[RankEnd], silent: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the rank that all others lost: it left no message, and no other process ended it."""
+    """Return the only rank that ended silently, if all failed ranks lost a connection; otherwise ``None``."""
     unseen = [end for end in silent if end.exit_code is None]
     if len(unseen) == len(silent) == 1 and failed and all(end.lost_a_connection for end in failed):
         return unseen[0]
@@ -206,7 +208,7 @@ def failure_lines(failure: Failure, report: ReportView) -> Iterable[Section]:
 
 
 def failure_sentence(failure: Failure) -> str:
-    """Return the sentence that opens the verdict on a failed job."""
+    """Return the first sentence of the verdict on a failed job."""
     named = _named(failure)
     if named is None:
         return "The job failed, and no rank reported why."
@@ -214,12 +216,12 @@ def failure_sentence(failure: Failure) -> str:
 
 
 def _named(failure: Failure) -> RankEnd | None:
-    """Return the rank to report first: the cause, or else a rank that recorded how it failed."""
+    """Return the rank to report first: the cause if known, otherwise a rank that recorded its failure."""
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
 def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
-    """Yield the sentences. `found`: rules with findings, which may explain why ranks waited for each other."""
+    """Yield the sentences of the verdict. `found`: names of the rules that reported findings."""
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
@@ -266,12 +268,12 @@ def _advice(end: RankEnd) -> str | None:
 
 
 def _advice_on_ddp_error(end: RankEnd) -> str | None:
-    """Return the parameters that the error names, and what to change; ``None`` if it names none."""
+    """Return a sentence with the parameters that the error names and what to change; ``None`` if it names none."""
     said = end.error or ""
     if not end.parameters:
         return None
     if "our training graph has changed" in said:
-        named = _parameters(end, "did not contribute to the loss this time, but did in the first step")
+        named = _parameters(end, "did not contribute to the loss in this step, but did in the first step")
         return f"{named}: static_graph=True does not allow this. Pass find_unused_parameters=True instead."
     if "Expected to have finished reduction" in said:
         named = _parameters(end, "did not contribute to the loss in the previous step")
@@ -294,7 +296,7 @@ def _parameters(end: RankEnd, what: str) -> str:
 def _cause_of_second_gradient(end: RankEnd) -> str:
     if end.in_checkpoint:
         return (
-            ", since checkpoint(…, use_reentrant=True) runs a backward pass of its own. Pass use_reentrant=False to "
+            ", because checkpoint(…, use_reentrant=True) runs its own backward pass. Pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint."
         )
     if end.searches:
@@ -310,7 +312,7 @@ def _cause_of_second_gradient(end: RankEnd) -> str:
 
 
 def _may_be_of_gloo(end: RankEnd) -> bool:
-    """Return whether gloo may have aborted the process: SIGABRT ended it in a collective."""
+    """Return whether gloo may have aborted the process, that is, whether it ended with SIGABRT in a collective."""
     return end.exit_code == -signal.SIGABRT and backend_of(end.backend).aborts and end.collective is not None
 
 

@@ -1,4 +1,4 @@
-"""Sentences for the verdict on a job that hangs or has failed."""
+"""Sentences of the verdict on a job that hangs or has failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WHAT = {
     Fault.TRACED: "rank {rank} is held by a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
     Fault.LINK: "all ranks wait at the same place, and no data arrives",
-    Fault.UNKNOWN: "no rank's pulse shows why",
+    Fault.UNKNOWN: "the cause is unknown: no rank's pulse shows it",
 }
 _WHAT_BY_HINT = {
     Hint.LEFT_LOOP: "rank {rank} has left the training loop",
@@ -41,13 +41,13 @@ _WHAT_BY_HINT = {
     Hint.OF_PEERS: "rank {rank} is waiting for a message that no rank sends or receives",
     Hint.OTHER_ORDER: "the ranks call collectives of several process groups in different orders",
     Hint.WAITS_OUTSIDE: "rank {rank} is still running the script's own code",
-    Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the others",
+    Hint.EXTRA_PASS: "rank {rank} has run more backward passes than the other ranks",
     Hint.LATE_FOR_BARRIER: "rank {rank} did not reach a monitored_barrier() in time",
-    Hint.ENDED_SILENTLY: "rank {rank} has ended before the others, probably with exit code 0",
+    Hint.ENDED_SILENTLY: "rank {rank} has ended before the other ranks, probably with exit code 0",
     Hint.OTHER_AMOUNT: "rank {rank} calls a collective with a different amount of data than the other ranks",
-    Hint.TIMED_OUT: "rank {rank} did not join any collective before those of the other ranks timed out",
+    Hint.TIMED_OUT: "rank {rank} did not take part in any collective before the other ranks' collectives timed out",
 }
-"""what happened, for hints that need a different text than their fault"""
+"""what happened, for hints whose text differs from that of their fault"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
     Fault.TRACED: "all ranks are held by a debugger",
@@ -55,7 +55,7 @@ _WHAT_OF_ALL = {
 }
 _WHERE_LEFT_OUT = (
     "look for a condition around the call that depends on the rank or its batch, for a `continue` or `break` before "
-    "it, and for an error that the script catches on that rank."
+    "it, and for an exception that the script catches on that rank."
 )
 _DO = {
     Fault.DOES_NOT_EXIT: "Read a queue before you join the processes that fill it: call queue.get() for each "
@@ -63,10 +63,10 @@ _DO = {
     Fault.ENDED_EARLY: "Give every rank the same number of batches: let a DistributedSampler shard the dataset, or "
     f"end each epoch after the smallest len(loader) of all ranks; or {TRAIN_WITHIN_JOIN}.",
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
-    f"the loop that depends on the rank or its batch, and for errors that the script catches. {SKIP_TOGETHER}",
+    f"the loop that depends on the rank or its batch, and for caught exceptions. {SKIP_TOGETHER}",
     Fault.MISSING_COLLECTIVE: f"Every rank must call it: {_WHERE_LEFT_OUT}",
     Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If the "
-    "line comes after the training loop, that rank left the loop early: make all ranks leave it after the same step.",
+    "line is after the training loop, that rank left the loop early: make all ranks leave it after the same step.",
     Fault.MISMATCH: SAME_COLLECTIVES,
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with the same "
     "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
@@ -74,7 +74,7 @@ _DO = {
     Fault.OWN_CODE: "Check that line: the other ranks wait until it is done.",
     Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
     "other ranks.",
-    Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read. "
+    Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read from. "
     "DataLoader(timeout=…) turns a stuck worker into an error.",
     Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the others wait for it.",
     Fault.STOPPED: "Resume it: kill -CONT {pid}",
@@ -95,13 +95,13 @@ _DO_BY_HINT = {
         freezer.state in version 1).""",
     Hint.LEFT_LOOP: f"""
         Make all ranks leave the loop after the same step. If a `break` depends on a rank's own metric or data, as in
-        early stopping, all-reduce the decision first. If their numbers of batches differ, give every rank the same
-        number, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, make all ranks skip it, or call
-        {ZERO_LOSS} instead. If the rank accumulates gradients (`no_sync()`) in steps in which the others reduce them,
+        early stopping, all-reduce the decision first. If ranks have different numbers of batches, give every rank the
+        same number, or {TRAIN_WITHIN_JOIN}. If a `continue` skips a batch on that rank, make all ranks skip it, or call
+        {ZERO_LOSS} instead. If the rank accumulates gradients (`no_sync()`) in steps in which other ranks reduce them,
         make all ranks accumulate in the same steps.""",
     Hint.ERROR_IN_FLIGHT: """
         Fix that error first. Code in `finally` or `except` must not call a collective that the other ranks do not call:
-        let the error end the rank; its launcher then ends the others.""",
+        let the error end the rank. Its launcher then ends the other ranks.""",
     Hint.OTHER_ORDER: """
         Call the collectives of all groups in the same order on every rank: look for an `if rank`, or an unordered set,
         that determines which group comes first.""",
@@ -114,13 +114,13 @@ _DO_BY_HINT = {
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, as that rank did in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
-        Find out what that rank was doing in the meantime; a launcher then ended it. If this work may take this long,
-        pass a longer timeout to init_process_group() or new_group().""",
+        Find out what that rank was doing until its launcher ended it. If this work may take this long, pass a longer
+        timeout to init_process_group() or new_group().""",
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
     Hint.WITHIN_BACKWARD: """
-        It waits within the same backward pass. If it has a comm hook, check that the hook always completes its future.
-        Check for parameters that get no gradient on that rank.""",
+        The rank waits within the same backward pass. If DDP has a comm hook, check that the hook always completes its
+        future. Check for parameters that get no gradient on that rank.""",
     Hint.EXTRA_PASS: """
         Every rank must run the same number of backward passes: look for more batches on that rank (use a
         DistributedSampler), and for a second backward() or step that depends on the rank or its batch.""",
@@ -130,8 +130,8 @@ _DO_BY_HINT = {
     Hint.WAITS_FOR_INPUT: """
         Look for an input() or a breakpoint() at that line: it may be waiting for input that never comes.""",
     Hint.WAITS_OUTSIDE: """
-        Check what the rank is waiting for at that line, and set a timeout there: the other ranks wait until it is
-        done.""",
+        Check what the rank is waiting for at that line, and set a timeout there. The other ranks wait until the rank
+        continues.""",
     Hint.TERMINATED: """
         Something sent SIGTERM to that rank: a scheduler that ends the job, a time limit, a script that watches the
         ranks, or a user.""",
@@ -145,14 +145,11 @@ _DO_BY_HINT = {
         It is unknown how its process ended, and it left no message. Look for os._exit(), for a signal that was sent to
         it (dmesg shows kills by the out-of-memory killer), and at the output of its launcher.""",
 }
-"""what to do, for hints that need different advice than their fault"""
+"""what to do, for hints whose advice differs from that of their fault"""
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
-    """Return the verdict as sentences: what happened and where, who waits for what, and what to do.
-
-    `is_over`: whether the hang is over.
-    """
+    """Return the verdict as sentences: what happened and where, which ranks wait for what, and what to do."""
     lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict, is_over=is_over)]
     advice = _advice(verdict)
     if verdict.nccl is not None:
@@ -161,11 +158,11 @@ def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
 
 
 def standstill_line(found: Standstill) -> str:
-    """Return one or two sentences on why a job that makes no progress is not reported as a hang."""
+    """Return why a job that makes no progress is not, or not yet, reported as a hang."""
     if found.waits_for is None or found.rank is None:
         return (
-            f"step {found.step or 0:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates "
-            f"or computes), or has just resumed"
+            f"step {found.step or 0:,} takes longer than usual, but the job is busy (saving, evaluating or computing), "
+            f"or has just resumed"
         )
     who = f"; {ranks_in_words(found.waiting)} {'waits' if len(found.waiting) == 1 else 'wait'} for it"
     at = f" at {clean(found.place)}" if found.place is not None else ""
@@ -177,7 +174,7 @@ def standstill_line(found: Standstill) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """Return the verdict as one line for logs, with ``key=value`` pairs."""
+    """Return the verdict as one line of ``key=value`` pairs, for logs."""
     pairs = {
         "fault": verdict.fault,
         "rank": verdict.rank,
@@ -199,7 +196,7 @@ def _quoted(text: str) -> str:
 
 
 def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
-    """Return one sentence with what happened, in which step and on which rank."""
+    """Return one sentence that says what happened, in which step and on which rank."""
     if verdict.fault is Fault.DOES_NOT_EXIT:
         return _does_not_exit(verdict, is_over=is_over)
     what = _what(verdict)

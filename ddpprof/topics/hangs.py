@@ -1,9 +1,9 @@
-"""What may make the job hang, or hang for a long time? For example, a rank that skips a backward pass.
+"""Detect risks of a hang: a rank that skips a backward pass, unequal numbers of batches, long timeouts.
 
-A rank may catch an error in one batch, or skip a loss that is NaN. DDP only counts backward passes. It then averages
-the rank's gradients of the next batch with the other ranks' gradients of the previous one, and so on until the end. A
-skipped pass is certain only at the end, when the rank has finished with fewer backward passes than the others. A
-forward alone proves nothing, because a script may compute a loss to log it, or repeat a forward that failed.
+A rank skips a backward pass if it catches an error in one batch, or skips a NaN loss. DDP pairs backward passes by
+their order, so it then averages the gradients of different batches until the end. A skipped pass is reported only if
+the rank has finished with fewer backward passes than another rank. A forward without a backward pass is not enough,
+because a script may compute a loss to log it, or repeat a forward that failed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ddpprof.topics.data import DATA
 
 
 class Passes(NamedTuple):
-    """The passes of a rank through its DDP modules."""
+    """Numbers of passes of one rank through its DDP modules."""
 
     num_backward: int
-    """number of synchronising backward passes that it has begun"""
+    """number of synchronised backward passes that the rank has begun"""
     has_finished: bool
-    """whether its training ended without an error"""
+    """whether the rank's training ended without an error"""
     num_unpaired: int = 0
-    """number of forwards without a backward pass, beyond those that every step has"""
+    """number of forwards without a backward pass, in addition to those that every step has"""
     first_unpaired_step: int | None = None
     """number of the first step with such a forward"""
 
@@ -37,12 +37,12 @@ class Passes(NamedTuple):
 class SkippedPass(NamedTuple):
     rank: int
     step: int
-    """number of the first step without its backward pass"""
+    """number of the first step with a skipped backward pass"""
     num_passes: int
 
 
 def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
-    """Return the rank that skipped most; ``None`` if no rank has finished with fewer backward passes than another."""
+    """Return the rank with most skipped passes; ``None`` if no rank finished with fewer passes than another."""
     found = [
         SkippedPass(rank, one.first_unpaired_step, one.num_unpaired)
         for rank, one in ranks.items()
@@ -56,7 +56,7 @@ def find_skipped_pass(ranks: Mapping[int, Passes]) -> SkippedPass | None:
 
 
 _LONG_S = 2 * 3600.0
-"""timeout above which a hang counts as long; torch's defaults are 10 minutes for NCCL and 30 for other backends"""
+"""minimum timeout to report; torch's defaults are 10 minutes for NCCL and 30 minutes for other backends"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class HangRisks:
     """the rank that skipped a backward pass, if there is one"""
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     timeout_s: float | None = None
-    """timeout of collectives; the longest of any rank"""
+    """longest timeout of collectives of any rank"""
 
 
 def _of_run(view: View) -> HangRisks:
@@ -84,9 +84,9 @@ def _of_run(view: View) -> HangRisks:
 
 
 def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
-    """Report ranks that get different numbers of batches per pass over the data, and therefore of steps.
+    """Report ranks that get different numbers of batches per pass over the data.
 
-    If a step accumulates several batches, the number of steps depends on how the script uses leftover batches.
+    If gradients accumulate, the number of steps depends on whether the script takes a step with leftover batches.
     """
     if view.joins or (view.world_size or 1) < 2 or not view.is_one_group:
         return
@@ -94,9 +94,9 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
     for rank, loaders in data.loaders.items() if data is not None else ():
         feeding = [one for one in loaders if one.feeds_training]
         if len(feeding) != 1 or feeding[0].batches_per_pass is None:
-            return  # which loaders belong together is not known
+            return  # it is not known which loaders of different ranks belong together
         lengths.setdefault(feeding[0].batches_per_pass, []).append(rank)
-    per_step = 1 if view[ACCUMULATION] else view.num_micro_steps  # ranks meet in every pass that reduces
+    per_step = 1 if view[ACCUMULATION] else view.num_micro_steps  # ranks synchronise in every pass that reduces
     differs_if_left = len({number // per_step for number in lengths}) > 1
     differs_if_used = len({ceil(number / per_step) for number in lengths}) > 1
     if not (differs_if_left or differs_if_used):
@@ -104,8 +104,8 @@ def unequal_batches(_risks: HangRisks, view: View) -> Iterator[Finding]:
     rest = ""
     if not (differs_if_left and differs_if_used):
         rest = (
-            f". A step accumulates {per_step} of them, so the number of steps depends on whether the script takes a "
-            f"step with the leftover batches at the end"
+            f". Gradients accumulate over {per_step} batches, so the number of steps depends on whether the script "
+            f"takes a step with the leftover batches at the end"
         )
     fewest, most = min(lengths), max(lengths)
     yield Finding(
@@ -153,7 +153,7 @@ SKIP_TOGETHER = f"Skip a batch on all ranks together: all-reduce a flag before b
 
 
 def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
-    """Report a collective that the script calls on some of the ranks only."""
+    """Report a collective that the script calls only on some ranks."""
     if (view.world_size or 1) < 2:
         return
     for call in risks.of_some_ranks:
@@ -161,15 +161,15 @@ def collective_of_some_ranks(risks: HangRisks, view: View) -> Iterator[Finding]:
             "collective-of-some-ranks",
             f"Only some ranks call {call.name}: the job may hang there",
             f"the script calls it only at {call.place}, inside `if {call.condition}:`",
-            "Move it out of the condition, unless the other ranks call it elsewhere: every rank of the group must "
-            "call it.",
+            "Every rank of the group must call it: move it out of the condition, unless the other ranks call it "
+            "elsewhere.",
             None,
             is_correctness=True,
         )
 
 
 def long_timeout(risks: HangRisks, view: View) -> Iterator[Finding]:
-    """Report a timeout so long that a job that hangs would hold its machines for hours."""
+    """Report a timeout so long that a job that hangs would occupy its machines for hours."""
     if (view.world_size or 1) < 2 or risks.timeout_s is None or risks.timeout_s < _LONG_S:
         return
     yield Finding(

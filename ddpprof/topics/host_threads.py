@@ -1,6 +1,6 @@
-"""How many threads compute on each host, over all of its ranks, and how many cores may they use?
+"""Compare the number of compute threads of all ranks on a host with the number of cores that they may use.
 
-One rank only sees its own threads: as many threads as cores are fine for one rank alone, but not next to other ranks.
+The number of threads of a single rank may match the number of cores, but all ranks of the host share these cores.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ddpprof.model import Record
 from ddpprof.model.whole_run import RankWholeRun
 
 _MANY_QUEUED = 0.5
-"""minimum number of a rank's threads that wait for a core, on average, for times to count as distorted"""
+"""minimum mean number of a rank's threads that wait for a core for measured times to count as distorted"""
 _MANY_MORE = 1.5
-"""number of threads per core; with a few more threads than cores, some are likely idle"""
+"""minimum number of threads per core; with fewer, some threads are likely idle"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class HostCores:
 
     @property
     def threads_that_fit(self) -> int:
-        """Number of threads per rank for which there are cores; at least one."""
+        """Number of cores per rank, rounded down; at least 1."""
         return max(1, int(self.cores_per_rank))
 
     @property
     def is_overcommitted(self) -> bool:
-        """Whether there are many more threads than cores, and ranks with fewer threads are possible."""
+        """Whether there are many more threads than cores, and some rank has more than one thread."""
         return self.num_threads >= _MANY_MORE * self.num_cores and self.num_threads > self.num_ranks
 
 
 def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
-    """Return the hosts whose number of cores is known. A host may have more ranks than those in `records`."""
+    """Return the hosts whose number of cores is known. `records` need not include all ranks of a host."""
     by_host: dict[str, list[Record]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append(record)
@@ -57,7 +57,7 @@ def cores_of_hosts(records: Sequence[Record]) -> tuple[HostCores, ...]:
 
 
 def _num_cores(ranks: Sequence[Record]) -> float | None:
-    """Return how many cores the ranks of one host may use together. They share a control group if it has a quota."""
+    """Return how many cores the ranks of one host may use together. If all have a CPU quota, they share it."""
     cores = {core for one in ranks for core in (one.core_list or "").split(",") if core}
     number = float(len(cores)) or max((one.num_cores for one in ranks if one.num_cores), default=None)
     quotas = [one.cpu_quota for one in ranks if one.cpu_quota is not None]
@@ -66,16 +66,16 @@ def _num_cores(ranks: Sequence[Record]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class HostThreads:
-    """Threads of the ranks, and the cores for them."""
+    """Threads of the ranks, and the cores that they may use."""
 
     hosts: tuple[HostCores, ...] = ()
-    """hosts whose number of cores is known, with their known ranks"""
+    """hosts whose number of cores is known"""
     queued_threads: float | None = None
     """number of a rank's threads that are runnable but not running, on average over the ranks and the whole run"""
 
     @property
     def wait(self) -> bool:
-        """Whether threads of the ranks were seen to wait for a free core much of the time, which distorts all times."""
+        """Whether threads often waited for a free core, which distorts all times."""
         return (self.queued_threads or 0) >= _MANY_QUEUED
 
 
@@ -89,7 +89,7 @@ def _queued_threads(ranks: Sequence[RankWholeRun]) -> float | None:
 
 
 def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
-    """Report a host whose ranks compute with many more threads than cores, as without torchrun's OMP_NUM_THREADS."""
+    """Report a host whose ranks compute with many more threads than it has cores."""
     crowded = [one for one in threads.hosts if one.is_overcommitted]
     if view.device != "cpu" or not crowded:
         return
@@ -102,7 +102,7 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
         f"host {host.host} gives this job {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
         f"{host.num_threads / host.num_ranks:.3g} threads each{queued if threads.wait else ''}",
         f"Set OMP_NUM_THREADS={fit} in the environment of every rank, or call torch.set_num_threads({fit}) in each: "
-        "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by itself; other "
+        "the number of cores divided by the number of ranks. torchrun sets OMP_NUM_THREADS=1 by default; other "
         "launchers do not.",
         None,
         comes_first=threads.wait,

@@ -1,7 +1,7 @@
-"""When was an accelerator idle, and why? The trace is processed in blocks of time, to save memory.
+"""Measure when an accelerator was idle, and why. The trace is processed in blocks of time to save memory.
 
-A block begins with every 100,000th start of the longest table, and so has at most as many of its rows. It has about the
-same share of other tables, unless their work is concentrated in one block.
+A block begins with every 100,000th start in the longest table, so it has at most 100,000 rows of that table. It has
+about the same share of the other tables, unless their work is concentrated in one block.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Block:
 
 
 def blocks_of(*tables: Work | Collectives) -> Iterator[Block]:
-    """Yield non-empty blocks in time order; equal starts are in one block."""
+    """Yield non-empty blocks in time order. Rows with equal starts are in the same block."""
     cuts = np.unique(max(tables, key=len).start_ns[BLOCK_ROWS::BLOCK_ROWS])
     bounds = [[0, *np.searchsorted(table.start_ns, cuts).tolist(), len(table)] for table in tables]
     for block in range(len(cuts) + 1):
@@ -73,11 +73,11 @@ class Idle:
     host_read_ns: Annotated[
         int, Number("part of the launch-bound time that began while the host waited for the device; null on CPU")
     ] = 0
-    """launch-bound time that began while the training thread waited for the accelerator, so that nothing was queued"""
+    """launch-bound time that began while the training thread waited for the accelerator, with no work queued"""
 
     @property
     def late_launch_ns(self) -> int:
-        """Launch-bound time that does not follow a read."""
+        """Launch-bound time without `host_read_ns`."""
         return self.launch_bound_ns - self.host_read_ns
 
     @property
@@ -91,12 +91,12 @@ class Cause(IntEnum, metaclass=InterruptibleEnum):
     LAUNCH_BOUND = 1
     COMM_WAIT = 2
     HOST_READ = 3
-    """launch-bound, because the host waited for the accelerator when the gap began"""
+    """launch-bound because the host was waiting for the accelerator when the gap began"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The busy spans of an accelerator, and why it was idle after each."""
+    """The busy spans of an accelerator, and the cause of the idle time after each of them."""
 
     busy: Spans
     cause: NDArray[np.int8]
@@ -104,7 +104,7 @@ class Gaps:
 
 
 def find_gaps(trace: Trace) -> Gaps | None:
-    """Find the gaps of the whole trace; ``None`` on CPU."""
+    """Return the idle gaps of the whole trace; ``None`` on CPU."""
     if trace.device == "cpu":
         return None
     finder = _CauseFinder(_latency(trace), _comm_ends(trace), _waits(trace), _read_ends(trace))
@@ -116,18 +116,18 @@ def find_gaps(trace: Trace) -> Gaps | None:
             continue
         latest_end = np.maximum(np.maximum.accumulate(work.end_ns), busy_until)
         before = np.append(busy_until, latest_end[:-1])
-        ender = np.flatnonzero(work.start_ns > before)  # of several with the same start, the first
+        ender = np.flatnonzero(work.start_ns > before)  # the first of several rows with the same start
         starts.append(work.start_ns[ender])
         ends.append(before[ender])
         causes.append(finder.causes(before[ender], work.launched_ns[ender], work.is_comm[ender]))
         busy_until = int(latest_end[-1])
-    # Each end and cause is for the previous busy span; nothing ends the last gap.
+    # Each end and cause belongs to the previous busy span. No work ends the last gap.
     busy = Spans(np.concatenate(starts), np.append(np.concatenate(ends), busy_until)[1:])
     return Gaps(busy, np.append(np.concatenate(causes), np.int8(Cause.OTHER))[1:])
 
 
 def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
-    """Divide the idle time of one step, which is from `split_step` of the same trace."""
+    """Divide the idle time of one step by cause. `idle`: from `split_step` of the same trace."""
     length = idle.end_ns - idle.start_ns
     before = np.searchsorted(gaps.busy.start_ns, idle.start_ns, side="right") - 1  # a step begins with work
     cause = gaps.cause[before]
@@ -150,7 +150,7 @@ class _CauseFinder:
     def causes(
         self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
     ) -> NDArray[np.int8]:
-        """Return the causes of gaps, from the launch of the work that ends them and whether it is communication."""
+        """Return the causes of gaps. `launched_ns` and `is_comm` describe the work that ends each gap."""
         is_known = launched_ns != _NEVER
         is_late = is_known & (np.where(is_known, launched_ns, 0) + self.latency_ns > gap_start_ns)
         follows_comm = _is_one_of(self.comm_ends_ns, gap_start_ns)
@@ -161,14 +161,14 @@ class _CauseFinder:
 
 
 def _is_one_of(times_ns: Int64Column, asked_ns: Int64Column) -> NDArray[np.bool_]:
-    """Return whether each of `asked_ns` is among the times, which are in ascending order."""
+    """Return whether each of `asked_ns` is in `times_ns`, which is in ascending order."""
     found: NDArray[np.bool_] = np.append(times_ns, _NEVER)[np.searchsorted(times_ns, asked_ns)] == asked_ns
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _OrderedWork:
-    """Work sorted by start, then by launch; unknown launches come last. Work of zero length ends no gap."""
+    """Work with a duration above zero, sorted by start, then by launch; unknown launches come last."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -177,7 +177,7 @@ class _OrderedWork:
 
 
 def _work(block: Block) -> _OrderedWork:
-    """Sort a block of compute, copies and communication."""
+    """Return the work of a block in order, without work of zero duration, which cannot end a gap."""
     launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
     is_comm = block.table == _COMM
     order = np.lexsort((is_comm, launched, block.start_ns))
@@ -191,7 +191,7 @@ def _comm_ends(trace: Trace) -> Int64Column:
 
 
 def _read_ends(trace: Trace) -> Int64Column:
-    """Return when copies to pageable memory of the host end; the call that queues such a copy returns no earlier."""
+    """Return when copies to pageable host memory end. The call that launches such a copy blocks until then."""
     copies = trace.copies
     names = [index for index, name in enumerate(trace.names) if _TO_PAGEABLE.search(name)]
     return np.sort(copies.end_ns[np.isin(copies.name, names)])
@@ -201,7 +201,7 @@ _TO_PAGEABLE = re.compile(r"DtoH.*Pageable|DeviceToHost.*Pageable")
 
 
 def _waits(trace: Trace) -> Spans:
-    """Return when a thread that trains waits for the accelerator; if the trace does not show which ones do, any."""
+    """Return when a training thread waits for the accelerator; any thread, if the training threads are unknown."""
     host = trace.host_spans
     is_wait = host.mark == Mark.DEVICE_WAIT
     trains = np.unique(host.thread[np.isin(host.mark, _OF_TRAINING)])
@@ -212,7 +212,7 @@ _OF_TRAINING = (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER, Mark.DATA, Mark.DAT
 
 
 def _latency(trace: Trace) -> int:
-    """Return the launch latency in ns. Communication is left out, because host threads may do it."""
+    """Return the launch latency in ns, without communication, which may run on host threads."""
     delays = [
         int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)
@@ -221,7 +221,7 @@ def _latency(trace: Trace) -> int:
 
 
 def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
-    """Report an accelerator that idles because the host has not launched its next kernel yet."""
+    """Report an accelerator that is idle because the host launches its next kernel too late."""
     if not view.step_ns or late_ns < _MUCH * view.step_ns:
         return
     yield Finding(
@@ -237,7 +237,7 @@ def launch_bound(late_ns: int, view: View) -> Iterator[Finding]:
 
 
 def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
-    """Report an accelerator that idles because the host read a result before it launched more work."""
+    """Report an accelerator that is idle because the host reads a result before it launches more work."""
     read_ns = view.host_read_ns
     if read_ns is None or not view.worth(read_ns):
         return
@@ -248,9 +248,9 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
     ]
     yield Finding(
         "host-reads",
-        "The accelerator idles because the script reads its results"
+        "The accelerator is idle because the script reads its results"
         + (f" {_num_calls(reads) / max(1, reads[0].num_steps):.3g} times per step" if reads else ""),
-        "; ".join((f"it idles for {in_ms(read_ns)} per step after such reads", *lines)),
+        "; ".join((f"it is idle for {in_ms(read_ns)} per step after such reads", *lines)),
         "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
         "logged. Replace Python conditions on tensors by torch.where, and copy with non_blocking=True into pinned "
         "memory.",
@@ -274,7 +274,7 @@ _OF_OTHERS = "torch.compile(model), if it has a backend for this device, or a la
 
 
 def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
-    """Report an optimizer with many kernels on an accelerator, where torch has a fused implementation."""
+    """Report an unfused optimizer on an accelerator if torch has a fused implementation of it."""
     optimizers = next((one.optimizers for one in view.records.values() if one.optimizers), ())
     slow = [one for one in optimizers if one.could_be_fused and not one.is_fused]
     if view.device in (None, "cpu") or not slow or not view.worth(view.optimizer_ns):
@@ -282,7 +282,7 @@ def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
     name = slow[0].name
     yield Finding(
         "optimizer-not-fused",
-        f"{name} launches kernels for each operation, although it has a fused implementation",
+        f"{name} launches separate kernels for each operation, although it has a fused implementation",
         f"the optimizer takes {in_ms(view.optimizer_ns or 0)} per step",
         f"Pass fused=True: {name}(…, fused=True). Results may differ by rounding.",
         view.optimizer_ns,
@@ -293,4 +293,4 @@ def optimizer_not_fused(_late_ns: int, view: View) -> Iterator[Finding]:
 IDLE: Topic[None, int] = Topic(
     "idle", rules=(launch_bound, host_reads, optimizer_not_fused), of_run=lambda view: view.launch_bound_ns
 )
-"""time that the accelerator waits for the host's launches, ns per step"""
+"""time that the accelerator waits for the host to launch work, ns per step"""

@@ -1,9 +1,9 @@
-"""Which kernels take most of a step's time? Per kernel: how often and how long it runs, and how much that varies.
+"""Summarise each kernel: how often it runs per step, how long, and how much its duration varies.
 
     total per step = sum of its durations / number of steps      spread = (3rd quartile - 1st quartile) / median
 
-One run is one kernel of an accelerator. On CPU it is one op, without the communication calls inside it. Durations are
-not clipped where kernels of several streams overlap, so totals may add up to more than the step.
+A run is one kernel execution on an accelerator, or one op on CPU, without the communication calls inside it. If kernels
+of several streams overlap, each counts with its full duration, so totals may add up to more than the step.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _BATCH_RUNS = 400_000
 
 
 MOST_KERNELS = 500
-"""maximum number of kernels in a report; the remaining ones take little time"""
+"""maximum number of kernels in a report; the rest take little time"""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSummary:
-    """All runs of one kernel in some steps of one rank."""
+    """All runs of one kernel in the selected steps of one rank."""
 
     kernel: Kernel
-    phase: Annotated[str, Number("phase of the step in which it spends most time")]
+    phase: Annotated[str, Number("phase of the step in which it takes most time")]
     num_steps: Annotated[int, Number("number of steps examined, with or without the kernel")]
-    num_runs: Annotated[int, Number("number of its runs in these steps")]
-    total_ns: Annotated[int, Number("length of all its runs")]
-    median_ns: Annotated[int, Number("length of its median run")]
+    num_runs: Annotated[int, Number("number of runs in these steps")]
+    total_ns: Annotated[int, Number("total duration of all runs")]
+    median_ns: Annotated[int, Number("median duration of a run")]
     spread: Annotated[float | None, Number("interquartile range divided by the median", column="spread_ratio")]
     """``None`` for a single run, or if the median is 0"""
 
@@ -52,7 +52,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True)
 class KernelRuns:
-    """Runs of kernels, one row each, in launch order, and the pieces of which they consist."""
+    """Runs of kernels, one row each, in launch order, with the pieces that make up each run."""
 
     kernel: Int32Column
     """index into ``Trace.kernels``"""
@@ -68,7 +68,7 @@ class KernelRuns:
         return len(self.kernel)
 
     def sum_pieces(self, values: Int64Column) -> Int64Column:
-        """Return, for each run, the sum over its pieces."""
+        """Return the sum of `values` over the pieces of each run."""
         if self.run_of_piece is None:
             return values
         total = np.zeros(len(self), np.int64)
@@ -77,7 +77,7 @@ class KernelRuns:
 
 
 def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
-    """Summarise the steps with these indices, with the kernel of the largest total first."""
+    """Summarise the kernels in the steps with these indices, in descending order of total duration."""
     num_steps = len(set(steps))
     summaries = [
         summary
@@ -112,7 +112,7 @@ def _summaries(kernels: Sequence[Kernel], runs: KernelRuns, num_steps: int) -> l
 def _quantiles(
     values: Int64Column, first: NDArray[np.int64], count: NDArray[np.int64], share: float
 ) -> NDArray[np.float64]:
-    """Return a quantile of each group of ascending values, as ``numpy.quantile`` does, but for all at once."""
+    """Return a quantile of each group of ascending values, like ``numpy.quantile``, for all groups at once."""
     place = share * (count - 1)
     below = np.floor(place).astype(np.int64)
     part = place - below
@@ -122,7 +122,7 @@ def _quantiles(
 
 
 def batches_of_kernels(trace: Trace) -> list[range]:
-    """Return indices of all kernels, in parts with few runs each, because measuring a run takes much memory."""
+    """Return the indices of all kernels in batches with few runs each, to limit memory use."""
     num_runs = np.zeros(len(trace.kernels), np.int64)
     for first in range(0, len(trace.compute), _BATCH_RUNS):
         kernel = trace.compute.kernel[first : first + _BATCH_RUNS]
@@ -137,7 +137,7 @@ def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range) -> Ker
     work = trace.compute
     piece = np.flatnonzero((work.kernel >= kernels.start) & (work.kernel < kernels.stop))
     piece = piece[np.isin(work.step[piece], list(steps))]
-    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file has no meaning
+    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file is arbitrary
         piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece]))]
     piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # pieces of one launch stay in order of start
     rows, run_of_piece = piece, None
@@ -156,6 +156,6 @@ _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """Return the name without torch's usual prefixes; with its position if several ops of a step share the name."""
+    """Return the kernel's name without torch's usual prefixes, with its position if several ops share the name."""
     place = f" (no. {kernel.position + 1})" if kernel.position else ""
     return clean(_OF_NO_INTEREST.sub("", kernel.name), most=50) + place

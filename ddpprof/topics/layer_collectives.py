@@ -1,11 +1,12 @@
-r"""Which collectives do the model's own layers call within forward and backward, and what do they cost in each step?
+r"""Measure the collectives that the model's layers, such as SyncBatchNorm, call in forward and backward.
 
-    forward  = launched within DDP's forward, and neither DDP's own nor a barrier
+    forward  = launched within DDP's forward, neither by DDP itself nor as a barrier
     backward = launched by a node of the autograd graph, but not by a gradient hook, which launches DDP's buckets
     exposed  = |layers' communication \ (compute OR other communication)|
 
 SyncBatchNorm gathers its statistics in the forward, and all-reduces sums of their gradients in the backward. A layer
-waits for the result at once, so that hardly any of it is hidden. Backward counts only if the trace shows the hooks.
+waits for the result immediately, so hardly any of this communication is hidden. Collectives of the backward pass count
+only if the trace shows the gradient hooks.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _NODE = "autograd::engine::evaluate_function: "
 
 @dataclass(frozen=True, slots=True)
 class LayerCalls:
-    """Collectives that layers call in one step of one rank, or medians over steps."""
+    """Collectives called by layers in one step of one rank, or medians over steps."""
 
-    layer: Annotated[str | None, Number("autograd function that calls most of them; null if unknown")]
+    layer: Annotated[str | None, Number("autograd function that calls most of the collectives; null if unknown")]
     num_forward: Annotated[int, Number("number of collectives in the forward")]
     num_backward: Annotated[int, Number("number of collectives in the backward")]
-    time_ns: Annotated[int, Number("time during which at least one runs, including waits for other ranks")]
-    exposed_ns: Annotated[int, Number("part of it while neither computation nor other communication runs")]
+    time_ns: Annotated[int, Number("time in which at least one of them runs, including waiting for other ranks")]
+    exposed_ns: Annotated[int, Number("part of it in which neither computation nor other communication runs")]
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:
-    """Measure the step with index `step`, which is `recorded` in ddpprof's record; ``None`` without such calls."""
+    """Measure the step with index `step`; ``None`` without such calls. `recorded`: the step in ddpprof's record."""
     comm = trace.collectives
     in_step = (comm.step == step) & (comm.launched_ns != UNKNOWN)
     forward, backward = _in_forward(trace, in_step, recorded), _in_backward(trace, in_step)
@@ -65,7 +66,7 @@ def _in_forward(trace: Trace, in_step: NDArray[np.bool_], recorded: RecordedStep
 
 
 def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the rows launched by graph nodes; none if the trace has no hooks, or moves shards as FSDP does."""
+    """Return the rows launched by autograd nodes; none if the trace has no gradient hooks, or uses FSDP."""
     comm, hooks = trace.collectives, gradient_hooks(trace)
     if not len(hooks) or (trace.host_spans.mark == Mark.SHARDED).any():
         return np.empty(0, np.int64)
@@ -75,7 +76,7 @@ def _in_backward(trace: Trace, in_step: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> str | None:
-    """Return the name of the function that calls them, given by the graph nodes that launch them in backward."""
+    """Return the name of the autograd function that launches the collectives, taken from its nodes in backward."""
     launched_ns = trace.collectives.launched_ns
     if marked_spans(trace, Mark.SYNC_BATCH_NORM).contains(launched_ns[forward]).any():
         return _SYNC_BATCH_NORM
@@ -84,7 +85,7 @@ def _layer(trace: Trace, forward: NDArray[np.int64], backward: NDArray[np.int64]
     names: Counter[str] = Counter()
     for asked_ns in launched_ns[backward].tolist():
         around = nodes[(host.start_ns[nodes] <= asked_ns) & (host.end_ns[nodes] > asked_ns)]
-        names[trace.names[host.name[around[-1]]]] += 1  # rows are sorted by start: the last one is the innermost
+        names[trace.names[host.name[around[-1]]]] += 1  # rows are sorted by start, so the last one is the innermost
     return names.most_common(1)[0][0].removeprefix(_NODE).removesuffix("Backward") if names else None
 
 
@@ -106,7 +107,7 @@ def _of_rank(rank: Rank, steps: Sequence[int], _modules: Sequence[DdpModule]) ->
 
 
 def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
-    """Report communication of the model's own layers if computation waits for its result."""
+    """Report communication of the model's layers whose result the computation waits for."""
     if view.is_compiled or not view.worth(calls.exposed_ns):
         return
     number = calls.num_forward + calls.num_backward
@@ -127,8 +128,8 @@ def layer_collectives(calls: LayerCalls, view: View) -> Iterator[Finding]:
 
 _WITHOUT_SYNC = (
     "If a single rank's batch is large enough for batch statistics, do not call convert_sync_batchnorm(): plain "
-    "BatchNorm sends nothing. Otherwise, convert only the layers that need it. Both affect training: compare the "
-    "accuracy."
+    "BatchNorm does not communicate. Otherwise, convert only the layers that need it. Both changes affect training: "
+    "compare the accuracy."
 )
 _FEWER = (
     "Send the layer's data in one tensor instead of several, or start the collective with async_op=True and wait "
@@ -142,4 +143,4 @@ LAYER_COLLECTIVES: Topic[LayerCalls, LayerCalls] = Topic(
     rank_type=LayerCalls,
     of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
 )
-"""of the rank with the least exposed time, since the others also wait for a slower rank"""
+"""calls on the rank with the least exposed time; on other ranks, the time includes waiting for slower ranks"""

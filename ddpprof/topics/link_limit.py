@@ -1,12 +1,12 @@
-"""What could the path between the ranks give, what did the backend choose, and what was reached?
+"""Compare the bandwidth that the all-reduces reach with that of the network path between the ranks.
 
-    reached = bus bandwidth of the largest all-reduces of all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
-              where the transfer does not include waiting for late ranks
-    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports; or the stated speed
-    share   = reached / limit. TCP needs 4 % of a link with frames of 1500 bytes for itself
+    reached = bus bandwidth of the largest all-reduces over all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
+              where the transfer time does not include waiting for late ranks
+    limit   = speed of the network interface that the sockets use, or of the InfiniBand ports, or the stated speed
+    share   = reached / limit. TCP overhead is 4 % of a link with 1500-byte frames
 
-Within one machine no limit is known. The rules name a path that could be better. That a link is used up is evidence for
-what limits the step, but no advice on buckets: these may still hide its communication.
+Within one machine the limit is unknown. The rules report a faster path that is not used, and a saturated link. Even on
+a saturated link, other buckets may hide more of the communication.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ddpprof.words import listed
 _LEAST_BYTES = 1 << 20
 """smaller all-reduces are dominated by latency"""
 _AT_LIMIT = 0.85
-"""share of the limit from which a link counts as used up"""
+"""minimum share of the limit at which a link counts as saturated"""
 _IMPOSSIBLE = 1.1
-"""share from which the limit must be wrong"""
+"""share of the limit above which the limit must be wrong"""
 _FASTER = 2.0
-"""factor by which another path must be faster"""
+"""factor by which another path must be faster to be reported"""
 _SOCKET, _INFINIBAND = "socket", "infiniband"
 _MOST_NAMES = 4
 _KERNEL = re.compile(r"nccl(?:Dev)?Kernel_AllReduce_(?:\w+_)?(RING|TREE)_")
@@ -49,14 +49,14 @@ class RankChoices:
     rank: int
     log: NcclChoices | None
     kernel_algorithm: str | None
-    """``"TREE"`` or ``"RING"`` in the names of most all-reduce kernels; the latter also stands for NVLS and CollNet. No
-    name tells the protocol: NCCL's kernels are named after one protocol, and run all of them
+    """``"TREE"`` or ``"RING"`` in the names of most all-reduce kernels; ``"RING"`` also stands for NVLS and CollNet.
+    The protocol in a kernel's name has no meaning: each NCCL kernel runs all protocols
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimit:
-    """The path between the ranks, its limit, and what was reached on it."""
+    """The network path between the ranks, its speed, and the bandwidth reached on it."""
 
     network: str | None
     """``"socket"`` or ``"infiniband"``; ``None`` if all ranks are on one machine, or if unknown"""
@@ -71,11 +71,11 @@ class LinkLimit:
     """smallest size of these all-reduces"""
     below_bytes: int | None = None
     nccl: NcclChoices | None = None
-    """what NCCL logged, with the transports of all ranks"""
+    """NCCL's choices from the first rank's log, with the transports of all ranks"""
     kernel_algorithm: str | None = None
     """algorithm in the names of NCCL's kernels: ``"TREE"``, or ``"RING"``, which includes NVLS"""
     pcie: tuple[PcieLink, ...] = ()
-    """links of the GPUs of the first rank's machine"""
+    """PCIe links of the GPUs of the first rank's machine"""
 
     @property
     def share(self) -> float | None:
@@ -85,7 +85,7 @@ class LinkLimit:
 
 
 def choices_of(rank: Rank, _steps: Sequence[int], _modules: Sequence[DdpModule]) -> RankChoices | None:
-    """Return what the rank's NCCL chose; ``None`` if neither a log nor kernels tell."""
+    """Return what the rank's NCCL chose; ``None`` if neither its log nor its kernel names are known."""
     algorithm = _kernel_algorithm(rank)
     return None if rank.nccl is None and algorithm is None else RankChoices(rank.rank, rank.nccl, algorithm)
 
@@ -103,7 +103,7 @@ def _kernel_algorithm(rank: Rank) -> str | None:
 
 
 def link_limit(view: View) -> LinkLimit | None:
-    """Return the path and its limit; ``None`` if all ranks are on one machine and do not use NCCL, or if unknown."""
+    """Return the path and its limit; ``None`` if unknown, or if all ranks are on one machine without NCCL."""
     ranks = [one.links for one in view.records.values() if one.links is not None]
     choices = view[NCCL_CHOICES] or ()
     logs = [one.log for one in choices if one.log is not None]
@@ -126,7 +126,7 @@ def link_limit(view: View) -> LinkLimit | None:
 
 
 def _largest(rows: Sequence[CollectiveSummary], world_size: int | None) -> CollectiveSummary | None:
-    """Return the largest all-reduces of all ranks, if they were matched between ranks."""
+    """Return the size class of the largest all-reduces over all ranks, if they were matched between ranks."""
     name = CollectiveKind.ALL_REDUCE.name.lower()
     known = [
         row
@@ -140,7 +140,7 @@ def _largest(rows: Sequence[CollectiveSummary], world_size: int | None) -> Colle
 def _path(
     ranks: Sequence[LinkFacts], backend: str | None, logs: Sequence[NcclChoices], stated: int | None
 ) -> LinkLimit | None:
-    """Return the path between machines; ``None`` if the ranks' sockets stay on one machine and no speed is stated."""
+    """Return the path between machines; ``None`` if all ranks are on one machine and no speed is stated."""
     outside = [one for one in ranks if one.leaves_machine]
     if not outside:
         return None if stated is None else LinkLimit(None, limit_bits_per_s=stated, is_stated=True)
@@ -160,7 +160,7 @@ def _used(ranks: Sequence[LinkFacts]) -> tuple[str, ...]:
 
 
 def _socket_limit(ranks: Sequence[LinkFacts], named: Sequence[str]) -> int | None:
-    """Return the lowest speed of a rank's interfaces; ``None`` if one is unknown.
+    """Return the interface speed of the slowest rank; ``None`` if the speed of an interface is unknown.
 
     `named`: interfaces that NCCL uses together, according to its log.
     """
@@ -180,7 +180,7 @@ def _uses_infiniband(ranks: Sequence[LinkFacts], logs: Sequence[NcclChoices]) ->
 
 
 def _infiniband_limit(ranks: Sequence[LinkFacts], logs: Sequence[NcclChoices]) -> tuple[tuple[str, ...], int | None]:
-    """Return the ports that NCCL may use on a machine, and their total speed."""
+    """Return the ports that NCCL may use on the slowest machine, and their total speed."""
     named = {name for one in logs for name in one.infiniband}
     ports = [[port for port in one.infiniband if not named or port.name in named] for one in ranks]
     if not all(ports):
@@ -224,13 +224,13 @@ def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
         yield Line(f"NCCL's log: {_nccl_words(limit.nccl)}.")
     elif limit.kernel_algorithm is not None and limit.network is not None:
         kind = "a tree" if limit.kernel_algorithm == "TREE" else "a ring, NVLS or CollNet"
-        yield Line(f"NCCL's all-reduce kernels belong to {kind}. Use --nccl-log to see its choices.", is_aside=True)
+        yield Line(f"NCCL's all-reduce kernels use {kind}. Use --nccl-log to see its choices.", is_aside=True)
     if limit.pcie:
         yield Line(f"PCIe links: {listed([*map(_pcie_words, limit.pcie)], 2 * _MOST_NAMES)}.", is_aside=True)
 
 
 def _reached(limit: LinkLimit) -> str:
-    """Return what was reached, in words: ``reached 0.117 GB/s of bus bandwidth, 94% of 1 Gbit/s (eth0)``."""
+    """Return a clause such as ``reached 0.117 GB/s of bus bandwidth, 94% of 1 Gbit/s (eth0)``."""
     speed = rate(limit.limit_bits_per_s or 0)
     where = f"{_names(limit)}, " if limit.names and limit.is_stated else _names(limit)
     source = f" ({where}{'as stated' if limit.is_stated else ''})"
@@ -241,7 +241,7 @@ def _reached(limit: LinkLimit) -> str:
 def _overhead(limit: LinkLimit) -> str:
     if (limit.share or 0) > _IMPOSSIBLE:
         return " The link is faster than its stated speed, or the all-reduces did not cross it."
-    return " TCP itself needs about 4% of a link." if limit.network == _SOCKET else ""
+    return " TCP overhead is about 4% of a link." if limit.network == _SOCKET else ""
 
 
 def _names(limit: LinkLimit) -> str:
@@ -249,7 +249,7 @@ def _names(limit: LinkLimit) -> str:
 
 
 def rate(bits_per_s: float) -> str:
-    """Return a speed in words: ``10 Gbit/s``, ``100 Mbit/s``."""
+    """Return a speed with its unit, such as ``10 Gbit/s`` or ``100 Mbit/s``."""
     return (
         f"{three_digits(bits_per_s / 1e9)} Gbit/s" if bits_per_s >= 1e9 else f"{three_digits(bits_per_s / 1e6)} Mbit/s"
     )
@@ -262,7 +262,7 @@ def _nccl_words(nccl: NcclChoices) -> str:
     chosen = f"{nccl.algorithm} with protocol {nccl.protocol}" if nccl.algorithm is not None else ""
     channels = "" if nccl.num_channels is None else f"{count(nccl.num_channels, 'channel')} per collective"
     largest = f"largest all-reduce: {clean(chosen, most=60)}" if chosen else ""
-    return "; ".join(part for part in (version, network, transports, channels, largest) if part) or "it names no choice"
+    return "; ".join(part for part in (version, network, transports, channels, largest) if part) or "no choices found"
 
 
 def _pcie_words(link: PcieLink) -> str:
@@ -273,7 +273,7 @@ def _pcie_words(link: PcieLink) -> str:
 
 
 def reached_by_netbench(bench: NetBench) -> str | None:
-    """Return what `ddpprof netbench` reached of the link's speed, in words; ``None`` if that is unknown."""
+    """Return the link's share that `ddpprof netbench` reached, as a sentence; ``None`` if the speed is unknown."""
     path = _path(bench.links, bench.backend, (), bench.link_bits_per_s)
     speeds = [one for one in measure_link(bench) if one.num_bytes >= _LEAST_BYTES and one.busbw_bytes_per_s]
     if path is None or not speeds:
@@ -286,7 +286,7 @@ def reached_by_netbench(bench: NetBench) -> str | None:
 
 
 def sockets_beside_infiniband(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report NCCL's use of sockets although the machines have active InfiniBand ports."""
+    """Report that NCCL uses sockets although all machines have active InfiniBand ports."""
     links = _of_machines(view)
     ports = [[port for port in one.infiniband if port.is_infiniband] for one in links]
     if limit.network != _SOCKET or view.backend != "nccl" or not ports or not all(ports):
@@ -312,7 +312,7 @@ def sockets_beside_infiniband(limit: LinkLimit, view: View) -> Iterator[Finding]
 
 
 def _infiniband_change(settings: Mapping[str, str], nccl: NcclChoices | None) -> tuple[Change | None, str]:
-    """Return the change that makes NCCL use InfiniBand, if a variable prevents it, and the advice."""
+    """Return the change that makes NCCL use InfiniBand, if an environment variable prevents it, and the advice."""
     if settings.get("NCCL_IB_DISABLE", "0") != "0":
         return environment_change(NCCL_IB_DISABLE="0"), "Unset NCCL_IB_DISABLE, or set it to 0, on every rank."
     if settings.get("NCCL_NET", "").lower() == "socket":
@@ -326,7 +326,7 @@ def _infiniband_change(settings: Mapping[str, str], nccl: NcclChoices | None) ->
 
 
 def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report sockets on an interface although all machines have another one that is at least twice as fast."""
+    """Report sockets on one interface if all machines have another interface that is at least twice as fast."""
     used = None if limit.is_stated else limit.limit_bits_per_s
     if limit.network != _SOCKET or used is None or not view.worth(view.exposed_ns):
         return
@@ -360,7 +360,7 @@ def _finding(
     is_twice: bool,
     numbers: Mapping[str, int | float],
 ) -> Finding:
-    """Return a finding about a path. `is_twice`: another one has at least twice the bandwidth, which was predicted."""
+    """Return a finding about a path. `is_twice`: another path has at least twice the bandwidth."""
     predicted = view.predictions.double_link if is_twice else None
     if predicted is not None and predicted.gain_ns <= 0:
         predicted = None
@@ -385,7 +385,7 @@ def _so_far(limit: LinkLimit) -> str:
 
 
 def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report GPUs of one machine that cannot access each other's memory, so that their data passes through the host."""
+    """Report GPUs of one machine that have no peer-to-peer access, so that their data passes through the host."""
     if view.backend != "nccl" or not view.worth(view.exposed_ns):
         return
     links = _of_machines(view)
@@ -399,11 +399,11 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
     elif pairs:
         named = listed([f"{one} and {other}" for one, other in pairs], _MOST_NAMES)
         title = "GPUs of one machine have no peer-to-peer access: their data passes through the host"
-        said = f"no access between GPUs {named}"
+        said = f"no peer-to-peer access between GPUs {named}"
         advice = (
-            "nvidia-smi topo -p2p r shows which pairs can. In virtual machines and with an IOMMU, PCIe access control "
-            "(ACS) prevents it; GeForce cards do not support it. If it cannot be enabled, send fewer bytes, or hide "
-            "more of the communication behind computation."
+            "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe access "
+            "control (ACS) prevents it; GeForce cards do not support it. If it cannot be enabled, send fewer bytes, or "
+            "hide more of the communication behind computation."
         )
     else:
         return
@@ -435,7 +435,7 @@ def _without_access(record: Record, view: View) -> Iterator[tuple[int, int]]:
 
 
 def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
-    """Report a link that is used up. No setting makes a transfer shorter, but other buckets may hide more of it."""
+    """Report a saturated link. No setting shortens the transfers, but other buckets may hide more of them."""
     share = limit.share
     if share is None or not _AT_LIMIT <= share <= _IMPOSSIBLE or not view.worth(view.exposed_ns):
         return
@@ -448,7 +448,7 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
     )
     yield Finding(
         "at-link-limit",
-        f"The link is used up: all-reduces reach {percent(share)} of its {rate(limit.limit_bits_per_s or 0)}",
+        f"The link is saturated: all-reduces reach {percent(share)} of its {rate(limit.limit_bits_per_s or 0)}",
         f"the largest all-reduces {_reached(limit)}",
         f"{hide}{advice if hide else advice.capitalize()}",
         None,
@@ -465,7 +465,7 @@ def _of_machines(view: View) -> list[LinkFacts]:
 
 
 def _settings(links: Sequence[LinkFacts], nccl: NcclChoices | None) -> dict[str, str]:
-    """Return the variables that choose a path, as set on any rank or read by NCCL."""
+    """Return the environment variables that select a path, as set on any rank or logged by NCCL."""
     found = dict(nccl.settings) if nccl is not None else {}
     for one in links:
         found.update(one.settings)

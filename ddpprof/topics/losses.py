@@ -1,6 +1,6 @@
-"""A rule about losses that are NaN or infinite.
+"""Detect losses that are NaN or infinite.
 
-DDP averages gradients, so one rank's NaN reaches the parameters and losses of all ranks one step later.
+DDP averages gradients, so a NaN on one rank reaches the parameters and losses of all ranks one step later.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ddpprof.model.whole_run import NonfiniteSteps
 _MOST_NAMED = 4
 
 Nonfinite = Mapping[int, NonfiniteSteps | None]
-"""rank → its steps whose loss was NaN or infinite; covers all ranks that recorded their whole training"""
+"""rank → its steps with a NaN or infinite loss; contains all ranks that recorded the whole run"""
 
 
 def nonfinite_loss(ranks: Nonfinite, _view: View) -> Iterator[Finding]:
-    """Report a loss that was NaN or infinite, and the rank where it began."""
+    """Report a NaN or infinite loss, and the ranks on which it appeared first."""
     finding = nonfinite_finding(ranks)
     if finding is not None:
         yield finding
@@ -30,10 +30,10 @@ def nonfinite_finding(
     is_over: bool = True,
     learning_rates: Mapping[int, float | None] | None = None,
 ) -> Finding | None:
-    """Return the finding on losses that were NaN or infinite; ``None`` if there were none. `ranks`: steps by rank.
+    """Return the finding on NaN or infinite losses; ``None`` if there were none.
 
-    `is_over`: whether no more such steps can follow. `learning_rates`: values reported by ranks just after their first
-    such step.
+    `ranks`: rank → its steps with such a loss. `is_over`: whether the run has ended. `learning_rates`: rank → the
+    learning rate that it reported just after its first such step.
     """
     found = {rank: one for rank, one in ranks.items() if one is not None}
     if not found:
@@ -67,7 +67,7 @@ _NOT_KNOWN = "earlier steps were not checked, so it may have begun earlier"
 _OF_ALL = (
     "Check the loss function in that step for a division by zero or the logarithm of zero. If the parameters had "
     "diverged before, lower the learning rate, or clip gradients with clip_grad_norm_. "
-    "torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows down every step."
+    "torch.autograd.set_detect_anomaly(True) shows the operation that produces a NaN, but slows down every step."
 )
 _OF_SOME = (
     "Check the {batches} of {ranks} in step {step}, and what the loss computes from {them}: a division by zero, the "
@@ -78,12 +78,12 @@ _OF_RATES = (
     "averages gradients, but each rank's own optimizer updates the parameters, so they drifted apart."
 )
 _OTHER_RATE = 1.5
-"""smallest ratio at which learning rates count as different; ranks report them a few steps apart, and schedules
+"""minimum ratio at which learning rates count as different; ranks report them a few steps apart, and schedules
 change them"""
 
 
 def _advice_on_rates(rates: Mapping[int, float | None], first: list[int]) -> str | None:
-    """Return advice if a rank where the NaN began trains with a learning rate that others do not have."""
+    """Return advice if a rank on which the NaN began has a different learning rate from all other ranks."""
     others = [rate for rank, rate in rates.items() if rank not in first and rate]
     for rank in first:
         mine = rates.get(rank)

@@ -1,9 +1,9 @@
-"""How much memory does each rank hold, on its host and on every accelerator?
+"""Measure the memory that each rank uses on its host and on every accelerator.
 
-    steady   median over recorded steps of what is held at their ends
-    peak     maximum since the process began, as known at the last of these steps
+    steady   memory at the end of a recorded step, median over steps
+    peak     maximum since the process began, read at the end of the last recorded step
 
-Steps of light recording are preferred, since the profiler's buffers are also part of the process.
+Steps of light recording are preferred, because the process's memory includes the profiler's buffers.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ddpprof.words import ranks_in_words
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One rank on one accelerator, in bytes."""
+    """Memory of one rank on one accelerator, in bytes."""
 
     index: int
     is_own: bool
     """True if the rank trains on this GPU"""
-    steady_bytes: Annotated[int | None, Number("bytes of tensors on its accelerator at the end of a step, median")]
-    """bytes in tensors; ``None`` if not sampled, for example on devices of other ranks"""
-    peak_bytes: Annotated[int, Number("most tensors on it")]
-    reserved_bytes: Annotated[int, Number("most memory reserved on it")]
-    total_bytes: Annotated[int | None, Number("memory that it has")]
+    steady_bytes: Annotated[int | None, Number("memory of tensors on the accelerator at the end of a step, median")]
+    """memory of tensors; ``None`` if not sampled, for example on devices of other ranks"""
+    peak_bytes: Annotated[int, Number("peak memory of tensors on the accelerator")]
+    reserved_bytes: Annotated[int, Number("peak memory reserved by torch's allocator on the accelerator")]
+    total_bytes: Annotated[int | None, Number("memory capacity of the accelerator")]
     uuid: str | None = None
 
 
@@ -46,13 +46,13 @@ class RankMemory:
     rank: int
     host: str
     steady_rss_bytes: Annotated[int | None, Number("host memory at the end of a step, median")]
-    peak_rss_bytes: Annotated[int | None, Number("most host memory")]
+    peak_rss_bytes: Annotated[int | None, Number("peak host memory")]
     devices: tuple[DeviceUse, ...] = ()
     model: Annotated[ModelMemory | None, Part()] = None
 
 
 def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMemory | None:
-    """Return the rank's memory; ``None`` if the record lacks it, as those of earlier versions do."""
+    """Return the rank's memory; ``None`` if the record does not contain it."""
     light = [step.memory for step in record.steps if step.mode is StepMode.LIGHT and step.memory is not None]
     samples = light or [step.memory for step in record.steps if step.memory is not None]
     if not samples and not record.devices:
@@ -68,7 +68,7 @@ def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMem
 
 
 def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tuple[DeviceUse, ...]:
-    """Return sampled devices, with additions from the last record, and devices where memory is only held."""
+    """Return the devices that were sampled in steps, and those on which the rank only holds memory."""
     sampled = {device.index: device for sample in samples for device in sample.devices}
     known = {device.index: device for device in at_last}
     made = []
@@ -93,7 +93,7 @@ def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Memory of one place: a device with all processes on it, or one process of a host."""
+    """Memory of a device, over all ranks that use it, or of one process on a host."""
 
     host: str
     device: int | None
@@ -103,9 +103,9 @@ class Holder:
 
 
 def devices_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
-    """Return each accelerator on which a rank trains, once, with the memory that all ranks have reserved on it.
+    """Return the accelerators on which a rank trains, each with the memory that all ranks have reserved on it.
 
-    Without identifiers, equal indices on a host are taken for the same device.
+    If device UUIDs are unknown, equal indices on a host are assumed to be the same device.
     """
     uses = [(rank, use, (rank.host, use.uuid or use.index)) for rank in ranks for use in rank.devices]
     trained_on = {key for _, use, key in uses if use.is_own}
@@ -129,11 +129,11 @@ def processes_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
 
 _MUCH_BYTES = 256 * 2**20
 _FULL = 0.9
-"""share of a device's memory in tensors, at the peak, from which on it counts as full"""
+"""minimum share of a device's memory in tensors, at the peak, for it to count as full"""
 _WORTH_FREEING = 0.01
-"""share of a device's memory"""
+"""minimum saving to report, as a share of a device's memory"""
 _MUCH = 0.25
-"""excess over the others, as a fraction"""
+"""minimum excess over the median of the other holders, as a fraction"""
 
 
 def _gb(num_bytes: float) -> str:
@@ -141,7 +141,7 @@ def _gb(num_bytes: float) -> str:
 
 
 def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
-    """Report ranks with memory, or only a context, on a device on which they do not train: usually the first."""
+    """Report ranks that have memory or a context on a device on which they do not train, usually the first GPU."""
     strangers: dict[tuple[str, str | int], list[tuple[RankMemory, DeviceUse]]] = {}
     for rank in ranks:
         for use in rank.devices:
@@ -165,7 +165,7 @@ def memory_of_others(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
 
 
 def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Finding]:
-    """Report an accelerator with hardly any memory left if settings of DDP or its optimizer would free some."""
+    """Report an accelerator that is almost full if settings of DDP or the optimizer would free memory."""
     full = [
         (rank, use, rank.model)
         for rank in ranks
@@ -204,7 +204,7 @@ def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Find
 
 
 def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
-    """Report an accelerator, or a process on its host, that holds much more memory than the others."""
+    """Report an accelerator or a process that uses much more memory than the others."""
     devices = devices_of_job(ranks)
     outliers = _outliers(devices) or _outliers(processes_of_job(ranks))
     for holder, usual in outliers[:1]:
@@ -212,7 +212,7 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
         what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
         yield Finding(
             "memory-imbalance",
-            f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
+            f"{what} holds {_gb(holder.num_bytes - usual)} more memory than the others",
             f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the others hold "
             f"{_gb(usual)} (median); {ranks_in_words(holder.ranks)} on {holder.host}",
             _advice(holder),
@@ -222,7 +222,7 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
 
 
 def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
-    """Return holders with much more memory than the median of the others, largest excess first."""
+    """Return the holders with much more memory than the median of the others, largest excess first."""
     found = []
     for index, holder in enumerate(holders):
         others = [other.num_bytes for position, other in enumerate(holders) if position != index]
@@ -236,8 +236,8 @@ def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
         return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything uses a GPU."
     return (
-        "Check what only this rank keeps: losses kept together with their graph (use loss.item() or .detach()), a "
-        "second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
+        "Check what only this rank keeps in memory: losses with their graph (use loss.item() or .detach()), a second "
+        "copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
     )
 
 

@@ -1,14 +1,15 @@
-"""What is the memory of a DDP model made of, and which settings would save some of it?
+"""Compute the memory of a DDP model, and the memory that settings would save.
 
-    parameters  bytes of the parameters that DDP averages
-    gradients   bytes of their gradients outside DDP's buckets: 0 if gradients are views of buckets
-    buckets     bytes of DDP's buckets: those of all gradients
-    optimizer   bytes of the optimizers' state, as of Adam's two moments
-    activations are not part of it
+    parameters  bytes of the parameters whose gradients DDP averages
+    gradients   bytes of their gradients outside DDP's buckets; 0 if gradients are views of the buckets
+    buckets     bytes of DDP's buckets, which is the size of all gradients
+    optimizer   bytes of the optimizer state, such as Adam's two moments
 
-``gradient_as_bucket_view=True`` saves the gradients outside buckets. ``ZeroRedundancyOptimizer`` keeps one rank's share
-of the optimizer's state, (W - 1) / W of which it saves; after each step, every rank then receives the parameters that
-the others have updated, (W - 1) / W of all. Transient buffers, such as those of comm hooks, do not count.
+Activations and transient buffers, such as those of comm hooks, are not included.
+
+``gradient_as_bucket_view=True`` saves the gradients outside the buckets. ``ZeroRedundancyOptimizer`` shards the
+optimizer state, so each of W ranks saves (W - 1) / W of it. After each step, every rank then receives the parameters
+that other ranks have updated, which is (W - 1) / W of all parameters.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from ddpprof.model import DdpModule, Record
 class ModelMemory:
     """Memory of one rank's DDP modules and optimizers, in bytes."""
 
-    parameter_bytes: Annotated[int, Number("parameters that DDP averages")]
-    gradient_bytes: Annotated[int, Number("their gradients outside DDP's buckets")]
+    parameter_bytes: Annotated[int, Number("parameters whose gradients DDP averages")]
+    gradient_bytes: Annotated[int, Number("gradients outside DDP's buckets")]
     bucket_bytes: Annotated[int, Number("DDP's buckets")]
-    optimizer_bytes: Annotated[int | None, Number("state of the optimizers")] = None
-    views_save_bytes: Annotated[int, Number("what gradient_as_bucket_view=True would save")] = 0
-    zero_saves_bytes: Annotated[int | None, Number("what ZeroRedundancyOptimizer would save")] = None
-    zero_receives_bytes: Annotated[int | None, Number("what each rank would then receive after a step")] = None
+    optimizer_bytes: Annotated[int | None, Number("optimizer state")] = None
+    views_save_bytes: Annotated[int, Number("memory that gradient_as_bucket_view=True would save")] = 0
+    zero_saves_bytes: Annotated[int | None, Number("memory that ZeroRedundancyOptimizer would save")] = None
+    zero_receives_bytes: Annotated[int | None, Number("bytes that each rank would then receive per step")] = None
 
 
 def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelMemory | None:
-    """Return the memory of the rank's DDP modules; ``None`` without any. `modules`: those of the job."""
+    """Return the memory of the rank's DDP modules; ``None`` without any. `modules`: used if `record` has none."""
     modules = record.modules or modules
     if not modules:
         return None
@@ -59,12 +60,12 @@ def measure_model_memory(record: Record, modules: Sequence[DdpModule]) -> ModelM
 
 
 def _gradient_bytes(modules: Sequence[DdpModule]) -> int:
-    """Return the bytes of all gradients; sparse ones have neither a known size nor memory in a bucket."""
+    """Return the bytes of all gradients, without sparse gradients, whose size is unknown."""
     return sum(one.num_bytes for module in modules for one in module.parameters if not one.is_sparse)
 
 
 def model_memory_table(ranks: Sequence[tuple[int, ModelMemory]]) -> Iterable[Section]:
-    """Draw the memory of models by rank; one row if it is the same on all ranks."""
+    """Yield a table of the models' memory by rank, with one row if it is the same on all ranks."""
     if not ranks:
         return
     is_same = len({one for _, one in ranks}) == 1

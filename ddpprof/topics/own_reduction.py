@@ -1,4 +1,4 @@
-r"""What does it cost when a script all-reduces gradients with its own hooks, without torch's DDP?"""
+r"""Measure gradient all-reduces that a script launches from its own hooks, without torch's DDP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpprof.topics.steps.overlap import spans_of
 
 @dataclass(frozen=True, slots=True)
 class OwnReduction:
-    """Reduction in one step, or medians over steps."""
+    """Gradient all-reduces in one step, or medians over steps."""
 
     num_all_reduces: int
     num_bytes: int | None
@@ -29,12 +29,12 @@ class OwnReduction:
     comm_ns: int
     exposed_ns: int
     flatten_ns: int | None
-    """time that the training thread spends flattening and unflattening tensors; ``None`` if the trace does not name
-    it, and on accelerators, which it may not delay"""
+    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not show it, and
+    on accelerators, which it may not delay"""
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:
-    """Return medians over the steps with these indices; ``None`` if gradients are not reduced in this way."""
+    """Return medians over the steps with these indices; ``None`` if no hooks of the script reduce gradients."""
     if not reduces_without_ddp(trace):
         return None
     gradients, computing = gradient_all_reduces(trace), spans_of(trace.compute, None)
@@ -52,7 +52,7 @@ def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | 
 
 
 def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: Spans) -> OwnReduction | None:
-    """Measure one step. `gradients`: rows of all steps' all-reduces. `computing`: computation of all steps."""
+    """Measure one step. `gradients`: rows of the all-reduces of all steps. `computing`: computation of all steps."""
     comm, host = trace.collectives, trace.host_spans
     rows = gradients[comm.step[gradients] == step]
     if not len(rows):
@@ -70,7 +70,7 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
 
 
 def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
-    """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
+    """Report gradient hooks, such as those of Apex's DistributedDataParallel, used instead of torch's DDP."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = (
         "" if own.flatten_ns is None else f"; the training thread spends {in_ms(own.flatten_ns)} flattening gradients"
@@ -79,10 +79,10 @@ def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
         "own-reduction",
         "Gradients are all-reduced without torch's DDP, by the script's own hooks (Apex-like)",
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
-        f"computation does not hide {in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)}{flat}",
-        "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): its buckets follow the "
-        "order in which gradients become ready, and gradients are not copied back. ddpprof trace then also shows "
-        "parameters per bucket, late gradients and DDP's own work.",
+        f"{in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)} is exposed{flat}",
+        "Use torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): its buckets follow the "
+        "order in which gradients become ready, and gradients are not copied back. ddpprof trace then also shows the "
+        "parameters of each bucket, late gradients and DDP's own work.",
         None,
         numbers=only_known(
             num_all_reduces=own.num_all_reduces,
@@ -106,11 +106,11 @@ OWN_REDUCTION: Topic[OwnReduction, OwnReduction] = Topic(
     name="own_reduction",
     sections={"job": own_reduction_line},
     rules=(own_reduction,),
-    # ddpprof only records DDP.
+    # A recorded job uses DDP.
     of_rank=lambda rank, steps, _modules: (
         measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
     ),
     rank_type=OwnReduction,
-    # The rank that exposes least counts: others also wait for a slower one.
+    # Use the rank with the least exposed time: other ranks also wait for slower ranks.
     of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
 )

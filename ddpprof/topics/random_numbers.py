@@ -1,8 +1,7 @@
-"""Do all ranks draw the same random numbers in training?
+"""Detect ranks that draw the same random numbers in training.
 
-Each rank recorded a digest of the state of each of torch's generators at the beginning of its recorded steps. Ranks
-draw the same numbers if their digests are equal in every step. A generator was used in every step if its digests all
-differ.
+Each rank records a digest of the state of each random generator at the beginning of its recorded steps. Ranks draw the
+same numbers if their digests are equal in every step. A generator was used in every step if all its digests differ.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from ddpprof.engine.topic import Topic, View
 from ddpprof.model import DdpModule, Rank, RecordedStep
 
 _FEWEST_STEPS = 4
-"""minimum number of steps; in one or two steps something else may draw numbers, such as an evaluation"""
+"""minimum number of steps; an evaluation, for example, may draw numbers in one or two of them"""
 
 GeneratorStates = Mapping[str, Mapping[int, int]]
-"""type of a generator's device → number of a step → digest of the generator's state when it began"""
+"""type of a generator's device → step number → digest of the generator's state at the start of the step"""
 
 
 @dataclass(frozen=True, slots=True)
 class SameRandomNumbers:
     generators: tuple[str, ...]
-    """generators that give the same numbers: torch's name for a type of device, ``"numpy"`` or ``"random"``"""
+    """generators with the same state: torch's name of a device type, ``"numpy"`` or ``"random"``"""
     ranks: tuple[int, ...]
     """ranks that were compared"""
     num_steps: int
@@ -43,7 +42,7 @@ def states_of_generators(steps: Sequence[RecordedStep]) -> GeneratorStates:
 def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRandomNumbers | None:
     """Return the generators from which all ranks draw the same numbers in every step; ``None`` if there is none.
 
-    `states`: those of each rank.
+    `states`: rank → its generators' states.
     """
     ranks = tuple(sorted(states))
     kinds = set[str]().union(*states.values())
@@ -56,7 +55,7 @@ def find_same_random_numbers(states: Mapping[int, GeneratorStates]) -> SameRando
 
 
 def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:
-    """Return the number of steps if all of them have equal generator states on all ranks; otherwise 0."""
+    """Return the number of common steps if the states are equal on all ranks in each of them; otherwise 0."""
     first, *others = states
     steps = sorted(set(first).intersection(*others))
     if len(steps) < _FEWEST_STEPS or len({first[step] for step in steps}) < len(steps):
@@ -65,7 +64,7 @@ def _num_steps_alike(states: Sequence[Mapping[int, int]]) -> int:
 
 
 def same_random_numbers(same: SameRandomNumbers, view: View) -> Iterator[Finding]:
-    """Report ranks that draw the same random numbers, since they were given the same seed."""
+    """Report ranks that draw the same random numbers because they use the same seed."""
     if len(same.ranks) != view.world_size or not view.is_one_group:
         return  # ranks that do not average gradients with each other may need the same numbers
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
@@ -91,7 +90,7 @@ _GENERATORS = {"cpu": "torch's CPU generator", "numpy": "NumPy's generator", "ra
 
 @dataclass(frozen=True, slots=True)
 class RankGenerators:
-    """The generators of one rank."""
+    """States of the random generators of one rank."""
 
     rank: int
     states: GeneratorStates

@@ -1,9 +1,10 @@
-"""What does ddpprof itself cost? Compare the job's steps with recording off, with light recording, and profiled.
+"""Measure ddpprof's overhead: compare steps with recording off, with light recording, and with the profiler.
 
-    light ratio = median over pairs of neighbours of (light step / off step), as a geometric mean of the middle two
+    light ratio = median over pairs of consecutive steps of (light step / off step); for an even number of pairs, the
+                  geometric mean of the middle two
 
-Off comes first in half of the pairs (off light, off light, light off, light off): neither a slow drift of the machine
-nor a script in which every second or fourth step is longer favours one of them.
+The off step comes first in half of the pairs (off light, off light, light off, light off), so that neither a slow drift
+of the machine nor a script in which every second or fourth step is longer biases the ratio.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from ddpprof.statistics import median_known
 
 @dataclass(frozen=True, slots=True)
 class RecordingCost:
-    """Recording cost of one rank. Medians of step times, ns; ``None`` if there were no such steps."""
+    """Recording overhead of one rank. Step times are medians in ns, or ``None`` without such steps."""
 
     off_ns: Annotated[int | None, Number("median step with recording off")]
     light_ns: Annotated[int | None, Number("median step with light recording")]
     profiled_ns: Annotated[int | None, Number("median step under the profiler")]
     light_ratio: Annotated[
         float | None,
-        Number("duration of a light step divided by that of the unrecorded step next to it, median over pairs"),
+        Number("duration of a light step divided by that of the adjacent unrecorded step, median over pairs"),
     ]
     num_pairs: int
     spread: float | None
     """spread of the off steps: (largest - smallest) / median"""
     profiler_pause_ns: int | None
-    """pause of the training to start the profiler and to write the trace"""
+    """time for which training paused to start the profiler and to write the trace"""
 
     @property
     def profiled_ratio(self) -> float | None:
         return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
 
     def is_noise(self, ratio: float) -> bool:
-        """Return whether chance may make steps this many times as long, because unrecorded steps vary as much."""
+        """Return whether this ratio may be due to chance, because unrecorded steps vary as much."""
         return ratio < 1 or (self.spread is not None and abs(ratio - 1) < self.spread)
 
 
 def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:
-    """Measure the cost; ``None`` if no step was recorded."""
+    """Measure the recording overhead; ``None`` if no step was recorded."""
     if not steps:
         return None
     durations = {
@@ -69,7 +70,7 @@ def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int
 
 
 def _ratios_of_pairs(steps: Sequence[RecordedStep]) -> list[float]:
-    """Return the ratio of light to off of each pair of neighbours. No step belongs to two pairs."""
+    """Return the duration ratio light / off of each pair of consecutive steps. No step belongs to two pairs."""
     ratios, last = [], -1
     for one, other in pairwise(steps):
         took_ns = {step.mode: step.end_ns - step.start_ns for step in (one, other)}

@@ -1,10 +1,10 @@
-"""Do the ranks still train the same model? Parameters that DDP keeps equal are compared at both ends of the recording.
+"""Detect ranks whose copies of the model differ, by comparing parameters before and after the recorded steps.
 
-    move       = values after the recorded steps minus those before them
-    apart      = the largest distance of a rank's move from the first rank's, divided by the length of the longest move
+    move       = values after the recorded steps - values before them
+    apart      = largest distance of a rank's move from the first rank's move, divided by the length of the longest move
 
-Distances are Euclidean. Rounding errors, which make hosts diverge, do not count. Modules also do not count if the
-script keeps gradients local in some optimizer steps, as when it averages parameters instead.
+Distances are Euclidean. Differences as small as rounding errors do not count. Modules are excluded if the script keeps
+gradients local in some optimizer steps, for example because it averages parameters instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _APART = 0.05
 _DIFFERENT = 1e-3
 """fraction of the norm of the values"""
 _RESOLUTIONS = 20
-"""multiple of the resolution above which a difference is more than rounding error"""
+"""multiple of the floating-point resolution above which a difference is more than a rounding error"""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A module whose copies differ."""
+    """A module whose copies on the ranks differ."""
 
     module: int
     ranks: tuple[int, ...]
@@ -38,13 +38,13 @@ class Drift:
     apart: float
     """largest distance, as a fraction of the longest move"""
     differed_before: bool
-    """True if they differed when the recording began"""
+    """True if the copies differed when the recording began"""
     num_unreduced_passes: int
-    """number of unreduced passes on the rank with the most"""
+    """number of backward passes without a reduction; maximum over ranks"""
 
 
 def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
-    """Return whether each optimizer step after a forward of the module has a synchronised backward pass before it."""
+    """Return whether each training step with an optimizer step has a synchronised backward pass of the module."""
     trained = [
         step
         for step in steps
@@ -54,9 +54,9 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 
 
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
-    """Compare each rank's copies of always-reduced modules.
+    """Compare the ranks' copies of each module.
 
-    Ranks whose copies were read in other steps are left out.
+    Ranks whose copies were read in other steps than the first rank's are left out.
     """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):
@@ -79,10 +79,10 @@ class TrainedApart:
 
 
 def find_trained_apart(unaveraged: Mapping[int, Sequence[UnaveragedParameters]]) -> tuple[TrainedApart, ...]:
-    """Return the parameters that each rank trains separately, if the copies differ. `unaveraged`: those of each rank.
+    """Return the parameters that each rank trains separately and whose copies differ.
 
-    Copies that stay equal are averaged by other means, or are not trained yet. If parameters outside DDP modules differ
-    from the beginning, or in their shapes, that is intended: for example, experts or a sharded embedding.
+    `unaveraged`: rank → its parameters whose gradients no DDP module averages. Parameters outside DDP modules that
+    differ from the beginning, or in their shapes, are assumed to be intended, such as experts or a sharded embedding.
     """
     found = []
     for drift in find_drifts({rank: [one.replica for one in of] for rank, of in unaveraged.items()}):
@@ -127,8 +127,8 @@ class Replicas:
     drifts: tuple[Drift, ...] = ()
     trained_apart: tuple[TrainedApart, ...] = ()
     unfrozen: tuple[str, ...] = ()
-    """parameters that DDP does not average because they were frozen when it was constructed, but that were trained
-    later"""
+    """parameters that were frozen when DDP was constructed, so that DDP does not average their gradients, but that
+    were trained later"""
 
 
 def _of_run(view: View) -> Replicas:
@@ -147,12 +147,12 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
     for drift in replicas.drifts:
         module = view.module(drift.module)
         if module is None or "localsgd" in (module.comm_hook or "").lower():
-            continue  # such a hook lets them diverge, and an averager brings them together now and then
+            continue  # with such a hook copies diverge, and an averager synchronises them periodically
         yield Finding(
             "copies-differ",
             "The ranks train different models: their copies of the parameters "
             + ("differ" if drift.differed_before else "diverge"),
-            f"{_evidence(drift)}, as sampled values of {module.name} on {_ranks(drift)} show",
+            f"{_evidence(drift)}, according to sampled values of {module.name} on {_ranks(drift)}",
             _advice(drift),
             None,
             is_correctness=True,
@@ -162,7 +162,7 @@ def copies_differ(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters that DDP does not average, because they were frozen when it was constructed."""
+    """Report trained parameters that were frozen when DDP was constructed, so that DDP does not average them."""
     if not replicas.unfrozen or (view.group_size or view.world_size or 1) < 2:
         return
     yield Finding(
@@ -179,13 +179,13 @@ def unfrozen_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters that each rank trains separately, because the script does not call the DDP module with them."""
+    """Report parameters that each rank trains separately because the script bypasses the DDP module's forward."""
     for apart in _apart(replicas, view, is_wrapped=True):
         yield Finding(
             "unaveraged-parameters",
             f"The ranks train different models: DDP does not average the gradients of {_parameters(apart)}",
-            f"the script never calls the DDP module that contains them, and {_evidence(apart.drift)}, as sampled "
-            f"values on {_ranks(apart.drift)} show",
+            f"the script never calls the DDP module that contains them, and {_evidence(apart.drift)}, according to "
+            f"sampled values on {_ranks(apart.drift)}",
             _CALL_DDP,
             None,
             is_correctness=True,
@@ -195,13 +195,13 @@ def unaveraged_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
 
 
 def unwrapped_parameters(replicas: Replicas, view: View) -> Iterator[Finding]:
-    """Report parameters that were equal on all ranks at first, are trained separately, and belong to no DDP module."""
+    """Report parameters outside DDP modules that were equal on all ranks at first but are trained separately."""
     for apart in _apart(replicas, view, is_wrapped=False):
         yield Finding(
             "unwrapped-parameters",
             f"Each rank trains its own copy of {_parameters(apart)}",
             f"no DDP module contains them; they were equal on {_ranks(apart.drift)} before the first step, and "
-            f"{_evidence(apart.drift)}, as sampled values show",
+            f"{_evidence(apart.drift)}, according to sampled values",
             _WRAP_THEM,
             None,
             is_correctness=True,
@@ -255,7 +255,7 @@ def _advice(drift: Drift) -> str:
     if drift.differed_before:
         return (
             "DDP makes the copies equal when it wraps the model. Load checkpoints and initialize parameters before "
-            "that, or in the same way on every rank."
+            "DDP wraps it, or in the same way on every rank."
         )
     return (
         "Look for anything that changes parameters or gradients on each rank separately: changes to gradients after "

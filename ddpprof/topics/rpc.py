@@ -1,10 +1,10 @@
-"""What do calls through ``torch.distributed.rpc`` cost? Per calling rank: callee, function, how often, how long.
+"""Measure calls through ``torch.distributed.rpc``: number and latency per calling rank, callee and function.
 
-    latency   from the call to the answer, on the caller's side
-    waited    |synchronous calls|: the caller is blocked
+    latency   time from the call to the reply, on the caller
+    waited    |synchronous calls|, in which the caller is blocked
 
-RPCs are not DDP's communication. Steps of light recording are used where there are any, because the profiler slows both
-ends of a call. Rules are about the rank that loses the most time to calls; others wait for it.
+RPCs are not part of DDP's communication. Steps of light recording are preferred, because the profiler slows both ends
+of a call. The rules examine the rank that loses most time to calls, because the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddpprof.model import Record, RpcCall, StepMode
 from ddpprof.statistics import median_known
 
 _LONG_SHARE = 0.1
-"""least share of the step that one call takes for it to be long"""
+"""minimum share of the step for a single call to be reported"""
 _MAX_ROWS = 24
 
 
@@ -35,11 +35,11 @@ class RpcCalls:
     kind: str
     num_calls: int
     latency_ns: int | None
-    """latency of one call; ``None`` if none was answered within its step"""
+    """latency of one call; ``None`` if no call was answered within its step"""
     request_bytes: int
     """total over all calls"""
     reply_bytes: int | None
-    """total over all calls, in steps in which all were answered; ``None`` if there are none"""
+    """total over all calls, in steps in which all calls were answered; ``None`` without such steps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ def _calls(key: tuple[str, str, str], of_steps: Sequence[Sequence[RpcCall]]) -> 
 
 
 def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
-    """Report synchronous calls that each wait for an answer before the next is sent, and a single long call."""
+    """Report sequential synchronous calls, and a single long call."""
     rank = max(ranks, key=lambda one: one.waited_ns - one.longest_wait_ns)
     gain = rank.waited_ns - rank.longest_wait_ns
     if rank.num_sync_calls > 1 and view.worth(gain):
         yield Finding(
             "rpcs-in-a-row",
-            f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the "
-            "other",
+            f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after "
+            "another",
             f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
             "Combine calls to the same function into one call. If no call needs the result of another, send them all "
             "with rpc.rpc_async, and call torch.futures.wait_all(futures) where the results are needed. Send the "
@@ -150,7 +150,7 @@ def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section
         },
         ("calls", "on", "kind"),
         notes(
-            "latency: of one call, as the caller sees it; kB: tensors of all calls",
+            "latency: of one call, measured by the caller; kB: tensors of all calls",
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),
     )

@@ -1,10 +1,10 @@
-r"""Which collectives does the script itself call, outside DDP, and what do they cost in each step?
+r"""Measure the collectives that the script itself calls, outside DDP, and their cost per step.
 
-    outside DDP = communication that was launched neither in a backward pass nor by DDP's own forward
+    outside DDP = communication launched neither in a backward pass nor by DDP's own forward
     exposed     = |outside \ (compute OR DDP's communication)|
 
-DDP's own forward broadcasts buffers and, under ``join()``, checks which ranks still train; SyncBatchNorm's collectives
-are part of the model. A collective whose launch is not in the trace is left out.
+DDP's own forward broadcasts buffers and, under ``join()``, checks which ranks still train. SyncBatchNorm's collectives
+are part of the model. Collectives whose launch is not in the trace are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEARLY_ALL = 0.9
 
 
 class Place(StrEnum):
-    """Position in a step, given by the previous phase; a step may begin anywhere in this cycle."""
+    """Position of a call within a step."""
 
     FORWARD = "forward"
     AFTER_FORWARD = "before the backward"
@@ -51,8 +51,10 @@ class Place(StrEnum):
 
 
 class Purpose(StrEnum):
+    """What a collective probably sends, judged by its size."""
+
     PARAMETERS = "parameters"
-    """as many all-reduces, or as many bytes, as the model has parameters"""
+    """all-reduces that match the number or the bytes of the model's parameters"""
     FEW_NUMBERS = "few numbers"
     """at most `SMALL_BYTES` each"""
     BARRIER = "barrier"
@@ -62,7 +64,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutsideCalls:
-    """The collectives of one purpose, place and kind in one step of one rank."""
+    """The collectives with the same purpose, place and kind in one step of one rank."""
 
     purpose: Purpose
     place: Place
@@ -72,7 +74,7 @@ class OutsideCalls:
     num_bytes: int | None
     """bytes of all calls; ``None`` if the trace does not show them, or for a barrier"""
     time_ns: int
-    """time during which at least one runs, including waits for other ranks"""
+    """time in which at least one of them runs, including waiting for other ranks"""
     exposed_ns: int
 
     @property
@@ -93,10 +95,9 @@ class _Calls:
 def measure_outside(
     trace: Trace, step: int, parameters: Sequence[Sequence[int]], recorded: RecordedStep | None = None
 ) -> tuple[OutsideCalls, ...] | None:
-    """Measure the step with index `step`, which is `recorded` in ddpprof's record.
+    """Measure the step with index `step`; ``None`` if the trace has no DDP forward.
 
-    `parameters`: the parameter sizes of each DDP module, if known.
-    Returns ``None`` if the trace has no DDP forward, so that nothing is outside it.
+    `parameters`: bytes of each parameter of each DDP module, if known. `recorded`: the step in ddpprof's record.
     """
     host, comm = trace.host_spans, trace.collectives
     if not (host.mark == Mark.FORWARD).any():
@@ -120,7 +121,7 @@ def measure_outside(
 
 
 def spans_of_ddp(trace: Trace, recorded: RecordedStep | None) -> Spans:
-    """Return when DDP itself worked around the forwards of its modules."""
+    """Return the spans of DDP's own work before and after the forwards of its modules."""
     forwards = recorded.forwards if recorded is not None and trace.epoch_ns is not None else ()
     times = [times for f in forwards for times in ((f.start_ns, f.inner_start_ns), (f.inner_end_ns, f.end_ns))]
     spans = np.array(times, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
@@ -146,7 +147,7 @@ def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
 
 
 def barriers(trace: Trace) -> Spans:
-    """Return the spans of barriers: NCCL's barrier is an all-reduce of one number, recognisable only by its call."""
+    """Return the spans of ``c10d::barrier`` calls. In the trace, NCCL's barrier is an all-reduce of one element."""
     host = trace.host_spans
     names = [index for index, name in enumerate(trace.names) if name == "c10d::barrier"]
     rows = (host.mark == Mark.COLLECTIVE_CALL) & np.isin(host.name, names)
@@ -154,10 +155,10 @@ def barriers(trace: Trace) -> Spans:
 
 
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
-    """Return the place of each launch, determined by the last begin or end of a host mark before it.
+    """Return the place of each launch, determined by the last start or end of a host mark before it.
 
-    An optimizer's step may contain forward and backward, if a closure computes them, or another optimizer's step. A
-    launch before the first mark follows an optimizer's step, where steps end.
+    An optimizer's step may contain forward and backward in a closure, or another optimizer's step. A launch before the
+    first mark counts as after the optimizer, because steps end there.
     """
     host = trace.host_spans
     rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
@@ -181,7 +182,7 @@ _PLACES = {
 
 
 def _gradient_bytes(comm: Collectives, step: int) -> int | None:
-    """Return the bytes that DDP reduces in the step, if the trace has sizes."""
+    """Return the bytes that DDP reduces in the step; ``None`` if the trace has no sizes."""
     rows = (comm.step == step) & (comm.phase == Phase.BACKWARD) & (comm.kind == CollectiveKind.ALL_REDUCE)
     sizes = comm.num_bytes[rows]
     return int(sizes.sum()) if len(sizes) and (sizes != UNKNOWN).all() else None
@@ -204,7 +205,7 @@ def _purpose(kind: CollectiveKind, num_bytes: int) -> Purpose:
 
 
 def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_bytes: int | None) -> Iterable[int]:
-    """Return indices, among all-reduces at one place, of those that carry a module's parameters or their gradients."""
+    """Return the indices of the all-reduces at one place that carry a module's parameters or their gradients."""
     if UNKNOWN in sizes:
         enough = any(len(sizes) >= len(module) > 1 for module in parameters)
         return range(len(sizes)) if enough else ()
@@ -225,7 +226,7 @@ def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_
 
 
 def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
-    """Return the computation and the other communication around the given collectives."""
+    """Return computation and other communication that may run during the given collectives."""
     comm, compute = trace.collectives, trace.compute
     if not len(rows):
         return NO_SPANS
@@ -236,9 +237,9 @@ def busy_around(trace: Trace, rows: NDArray[np.int64]) -> Spans:
 
 
 def summarise_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:
-    """Return medians over the steps of the rank with the least exposed time; the other ranks' times include waiting.
+    """Return medians over steps, each from the rank with the least exposed time; ``None`` if no step was measured.
 
-    Collectives that most steps lack are left out. Returns ``None`` if no step was measured.
+    Times of other ranks include waiting for slower ranks. Collectives that are missing in most steps are left out.
     """
     summaries = [summary for steps in ranks if (summary := _medians(steps)) is not None]
     if not summaries:
@@ -274,7 +275,7 @@ def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideC
 
 
 def _of(outside: Sequence[OutsideCalls], view: View, *purposes: Purpose) -> list[OutsideCalls]:
-    """Return the calls worth reporting; in the forward only barriers, as the model's own layers may need the rest."""
+    """Return the calls worth reporting; in the forward only barriers, because the model may need the other calls."""
     calls = [
         one
         for one in outside
@@ -305,7 +306,7 @@ _WHERE = {
 
 
 def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
-    """Report parameters that are averaged by hand, and gradients that are averaged in addition to DDP."""
+    """Report parameters or gradients that the script averages in addition to DDP."""
     calls = _of(outside, view, Purpose.PARAMETERS)
     before = [one for one in calls if one.place is Place.AFTER_BACKWARD]
     after = [one for one in calls if one.place is not Place.AFTER_BACKWARD]
@@ -314,7 +315,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
             "parameter-averaging",
             "Parameters are averaged over the ranks in every step, in addition to DDP",
             f"{_said(after)}; DDP averages gradients, so parameters are already equal on all ranks",
-            "Remove it. To average parameters instead of gradients, let torch do so every N steps with "
+            "Remove it. To average parameters instead of gradients, average them every N steps with torch's "
             "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
             numbers=only_known(num_calls=sum(one.num_calls for one in after), exposed_ns=_exposed(after)),
@@ -322,7 +323,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
     if view.worth(_exposed(before)) and not view.trains_beside_ddp:
         yield Finding(
             "gradient-averaging",
-            "Gradients are averaged over the ranks by hand, in addition to DDP",
+            "The script averages gradients over the ranks, in addition to DDP",
             _said(before),
             "Remove it: DDP has already averaged the gradients during backward().",
             _exposed(before),
@@ -331,7 +332,7 @@ def parameter_averaging(outside: Sequence[OutsideCalls], view: View) -> Iterator
 
 
 def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
-    """Report small reductions in every step, such as a loss or an accuracy."""
+    """Report reductions of small tensors in every step, such as a loss or an accuracy."""
     calls = [one for one in _of(outside, view, Purpose.FEW_NUMBERS, Purpose.OTHER) if one.kind in _REDUCES]
     unsized = [one for one in calls if one.num_bytes is None and not _may_enter_the_loss(one)]
     calls = [one for one in calls if one.purpose is Purpose.FEW_NUMBERS or one in unsized]
@@ -341,7 +342,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
     what = "1 collective" if number == 1 else f"{number} collectives"
     yield Finding(
         "metrics-every-step",
-        f"{what} per step outside DDP" if unsized else f"{what} of a few numbers in every step",
+        f"{what} per step outside DDP" if unsized else f"{what} on a few numbers in every step",
         _said(calls)
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",
@@ -355,7 +356,7 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
 
 
 def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
-    """Return a sentence about the collectives that come from transformers' Trainer."""
+    """Return a sentence about collectives that transformers' Trainer calls itself, if there are any."""
     if view.framework != "transformers" or all("gather" not in one.kind for one in calls):
         return ""
     return (
@@ -366,12 +367,12 @@ def _of_trainer(view: View, calls: Sequence[OutsideCalls]) -> str:
 
 
 def _may_enter_the_loss(call: OutsideCalls) -> bool:
-    """Return whether the backward pass may need the collective's result, as with gathered embeddings."""
+    """Return whether the loss may need the collective's result, as with gathered embeddings."""
     return call.place is Place.AFTER_FORWARD and "gather" in call.kind
 
 
 def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
-    """Return advice in case gradients, which are needed in every step, are reduced after the backward pass."""
+    """Return advice for collectives after the backward pass, which may reduce gradients."""
     if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
         return ""
     return (
@@ -384,7 +385,7 @@ _REDUCES = ("all_reduce", "reduce", "all_gather", "gather")
 
 
 def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterator[Finding]:
-    """Report an optimizer that steps part of the parameters on each rank, and broadcasts them."""
+    """Report an optimizer that updates a shard of the parameters on each rank, and broadcasts it."""
     calls = [one for one in outside if one.place is Place.OPTIMIZER and one.kind == "broadcast"]
     if not view.worth(_exposed(calls)):
         return
@@ -396,7 +397,7 @@ def optimizer_broadcasts(outside: Sequence[OutsideCalls], view: View) -> Iterato
         f"The optimizer broadcasts updated parameters in {pieces} per step",
         _said(calls),
         f"ZeroRedundancyOptimizer does this because each rank holds only its own shard of the state. {fewer}If memory "
-        "allows, an ordinary optimizer on each rank sends nothing.",
+        "allows, use an ordinary optimizer, which does not communicate.",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
@@ -420,7 +421,7 @@ def barrier_in_loop(outside: Sequence[OutsideCalls], view: View) -> Iterator[Fin
 
 
 _LIGHTNING_SYNCS = (
-    " Lightning adds one for each value that self.log(…, sync_dist=True) averages: log without sync_dist."
+    " Lightning adds a barrier for each value that self.log(…, sync_dist=True) averages: log without sync_dist."
 )
 
 

@@ -1,7 +1,7 @@
-"""Which parameters got no gradient on any rank?
+"""Find parameters that got no gradient on any rank, and unnecessary searches for unused parameters.
 
-Every rank sees only its own backward passes. Another rank may use a parameter that rank 0 does not use, such as an
-expert of a mixture, and may lack one that rank 0 always uses.
+Each rank records only its own backward passes. A parameter that rank 0 does not use, such as that of an expert in a
+mixture of experts, may be used on another rank, and vice versa.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ddpprof.words import listed
 
 
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
-    """Return the modules with values that hold for all ranks: ``unused`` lists the parameters that no rank used.
+    """Return the modules with the values combined over all ranks: ``unused`` lists parameters that no rank used.
 
-    A rank that did not check, for example because it was killed, does not count. `ranks`: for each rank, its modules as
-    it saw them; all ranks have the same modules in the same order.
+    `ranks`: the modules as recorded by each rank; all ranks have the same modules in the same order. Ranks that did not
+    record unused parameters, for example because they were killed, are ignored.
     """
     return tuple(
         _as_used(module, [uses[index] for uses in ranks if len(uses) == len(modules)])
@@ -46,7 +46,7 @@ def _as_used(module: DdpModule, ranks: Sequence[DdpModule]) -> DdpModule:
 
 
 _MOST_NAMED = 5
-"""number of parameters"""
+"""maximum number of parameters in a message"""
 
 
 def _searches(module: DdpModule) -> bool:
@@ -54,7 +54,7 @@ def _searches(module: DdpModule) -> bool:
 
 
 def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report a search for unused parameters that finds nothing, or name the unused parameters that it finds."""
+    """Report parameters without a gradient, or a search for unused parameters that finds none."""
     for module in modules:
         if module.unused is None:
             continue
@@ -100,14 +100,17 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
 
 
 def _uses_everything(module: DdpModule) -> bool:
-    """Return whether every pass gave every parameter a gradient; alternating branches only do so in some passes."""
+    """Return whether every parameter got a gradient in every backward pass."""
     if module.num_lacking_passes is None:
         return module.unused == () and bool(module.graph_is_static)
     return module.num_lacking_passes == 0
 
 
 def _search_and_communication_ns(view: View) -> int | None:
-    """Return the maximum cost of a search, ns. Without it, DDP also rebuilds its buckets and may hide communication."""
+    """Return the maximum cost of the search, ns: its own time, and the exposed communication.
+
+    Without the search, DDP also rebuilds its buckets, which may hide the communication.
+    """
     known = [ns for ns in (view.unused_search_ns, view.exposed_ns) if ns is not None]
     return sum(known) if len(known) == 2 else None
 
@@ -118,10 +121,10 @@ def _passes(module: DdpModule) -> str:
 
 
 def static_graph(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report a search for unused parameters that finds the same ones every time.
+    """Report a search for unused parameters that finds the same parameters in every step.
 
-    Nothing is reported if gradients accumulate: with a static graph, torch fails if the first backward pass does not
-    reduce them.
+    Nothing is reported if gradients accumulate, because torch fails with a static graph if the first backward pass does
+    not reduce gradients.
     """
     predicted = view.predictions.without_unused_search
     if view.num_micro_steps > 1 or not view.unused_search_ns or not view.worth(view.unused_search_ns, predicted):

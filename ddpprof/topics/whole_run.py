@@ -1,4 +1,4 @@
-"""The whole run: how long steps were over time, which steps were the longest, and how each rank ended."""
+"""Report on the whole run: step times over time, slow-downs, the longest steps, and how each rank ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ddpprof.topics.hang_words import verdict_in_short, verdict_lines
 from ddpprof.words import ranks_in_words
 
 _LEAST_PAUSE_NS = 50_000_000
-"""shortest pause that is shown; a shorter one would be 0.0 s"""
+"""shortest pause that is shown; shorter pauses would be shown as 0.0 s"""
 _MEANS = "times are means over all steps, including evaluation and checkpoints"
 _WORTH_A_ROW = 0.02
 """minimum difference between ranks' own times, as a share of the step, to report it"""
@@ -52,11 +52,11 @@ _LEAST_STEPS = 20
 """minimum number of steps for a median"""
 _MOST_SLOWDOWNS = 10
 _NOTABLE = 0.01
-"""minimum share of the run that a slowdown covers to be shown on the first screen"""
+"""minimum time lost to a slow-down, as a share of the run, to show it on the first screen"""
 
 
 def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
-    """Return one line on how the whole run went, for the first screen."""
+    """Yield a summary of the whole run for the first screen."""
     if run is None or run.steps is None:
         return
     step = _at_first_and_last(run) or f"median step {ms(run.steps.median_ns)} ms"
@@ -70,7 +70,7 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
 
 
 def hang_line(report: ReportView) -> Iterator[Section]:
-    """Return one line on where and why the job hung, for the first screen."""
+    """Yield a line on where and why the job hung, for the first screen."""
     run = report[WHOLE_RUN]
     if run is None or run.hang is None:
         return
@@ -81,13 +81,13 @@ def hang_line(report: ReportView) -> Iterator[Section]:
 
 
 def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
-    """Return the total time by which the steps of a slow-down were longer, ns."""
+    """Return the total time lost to a slow-down, ns."""
     last_step = run.num_steps - 1 if one.last_step is None else one.last_step
     return (one.after_ns - one.before_ns) * (last_step - one.first_step + 1)
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    """Return how long normal steps took. Recorded steps, with which most runs begin, take longer."""
+    """Return the median step time at the start and at the end of the run, without recorded and other special steps."""
     stretches = run.shown.stretches if run.shown is not None else ()
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
@@ -96,7 +96,7 @@ def _at_first_and_last(run: WholeRun) -> str:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Return by how much the processes' memory grew, apart from what recording used, if it is more than a little."""
+    """Return a phrase on the largest memory growth of a process, without ddpprof's own use, if it is considerable."""
     grown = [
         (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
@@ -128,7 +128,7 @@ def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
 
 
 def _events(run: WholeRun) -> Iterator[Section]:
-    """Show what slowed training down, and what only paused it."""
+    """Yield lines on slow-downs, pauses and captures."""
     largest = sorted(run.slowdowns, key=lambda one: _took_ns(one, run), reverse=True)[:_MOST_SLOWDOWNS]
     for one in sorted(largest, key=lambda one: one.first_step):
         yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
@@ -144,7 +144,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:
-    """Return a sentence with the share of each part of a step, averaged over the ranks."""
+    """Return a sentence with the share of each phase of a step, averaged over the ranks."""
     known = [one.whole for one in ranks if one.whole is not None]
     step_ns = mean_known(one.mean_ns for one in known)
     backward = "backward" if all(one.wait_ns is None for one in known) else "backward without waiting"
@@ -176,8 +176,8 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: excludes steps with special events; parts are means; backward: includes all waiting",
-            "all times are host times; the host launches the device's work" if on_accelerator else "",
+            "median: without steps with special events; phases are means; backward: includes all waiting",
+            "all times are host times: the time to launch the device's work" if on_accelerator else "",
         ),
     )
 
@@ -198,7 +198,7 @@ def _longest_table(one: RankWholeRun) -> Table:
 
 
 def _rank_table(run: WholeRun) -> Table:
-    """Return a table with the end of each rank. If there are many, unfinished and slow ranks come first."""
+    """Return a table of the ranks. If there are many, it shows unfinished and slow ranks first."""
     ranks = list(run.ranks)
     if len(ranks) > MAX_RANKS:
         ranks.sort(key=lambda one: (one.ended == "finished", -(one.whole.own_ns if one.whole else 0), one.rank))
@@ -220,12 +220,12 @@ def _rank_row(one: RankWholeRun) -> tuple[str, ...]:
 
 
 def _own_ns(one: RankWholeRun) -> int | None:
-    """Return the time that the rank needed by itself; ``None`` if its waiting is unknown."""
+    """Return the rank's time per step without waiting for other ranks; ``None`` if its waiting time is unknown."""
     return None if one.whole is None or one.whole.wait_ns is None else one.whole.own_ns
 
 
 def _stands(one: RankWholeRun) -> str:
-    """Return how a rank ended or, if it recorded no end, where it was last seen."""
+    """Return how a rank ended or, if it recorded no end, its last known activity."""
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
@@ -233,7 +233,7 @@ def _stands(one: RankWholeRun) -> str:
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
-    """Return a note that explains own time and says whether it differs between ranks."""
+    """Return a note that explains own time and whether it differs between ranks."""
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: step time minus waits for other ranks"
@@ -249,7 +249,7 @@ _NS_PER_S = 1e9
 _EVERY_RANK = "every rank"
 
 _DOES = {
-    StepPart.DATA: "in waiting for batches",
+    StepPart.DATA: "waiting for batches",
     StepPart.FORWARD: "in forward",
     StepPart.BACKWARD: "in backward",
     StepPart.OPTIMIZER: "in the optimizer",
@@ -260,7 +260,7 @@ _PAUSES = {PauseKind.SAVE: "checkpoints", PauseKind.EVALUATION: "evaluation", Pa
 
 
 def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
-    """Return a slow-down in one sentence, with times of this machine's time zone."""
+    """Return a sentence on a slow-down, with times of day in the local time zone."""
     return f"{_when(slowdown)} {_how_much(slowdown)}: {_why(slowdown, world_size)}"
 
 
@@ -287,7 +287,7 @@ def _how_much(slowdown: StepSlowdown) -> str:
 
 
 def _length(ns: int) -> tuple[str, str]:
-    """Return a duration with three digits, and its unit."""
+    """Return a duration with three significant digits, and its unit."""
     value, unit = (ns / 1e6, "ms") if ns < _NS_PER_S else (ns / _NS_PER_S, "s")
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}", unit
 
@@ -305,18 +305,18 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     return {
         SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
         SlowdownCause.DATA: f"{who} {waits} longer for batches",
-        SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and no rank takes longer by itself",
+        SlowdownCause.LINK: "all ranks wait longer in collectives, and no rank's own work takes longer",
         SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
         SlowdownCause.PROCESSOR: f"{who} {waits} for a free CPU core",
-        SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",
-        SlowdownCause.CLOCK: f"the cores of {who} run at a lower clock rate",
+        SlowdownCause.THROTTLED: f"the CPU limit of the control group stops {who} from running",
+        SlowdownCause.CLOCK: f"the CPU cores of {who} run at a lower clock rate",
         SlowdownCause.PAGING: f"the memory of {who} is paged in from disk",
-        SlowdownCause.UNKNOWN: "the cause is not known",
+        SlowdownCause.UNKNOWN: "the cause is unknown",
     }[slowdown.cause]
 
 
 def pause_sentence(pause: Pause) -> str:
-    """Return a sentence on how long pauses of one kind took. Recorded steps may be long for other reasons."""
+    """Return a clause on how long pauses of one kind took."""
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:

@@ -1,4 +1,4 @@
-"""What does DDP do besides reducing gradients: does it broadcast buffers, or copy gradients out of its buckets?"""
+"""Report DDP's work besides reducing gradients: broadcasts of buffers, and copies of gradients out of buckets."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ddpprof.statistics import median_known
 
 @dataclass(frozen=True, slots=True)
 class BufferSyncs:
-    """Broadcasts of buffers in the usual step of a rank."""
+    """Buffer broadcasts in a typical step of one rank."""
 
     num_forwards: int
     """number of forwards with gradients"""
     num_buffer_syncs: int
     """number of forwards before which buffers are broadcast"""
     modules_with_buffer_syncs: tuple[int, ...] | None
-    """DDP modules whose buffers these are; ``None`` if unknown"""
+    """indices of the DDP modules whose buffers are broadcast; ``None`` if unknown"""
 
 
 def measure_buffer_syncs(steps: Sequence[RecordedStep]) -> BufferSyncs:
-    """Return the median numbers over training steps."""
+    """Return the numbers of forwards and buffer broadcasts, as medians over training steps."""
     forwards = [[one for one in step.forwards if one.has_gradients] for step in steps if step.forwards]
     synchronised = [[one for one in of_step if one.buffer_sync_ns > 0] for of_step in forwards]
     return BufferSyncs(
@@ -74,7 +74,7 @@ def _num_of_batch_norms(module: DdpModule) -> int:
 
 
 def _if_they_may_differ(others: int, number: int) -> str:
-    """Return the condition for leaving out the broadcast. `others`: number of buffers that are not BatchNorm's."""
+    """Return the condition for disabling the broadcast. `others`: number of buffers outside BatchNorm layers."""
     statistics = (
         "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0 only."
     )
@@ -92,9 +92,9 @@ def _forwards(syncs: BufferSyncs) -> str:
 
 
 def _without_broadcast(view: View) -> str:
-    """Return how to leave out the broadcast before forwards.
+    """Return how to disable the broadcast before forwards.
 
-    The older option also leaves out the one at construction.
+    ``broadcast_buffers=False``, the only option before torch 2.13, also disables the broadcast at construction.
     """
     argument, alike = _argument(view), "if all ranks start with the same buffers"
     if argument == "broadcast_buffers":
@@ -104,7 +104,7 @@ def _without_broadcast(view: View) -> str:
 
 
 def _argument(view: View) -> str | None:
-    """Return the argument of DDP that leaves out the broadcast; ``None`` if the version of torch is unknown."""
+    """Return the DDP argument that disables the broadcast; ``None`` if the version of torch is unknown."""
     if view.framework in ("accelerate", "transformers"):
         return "broadcast_buffers"
     found = [_VERSION.match(one.torch) for one in view.records.values()]
@@ -118,7 +118,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 def gradient_copies(modules: Sequence[DdpModule], view: View) -> Iterator[Finding]:
-    """Report buckets that are copied back into ``.grad``, which could be views of them instead."""
+    """Report gradients that are copied from buckets into ``.grad`` instead of being views of the buckets."""
     modules = [m for m in modules if not m.settings.get("gradient_as_bucket_view")]
     predicted = view.predictions.bucket_views
     if not modules or not view.copy_out_ns or not view.worth(view.copy_out_ns, predicted):
@@ -145,7 +145,7 @@ BUFFER_SYNCS: Topic[BufferSyncs, BufferSyncs] = Topic(
     rank_type=BufferSyncs,
     of_ranks=lambda ranks: ranks[0],
 )
-"""broadcasts on the first rank; they are the same on all ranks"""
+"""broadcasts on the first rank, which are the same on all ranks"""
 
 GRADIENT_COPIES: Topic[None, tuple[DdpModule, ...]] = Topic(
     "gradient_copies", rules=(gradient_copies,), of_run=lambda view: view.modules

@@ -35,7 +35,7 @@ def test_the_bucket_that_waits_for_the_next_graph_is_named(ddpprof: Run, order: 
     assert wait["bucket"] == 0
     assert 0.7 * (second_ns - first_ns) < wait["waits_ns"] <= second_ns - first_ns
     found = compiled_finding(report)
-    assert found["title"].startswith("The compiled model is cut into 4 graphs; bucket 0 waits"), found
+    assert found["title"].startswith("The compiled model is split into 4 graphs; bucket 0 waits"), found
     assert found["change"]["values"] == {"bucket_cap_mb_list": [1, 3]}
     shown = ddpprof("report", "run", "--full").stdout.replace("\n", " ")
     assert f"Compiled: {WORDS[order]}, optimize_ddp=ddp_optimizer, 4 graphs." in shown

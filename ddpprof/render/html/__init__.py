@@ -1,7 +1,7 @@
-"""The skeleton of a page: one file, which may load nothing.
+"""Render an HTML page as one file that loads no other files.
 
-Its Content-Security-Policy allows only the embedded scripts, by their hashes, and blocks every request. So even a name
-that is mistaken for markup can do no harm.
+The page's Content-Security-Policy allows only the embedded scripts, by their hashes, and blocks all requests, as a
+second line of defense if a name were interpreted as markup.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddpprof.render.glossary import TERMS, Term
 from ddpprof.version import __version__
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
-"""code around plotly's source; browsers compile a parenthesised function at once, but otherwise parse its 5 MB twice"""
+"""code around plotly's source; browsers compile a parenthesized function eagerly, and otherwise parse its 5 MB twice"""
 
 _SCRIPTS = ("page.js", "charts.js", "timeline.js", "address.js", "start.js")
 
@@ -32,7 +32,7 @@ class PagePart:
     """A part of the page, listed in the table of contents."""
 
     name: str
-    """name of its anchor, and its name in the table of contents"""
+    """name of the anchor, and of the entry in the table of contents"""
     title: str
     html: str
 
@@ -44,7 +44,7 @@ class Page:
     """HTML below the title"""
     parts: Sequence[PagePart]
     data: Mapping[str, bytes] = field(default_factory=dict)
-    """JSON data, by the name under which scripts find it"""
+    """name in scripts → JSON data"""
 
 
 def render_page(page: Page) -> str:
@@ -99,27 +99,27 @@ def plotly_source() -> str:
 
 
 _LARGE = 20_000
-"""size of JSON in bytes above which it is compressed, although it is then unreadable in the file"""
+"""size of JSON in bytes above which it is compressed"""
 _NO_MARKUP = str.maketrans("&<>", ":,.")
-"""characters of Python's base 85 with a meaning in HTML, and those that replace them in `bytes` of page.js"""
+"""replacements of base-85 characters that have a meaning in HTML; `bytes` in page.js reverses them"""
 _MARKUP = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-"""JSON escapes for characters that could end the element or a line"""
+"""JSON escapes of characters that could end the element or a line"""
 
 
 def data_element(name: str, content: bytes) -> str:
-    """Return an element with JSON for `readData` in page.js."""
+    """Return a script element with JSON for `readData` in page.js."""
     if len(content) < _LARGE:
         return f'<script type="application/json" id="{name}">{content.decode().translate(_MARKUP)}</script>'
     return f'<script type="application/json" id="{name}" data-encoding="gzip">{packed(content)}</script>'
 
 
 def packed(content: bytes) -> str:
-    """Return content as text for `unpack` in page.js, without characters that have a meaning in HTML."""
+    """Return compressed content as text for `unpack` in page.js, without characters that have a meaning in HTML."""
     return base64.b85encode(gzip.compress(content, 9, mtime=0)).decode().translate(_NO_MARKUP)
 
 
 def packed_script_element(name: str, source: str) -> str:
-    """Return an element with a script for `loadScript` in page.js. Browsers do not run it by themselves."""
+    """Return an element with a compressed script for `loadScript` in page.js."""
     return f'<script type="text/plain" id="{name}" data-encoding="gzip">{packed(source.encode())}</script>'
 
 
@@ -128,18 +128,18 @@ def script_element(source: str) -> str:
 
 
 def script_hash(source: str) -> str:
-    """Return the hash with which a Content-Security-Policy permits the script of `script_element` and no other."""
+    """Return the hash with which a Content-Security-Policy permits the script of `script_element`."""
     return text_hash(_closed(source))
 
 
 def text_hash(text: str) -> str:
-    """Return the hash with which it permits a script element with this text."""
+    """Return the hash with which a Content-Security-Policy permits a script element with this text."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _closed(source: str) -> str:
-    """Escape text that would close the element early; it can only occur in strings and regular expressions."""
+    """Escape text that would close the script element early."""
     return source.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 

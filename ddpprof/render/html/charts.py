@@ -1,7 +1,7 @@
-"""A chart: a plotly figure without colours.
+"""Charts as plotly figures, and HTML of sections and charts.
 
-A trace's ``meta`` names its role; `charts.js` gives each role a colour of the theme, from page.css. Text in figures is
-plain text, but plotly interprets some HTML in it, so `charts.js` escapes all of it.
+Figures have no colors: a trace's ``meta`` has its role, and `charts.js` gives each role a color of the theme in
+page.css. Text in figures is plain text. Plotly would interpret some HTML in it, so `charts.js` escapes it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ddpprof.topics.overlap_slowdown.view import SlowedKernel
 from ddpprof.topics.steps.view import of_device, parts_of_ranks, typical_step
 
 _BAR, _AROUND = 30, 66
-"""height of one bar and of the axis, px"""
+"""height of a bar, and of everything around the bars, px"""
 
 ROLES = {
     "forward": "forward",
@@ -54,7 +54,7 @@ ROLES = {
     "data, other": "other",
     "idle": "idle",
 }
-"""roles of the parts of a step"""
+"""part of a step → role"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Chart:
     """height, px"""
     note: str = ""
     kind: str = "figure"
-    """what the page's scripts do with it apart from drawing"""
+    """how the page's scripts use the chart, apart from drawing it"""
     has_table: bool = False
     """whether a table follows under the same title"""
 
 
 def chart_html(chart: Chart, name: str, level: int = 3) -> str:
-    """Return a chart as HTML. Without scripts, only the title of bars is shown, because their table follows."""
+    """Return a chart as HTML. Without scripts, only the title of a chart with `has_table` is shown."""
     figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
     shown = "" if chart.has_table else ' class="needs-script"'
     heading = f'<h{level} id="{name}-title"{shown}>{html_escape(chart.title)}</h{level}>'
@@ -96,7 +96,7 @@ def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
 
 
 def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[float]) -> dict[str, Any]:
-    """Return a horizontal bar trace; its ``customdata`` are nanoseconds."""
+    """Return a trace of horizontal bars, with the values in ns as ``customdata``."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -129,14 +129,14 @@ def limit_line(height: float) -> dict[str, Any]:
 
 
 def decade_ticks(values: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with full numbers at 1, 2 and 5 in every decade; plotly only shows first digits."""
+    """Return a logarithmic axis with tick labels at 1, 2 and 5 in every decade."""
     decades = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
     marks = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
     return _log_axis(values, marks, [f"{mark:g}" for mark in marks])
 
 
 def byte_ticks(sizes: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with about ten powers of two at most."""
+    """Return a logarithmic axis with at most about ten powers of two."""
     low, high = floor(log2(min(sizes))), ceil(log2(max(sizes)))
     marks = [1 << power for power in range(max(0, low), high + 1, max(1, (high - low) // 8))]
     return _log_axis([*sizes, 2.0**low, 2.0**high], marks, [power_of_two(mark) for mark in marks])
@@ -150,7 +150,7 @@ def _log_axis(values: Sequence[float], marks: Sequence[float], names: Sequence[s
 
 
 def bucket_label(module: int, index: int, num_bytes: int | None) -> str:
-    """Return a label such as ``bucket 0, 4.24 MB``, with the module's number if it is not the first."""
+    """Return a label such as ``bucket 0, 4.24 MB``, with the module's index if it is not 0."""
     size = "" if num_bytes is None else f", {megabytes(num_bytes)} MB"
     return f"bucket {f'{module}/' if module else ''}{index}{size}"
 
@@ -160,17 +160,17 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", 
 _STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
 """name and role of each stage: ready to launched, launched to started, started to finished"""
 _STAGES_ON_CPU = (
-    "held back: from ready to launched, as buckets are launched in index order; queued: from launched to started; "
-    "all-reduce: from started to finished"
+    "held back: from ready to launched, because buckets are launched in index order; queued: from launched to "
+    "started; all-reduce: from started to finished"
 )
 _ON_ACCELERATORS = (
-    "held back: until the host launches the all-reduce, as buckets are launched in index order; queued: until the "
-    "device, which may still be busy with earlier work, starts it; all-reduce: how long the device takes"
+    "held back: until the host launches the all-reduce, because buckets are launched in index order; queued: until "
+    "the device, which may still be busy with earlier work, starts it; all-reduce: time on the device"
 )
 
 
 def ranks_chart(report: Report) -> Iterable[Chart]:
-    """Draw the parts of the step of many ranks as a map."""
+    """Yield a heat map of the parts of the step, if there are many ranks."""
     ranks, values = parts_of_ranks(report)
     if len(ranks) <= MAX_RANKS:
         return
@@ -195,9 +195,7 @@ def ranks_chart(report: Report) -> Iterable[Chart]:
         "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
     }
     title = f"All ranks by kind of work: step {typical_step(report)}"
-    note = (
-        f"difference from the median of the ranks, ms{of_device(report)}; click a rank to add it to those drawn below"
-    )
+    note = f"difference from the median of the ranks, ms{of_device(report)}; click a rank to add it to the bars below"
     yield Chart(title, (trace,), layout, 300, note, kind="ranks")
 
 
@@ -223,7 +221,7 @@ def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
 
 
 def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
-    """Return the bars of one stage, for all buckets for which the beginning and end of it are known."""
+    """Return the bars of one stage, for all buckets whose start and end of the stage are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
     labels = [bucket_label(row.module, row.index, row.num_bytes) for row, _, _ in known]
@@ -238,7 +236,7 @@ def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
 
 
 def collective_chart(report: Report) -> Iterable[Chart]:
-    """Draw the link's bandwidth by message size, or durations if only these are known."""
+    """Yield a chart of bandwidth by message size, or of durations if the bandwidth is unknown."""
     rows = report.across.collectives if report.across is not None else ()
     sized = [row for row in rows if (row.num_bytes or 0) > 0 and row.num_calls > 0]
     rated = [row for row in sized if row.busbw_bytes_per_s is not None]
@@ -250,22 +248,22 @@ def collective_chart(report: Report) -> Iterable[Chart]:
         layout["shapes"] = [limit_line(best)]
         layout["annotations"] = [
             {
-                "xref": "paper", "x": 0, "y": best, "text": f"highest rate of the link: {three_digits(best)} GB/s",
+                "xref": "paper", "x": 0, "y": best, "text": f"highest busbw: {three_digits(best)} GB/s",
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
-        note = "busbw: the link's rate, comparable for any number of ranks; latency dominates small messages"
-        yield Chart("The link's rate by message size", traces, layout, 340, note)
+        note = "busbw: link bandwidth as defined by nccl-tests; latency dominates small messages"
+        yield Chart("Bandwidth by message size", traces, layout, 340, note)
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
         traces = _by_kind(timed, durations, "ms")
         layout = _over_size(timed, f"duration, ms{of_device(report)}", decade_ticks(durations))
-        note = "not matched between ranks: durations include waiting for others, so the link's rate is unknown"
+        note = "not matched between ranks: durations include waiting for other ranks, so the bandwidth is unknown"
         yield Chart("Duration by message size", traces, layout, 340, note)
 
 
 def _over_size(rows: Sequence[CollectiveSummary], what: str, axis: dict[str, Any]) -> dict[str, Any]:
-    sizes = {"title": {"text": "size of a message"}, **byte_ticks([_size(row) for row in rows])}
+    sizes = {"title": {"text": "message size"}, **byte_ticks([_size(row) for row in rows])}
     return {"xaxis": sizes, "yaxis": {"title": {"text": what}, **axis}}
 
 
@@ -306,7 +304,7 @@ _SEEN = 0.01
 
 
 _WORTH_A_CHART = 0.001
-"""minimum share of the step lost by all kernels together for a chart"""
+"""minimum lost time of all kernels together for a chart, as a share of the step"""
 
 
 def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
@@ -319,12 +317,12 @@ def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
     lost_ns = sum(abs(row.lost_ns) for row in kernels)
     step_ns = median_of([step for rank in report.ranks for step in rank.measured_steps], lambda step: step.duration_ns)
     if lost_ns < _WORTH_A_CHART * (step_ns or 0):
-        yield Line("All kernels together lose less than 0.1% of the step to communication, so none is drawn.")
+        yield Line("All kernels together lose less than 0.1% of the step to communication, so there is no chart.")
         return
     labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]
     trace = {**bar_trace("lost", "series-1", labels, [row.lost_ns for row in known]), "text": list(map(_slowed, known))}
     layout = {**bars_layout(f"lost, ms{of_device(report)} per step and rank"), "showlegend": False}
-    note = "factor: duration during communication relative to that without it"
+    note = "factor: duration during communication / duration without communication"
     yield Chart("Time lost by kernel", (trace,), layout, 90 + 28 * len(known), note)
 
 
@@ -339,7 +337,7 @@ _MINUTE_NS = 60 * 10**9
 
 
 def whole_run_chart(report: Report) -> Iterable[Chart]:
-    """Draw the median and the longest step of each of up to 200 stretches."""
+    """Yield a chart of the median and the longest step over time."""
     run = report.whole_run
     shown = run.shown if run is not None else None
     if run is None or shown is None or len(shown.curve) < _LEAST_POINTS:
@@ -351,11 +349,11 @@ def whole_run_chart(report: Report) -> Iterable[Chart]:
     )
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "minutes since the first recorded step"}},
-        "yaxis": {"title": {"text": "length of a step, ms"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "step time, ms"}, "rangemode": "tozero"},
         **_marks(_moments(run)[:_MOST_MARKS], begin_ns),
     }
-    note = f"rank {shown.rank}; a point stands for up to {max(point.num_steps for point in shown.curve)} steps"
-    yield Chart("Length of steps over time", traces, layout, 320, note)
+    note = f"rank {shown.rank}; each point covers up to {max(point.num_steps for point in shown.curve)} steps"
+    yield Chart("Step time during the run", traces, layout, 320, note)
 
 
 def _line(name: str, role: str, curve: Sequence[CurvePoint], lengths_ns: Sequence[int]) -> dict[str, Any]:
@@ -376,7 +374,7 @@ def _line(name: str, role: str, curve: Sequence[CurvePoint], lengths_ns: Sequenc
 
 
 def _moments(run: WholeRun) -> list[tuple[int, str]]:
-    """Return the times, ns since 1970, at which training became slower, each with a word for the reason."""
+    """Return the times, ns since 1970, at which slow-downs and a hang began, each with a label."""
     slower = [(one.began_ns, f"+{one.growth:.0%}") for one in run.slowdowns if one.began_ns is not None]
     if run.hang is not None and run.hang.since_unix_ns is not None:
         slower.append((run.hang.since_unix_ns, "hang"))
@@ -384,7 +382,7 @@ def _moments(run: WholeRun) -> list[tuple[int, str]]:
 
 
 def _marks(marks: Sequence[tuple[int, str]], begin_ns: int) -> dict[str, Any]:
-    """Return a vertical line across the chart for each time, with its text."""
+    """Return a vertical line with a label for each time."""
     at = [(at_ns - begin_ns) / _MINUTE_NS for at_ns, _ in marks]
     lines = [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "name": "limit"} for x in at]
     notes = [
@@ -398,10 +396,10 @@ Block = Section | Chart
 
 
 def blocks_html(blocks: Iterable[Block], names: str = "", level: int = 3) -> str:
-    """Return sections and charts as HTML. `Lanes` yield nothing: they are for terminals, and a page has its timeline.
+    """Return sections and charts as HTML. `Lanes` are left out, because a page has a timeline instead.
 
-    `names`: prefix of ids; empty in a notebook, which gets the titles of charts, and no links and buttons. `level`:
-    level of headings.
+    `names`: prefix of ids; empty in a notebook, which gets only the titles of charts, and no links and buttons.
+    `level`: level of headings.
     """
     return _template().render(blocks=tuple(blocks), names=names, level=level).strip()
 
@@ -418,10 +416,10 @@ def _template() -> Template:
 
 def _chart(chart: Bars | Chart, name: str, level: int) -> Markup:
     made = bars_chart(chart) if isinstance(chart, Bars) else chart
-    return Markup(chart_html(made, name, level))  # noqa: S704 (it escapes its texts itself)
+    return Markup(chart_html(made, name, level))  # noqa: S704 (`chart_html` escapes all text)
 
 
 def column_name(name: str) -> Markup:
-    """Return the name as HTML, linked to its definition."""
+    """Return a column name as HTML, with a link to its definition if there is one."""
     term = find_term(name) or find_term(name.rsplit(" ", 1)[0])
     return escape(name) if term is None else Markup('<a class="term" href="#{}">{}</a>').format(term_id(term), name)

@@ -1,4 +1,4 @@
-"""The page of a run: the job and the verdict first, then findings, the step, its timeline, and the other topics."""
+"""Render the HTML page of a report: job and verdict, findings, step, timeline, and the other topics."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "slowdown": slowdown_chart,
     "whole-run": whole_run_chart,
 }
-"""charts by topic, placed before the topic's other blocks"""
+"""topic → charts, which are placed before the topic's other blocks"""
 
-_NO_TIMELINE = "There is no timeline: it needs the run itself, but this page was made from a JSON report."
+_NO_TIMELINE = "There is no timeline, because this page was made from a JSON report. A timeline needs the run itself."
 
 
 def report_page(report: Report, timeline: Timeline | None = None) -> str:
-    """Return a whole HTML file. `timeline`: ``None`` if there is only the report. Raises `DdpprofError`."""
+    """Return a complete HTML file. `timeline`: ``None`` if only the report is available. Raises `DdpprofError`."""
     said = {topic.name: topic for topic in topics(report)}
     numbers = steps_json(report)
     drawn = None if timeline is None else _timeline_json(report, timeline)
@@ -73,7 +73,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
 
 
 _OF_TILES = (
-    "step: the median of steps without the profiler, if there are any. All other numbers: means over the ranks and the "
+    "step: the median of steps without the profiler, if there are any. All other numbers are means over ranks and "
     "profiled steps, as in the tables."
 )
 
@@ -98,7 +98,7 @@ def _head(report: Report, job: Iterable[Section]) -> str:
 
 
 def _leads(report: Report) -> str:
-    """Return the first change with a link to its finding, or the sentence that nothing needs to change."""
+    """Return the first change with a link to its finding, or a sentence that there is nothing to change."""
     first = first_change(report)
     if first is None:
         return escape(change_nothing(report))
@@ -120,7 +120,7 @@ def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:
 
 
 def _choosers(ranks: str) -> str:
-    """Return selectors for a step and for ranks. `ranks`: the purpose of the latter."""
+    """Return controls that select a step and ranks. `ranks`: id of the input for ranks."""
     return (
         f'<div><label for="step-of-{ranks}">Step</label><select id="step-of-{ranks}" data-choose="step"></select></div>'
         f'<div><label for="{ranks}">Ranks</label><input id="{ranks}" data-choose="{ranks}" autocomplete="off" '
@@ -161,18 +161,18 @@ def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
 
 _KEYS = (
     "Drag to zoom, double-click to show the whole step. On the keyboard, use + \N{MINUS SIGN} \N{LEFTWARDS ARROW} "
-    "\N{RIGHTWARDS ARROW} 0; with the wheel, hold Ctrl. The address of "
-    "the page names the chosen step and ranks, so that you can share them."
+    "\N{RIGHTWARDS ARROW} 0. To zoom with the mouse wheel, hold Ctrl. The address of the page contains the selected "
+    "step and ranks, so that you can share the view."
 )
 _LANES = (
-    "Exposed: communication during which nothing is computed. Trailing: gradients still in transit when the backward "
-    "pass is over. The device is idle where the lane of the step is empty; the colour is paler "
-    "where gaps are too narrow to be seen."
+    "Exposed: communication without concurrent computation. Trailing: gradients still in transit after the backward "
+    "pass. The device is idle where the lane of the step is empty. Colors are paler where gaps are too narrow to be "
+    "visible."
 )
 
 
 _ON_ACCELERATORS = (
-    "The lanes show when the device worked, on the host's clock; buckets are held back until the host launches them, "
+    "The lanes show when the device works, on the host's clock. Buckets are held back until the host launches them, "
     "and queued until the device starts them."
 )
 
@@ -183,7 +183,7 @@ def _how_to_read(report: Report, timeline: Timeline) -> str:
         words.append(f"All ranks are on one clock, accurate to ±{ms(timeline.clock_error_ns)} ms.")
     apart = [str(rank.rank) for rank in timeline.ranks if not rank.on_common_clock]
     if len(timeline.ranks) > 1 and apart:
-        words.append(f"These ranks use their own host's clock and are not comparable: {', '.join(apart[:16])}.")
+        words.append(f"Times of these ranks are on their own host's clock and not comparable: {', '.join(apart[:16])}.")
     return escape(clean(" ".join(words), most=900))
 
 
@@ -193,7 +193,7 @@ def _timeline_json(report: Report, timeline: Timeline) -> bytes | None:
 
 
 _MAX_TIMELINES = 4
-"""maximum number of timelines drawn at first, if there are more ranks than fit on a screen"""
+"""maximum number of ranks in the timeline when the page is opened"""
 
 COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "compute": lambda step: step.compute_ns,
@@ -202,11 +202,11 @@ COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
     "exposed": lambda step: step.exposed_ns,
     "trailing": lambda step: step.trailing_ns,
 }
-"""measures of a step that the page shows in addition to its parts"""
+"""name → measure of a step that the page shows in addition to the step's parts"""
 
 
 def steps_data(report: Report) -> dict[str, Any] | None:
-    """Return one row per rank and step, ns; ``None`` if no step was profiled."""
+    """Return the measures of each rank and step, in ns; ``None`` if no step was profiled."""
     typical = typical_step(report)
     if typical is None:
         return None

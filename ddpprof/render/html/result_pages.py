@@ -1,4 +1,4 @@
-"""Pages of comparisons, sweeps, scaling experiments, overheads and predictions."""
+"""Render HTML pages of comparisons, experiments and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ddpprof.topics.steps.view import WRAPPER_PARTS
 
 
 def result_page(title: str, result: Written, sections: Iterable[Section]) -> str:
-    """Return a whole HTML file that begins with the result's lines, which are the conclusion.
+    """Return a complete HTML file that begins with the conclusions of the result.
 
     Raises `DdpprofError` if plotly is not installed.
     """
@@ -64,18 +64,18 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6
 _STEP_ROLES = {"forward": "forward", "backward": "backward", "slowed": "held", "exposed": "exposed", "rest": "other"}
 _LOSS_ROLES = ("series-0", "exposed", "series-3", "held", "series-2", "idle")
-"""roles of the parts of the lost time"""
+"""roles of the parts of lost time, in the order of `PARTS`"""
 
 
 def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
-    """Draw B minus A with its interval; changes that may be noise are grey."""
+    """Yield a chart of B minus A with intervals. Changes that may be noise are gray."""
     known = [change for change in comparison.metrics if change.difference is not None]
     if not known:
         return
     groups = (
         ("B takes more", "exposed", True),
         ("B takes less", "series-0", False),
-        ("noise, or too few runs to tell", "idle", None),
+        ("noise, or too few runs", "idle", None),
     )
     traces = []
     for name, role, more in groups:
@@ -91,7 +91,7 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
             "categoryorder": "array", "categoryarray": [change.metric for change in known],
         },
     }  # fmt: skip
-    note = "lines: intervals, from the differences between runs; for one run on each side, from the spread of its steps"
+    note = "lines: intervals, from the variation between runs, or, for one run on each side, between its steps"
     yield Chart("What changed", traces, layout, 70 + 26 * len(known), note)
 
 
@@ -152,7 +152,7 @@ def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
 
 
 def _variants(points: Sequence[SweepPoint]) -> Chart:
-    """Draw a bar per variant, with a line from fastest to slowest round, if the varied setting is not a size."""
+    """Return a chart with a bar for each variant, for a varied setting that is not a size."""
     names = dict.fromkeys(point.configuration for point in points)
     traces = []
     for number, name in enumerate(names):
@@ -166,7 +166,7 @@ def _variants(points: Sequence[SweepPoint]) -> Chart:
         traces.append({**made, "error_x": error_bars(below, beyond)})
     layout = {**bars_layout("step, ms", "group"), "showlegend": len(names) > 1}
     layout["xaxis"]["rangemode"] = "tozero"
-    note = "bars: medians; lines: from the fastest round to the slowest"
+    note = "bars: medians; lines: from the fastest to the slowest round"
     return Chart("Step time by variant", traces, layout, 70 + 34 * len(points), note)
 
 
@@ -211,12 +211,12 @@ def _losses(points: Sequence[ScalePoint]) -> Chart:
         bar_trace(name, role, labels, [getattr(point.lost, field) for point in points])
         for (name, field), role in zip(PARTS, _LOSS_ROLES, strict=True)
     ]
-    note = "parts left of zero took less time than in the ideal step"
-    return Chart("Where the lost time goes", traces, bars_layout("lost, ms per step"), 70 + 34 * len(labels), note)
+    note = "parts below zero take less time than in the ideal step"
+    return Chart("Causes of lost time", traces, bars_layout("lost, ms per step"), 70 + 34 * len(labels), note)
 
 
 def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
-    """Draw the measured overhead next to the parts that explain it."""
+    """Yield a chart of the measured overhead and the parts that explain it."""
     wrapper, parts = report.wrapper, report.parts
     known: list[tuple[str, str, float]] = []
     if wrapper is not None:
@@ -227,12 +227,12 @@ def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
     rows = ["measured", "explained by"]
     traces = [bar_trace("measured", "idle", rows[:1], [report.overhead_ns])]
     traces += [bar_trace(name, role, rows[1:], [ns]) for name, role, ns in known]
-    yield Chart("What DDP adds to a step", traces, bars_layout("ms per step"), 140)
+    yield Chart("Overhead of DDP per step", traces, bars_layout("ms per step"), 140)
 
 
 def tuning_charts(report: TuneReport) -> Iterable[Chart]:
-    """Draw the settings that were tried: measured and predicted steps."""
-    known = [(short_label(one.label) or "as it is", one) for one in (report.now, *report.tried) if one.step_ns]
+    """Yield a chart of the measured and predicted step time of each setting."""
+    known = [(short_label(one.label) or "unchanged", one) for one in (report.now, *report.tried) if one.step_ns]
     labels = [label for label, _ in known]
     traces = [bar_trace("measured", "series-0", labels, [one.step_ns or 0.0 for _, one in known])]
     forecasts = [(label, one.forecast) for label, one in known if one.forecast is not None]
@@ -242,11 +242,11 @@ def tuning_charts(report: TuneReport) -> Iterable[Chart]:
         beyond = [(f.high_ns - f.step_ns) / 1e6 for _, f in forecasts]
         traces.append({**predicted, "error_x": error_bars(below, beyond)})
     layout = {**bars_layout("ms", "group"), "showlegend": True}
-    yield Chart("Step", traces, layout, 80 + 44 * len(labels), "lines: 95 % intervals of the predictions")
+    yield Chart("Step time", traces, layout, 80 + 44 * len(labels), "lines: 95 % intervals of the predictions")
 
 
 def whatif_chart(answer: WhatIf) -> Chart:
-    """Draw each predicted step as a bar of its parts."""
+    """Return a chart with the parts of each predicted step."""
     labels = [clean(one.label, most=60) for one in answer.outcomes]
     traces = []
     for part in fields(PredictedParts):

@@ -1,4 +1,4 @@
-"""The timeline's data: lanes of every step and rank, as columns that `timeline.js` draws."""
+"""Data of a page's timeline: lanes of every step and rank, as columns for `timeline.js`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ddpprof.render.html.charts import bucket_label
 from ddpprof.topics.steps.timeline import BucketSpan, RankTimeline, StepTimeline, Timeline
 
 MAX_SPANS = 60_000
-"""maximum number of spans on a page: for the step shown first, and again for all other steps together"""
+"""maximum number of spans of the step shown first, and of all other steps together"""
 
 _MOST_KEPT = 8 * MAX_SPANS
-"""maximum number of spans in memory before those that cannot be distinguished are merged"""
+"""number of spans in memory above which spans too narrow to be visible are merged"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
     "copy", "held", "queued", "comm", "trailing",
 )  # fmt: skip
-"""kinds of spans; the first seven are the parts of the step bar, in order"""
+"""kinds of spans; the first seven are the parts of the step, in order"""
 
 _KIND_OF_PART = {"exposed_comm": "exposed"}
 _OF_PHASE = {
@@ -66,7 +66,7 @@ class _Drawn:
 
 
 def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> dict[str, Any] | None:
-    """Return times in ns since the step began on the first rank; ``None`` if no step is known."""
+    """Return the data, with times in ns since the first rank began the step; ``None`` without steps."""
     names = _Names()
     now: list[_Drawn] = []
     rest: list[_Drawn] = []
@@ -114,7 +114,7 @@ def _about(rank: RankTimeline, host: str | None) -> dict[str, Any]:
 
 
 def _coarsened(drawn: Sequence[_Drawn], most: int) -> list[_Drawn]:
-    """Return the steps with at most `most` spans in total."""
+    """Return the steps with spans merged so that there are at most `most` in total."""
     lanes = [one for each in drawn for one in each.lanes.values()]
     grain_ns = grain_for(lanes, most, max((one.end_ns - one.start_ns for one in drawn), default=1))
     return [replace(one, lanes={name: coarsen(fine, grain_ns) for name, fine in one.lanes.items()}) for one in drawn]
@@ -133,7 +133,7 @@ def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, S
 
 
 def _parts(step: StepTimeline) -> SpanColumns:
-    """Return the parts of the step without idle time, which is left empty."""
+    """Return the parts of the step except idle time."""
     parts = step.named_parts().items()
     return _spans([(spans, _KIND_OF_PART.get(name, name)) for name, spans in parts if name != "idle"])
 
@@ -175,7 +175,7 @@ def _sized(num_bytes: int) -> str:
 
 
 def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> SpanColumns:
-    """Return the stages of each bucket, in a separate row while other buckets are in flight."""
+    """Return the stages of each bucket. Buckets that overlap in time are in different rows."""
     times = [[b.ready_ns, b.launched_ns, b.started_ns, b.finished_ns] for b in buckets]
     known = [[time for time in row if time is not None] for row in times]
     whole = [(row[0], row[-1], number) for number, row in enumerate(known) if len(row) > 1]
@@ -220,12 +220,12 @@ _Column = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanColumns:
-    """Spans, sorted by row and start. Times are ns; the caller defines `kind` and `name`."""
+    """Spans, sorted by row and start. Times are ns. `kind` and `name` are indices defined by the caller."""
 
     start_ns: _Column
     end_ns: _Column
     busy_ns: _Column
-    """total lengths of the merged spans"""
+    """total length of the merged spans"""
     count: _Column
     kind: _Column
     name: _Column
@@ -236,7 +236,7 @@ class SpanColumns:
 
 
 def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_rows: int = 1) -> SpanColumns:
-    """Return a lane whose overlapping spans are in different rows, at most `most_rows` of them."""
+    """Return a lane with overlapping spans in different rows, in at most `most_rows` rows."""
     order = np.lexsort((end_ns, start_ns))
     start, end = start_ns[order].astype(np.int64), end_ns[order].astype(np.int64)
     row = _rows(start, end, most_rows)
@@ -247,7 +247,7 @@ def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_
 
 
 def _rows(start: _Column, end: _Column, most: int) -> _Column:
-    """Return, for each span, the first row that is free when it starts, or else the last row."""
+    """Return, for each span, the first row that is free at its start, or else the last row."""
     if most == 1:
         return np.zeros(len(start), np.int64)
     free = [np.iinfo(np.int64).min] * most
@@ -260,7 +260,7 @@ def _rows(start: _Column, end: _Column, most: int) -> _Column:
 
 
 def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
-    """Merge spans narrower than `grain_ns`, separately for each kind. Spans of different kinds may then overlap."""
+    """Merge spans shorter than `grain_ns`, separately for each kind. Spans of different kinds may then overlap."""
     if not len(fine) or grain_ns <= 0:
         return fine
     by_kind = rows_of(fine, np.lexsort((fine.start_ns, fine.kind, fine.row)))
@@ -282,7 +282,7 @@ def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
 
 
 def grain_for(lanes: Sequence[SpanColumns], most: int, length_ns: int) -> int:
-    """Return the finest grain at which all lanes together have at most `most` spans; 0 merges none."""
+    """Return the smallest grain, in ns, with which all lanes together have at most `most` spans; 0 merges none."""
     grain_ns, finest = 0, max(1, length_ns >> 14)
     while sum(len(coarsen(one, grain_ns)) for one in lanes) > most and grain_ns < length_ns:
         grain_ns = max(finest, 2 * grain_ns)

@@ -1,4 +1,4 @@
-"""The chapters of a report, and what stands in each. Terminal, Markdown and pages draw these sections."""
+"""The topics of a report and their sections, which are rendered in a terminal, as Markdown and as HTML pages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddpprof.report.topics import sections_of_topics
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Sections about one topic, as a page groups them."""
+    """Sections about one topic of the report."""
 
     name: str
-    """lower-case name, as in a link"""
+    """lower-case name, used in links and for ``--section``"""
     title: str
     sections: tuple[Section, ...]
 
@@ -31,14 +31,14 @@ _TOPICS: Sequence[tuple[str, str, tuple[Chapter | Callable[[Report], Iterable[Se
     ("ranks", "Ranks compared", ("ranks",)),
     ("slowdown", "Slowdown by communication", ("slowdown",)),
     ("whole-run", "The whole run", ("whole-run",)),
-    ("cost", "What DDP and the recording cost", ("cost", "recording")),
+    ("cost", "Overhead of DDP and of the recording", ("cost", "recording")),
     ("findings", "What to change", (finding_list, "findings")),
 )
-"""name and title of each, and what stands in it: sections of topics, or of the report as a whole"""
+"""name, title and contents of each topic; contents are chapters of topics, or functions of the report"""
 
 
 def topics(report: Report) -> tuple[Topic, ...]:
-    """Return all topics of a report, without empty sections and topics."""
+    """Return the topics of a report that have sections."""
     found = (
         Topic(name, _ALL_NOISE if name == "findings" and is_all_noise(report) else title, made)
         for name, title, parts in _TOPICS
@@ -58,7 +58,7 @@ TOPICS = tuple(name for name, _, _ in _TOPICS)
 
 
 def sections(report: Report, drawn_step: Iterable[Section] = (), only: str | None = None) -> tuple[Section, ...]:
-    """Return the sections of all topics, or of one topic. `drawn_step`: a drawing of the step that the bars show."""
+    """Return the sections of all topics, or only of topic `only`. `drawn_step`: placed before the step topic."""
     found: list[Section] = []
     for topic in topics(report):
         if only in (None, topic.name):

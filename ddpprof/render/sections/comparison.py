@@ -1,4 +1,4 @@
-"""Two jobs compared: how they differ, what became slower, and whether that is noise."""
+"""Sections of a comparison of two jobs: differences in settings, times, buckets and kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORTH_A_ROW_NS = 10_000
 def comparison_sections(
     comparison: Comparison, verdicts: Sequence[ConditionVerdict] = (), how_to_record: Sequence[str] = ()
 ) -> tuple[Section, ...]:
-    """Return the sections. `how_to_record` has the commands that record the runs still needed."""
+    """Return the sections. `how_to_record`: commands that record the runs that are still needed."""
     return (
         Line(f"A: {clean(comparison.a)} · B: {clean(comparison.b)}"),
         *(Line(f"Note: {clean(text, most=400)}", is_warning=True) for text in comparison.missing),
@@ -75,18 +75,18 @@ def _note(comparison: Comparison) -> str:
     steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
     if num_a == num_b == 1:
         return (
-            f"from one run each, with {steps}; the 95% interval covers only these steps, not differences between "
-            f"whole runs of the same job. A difference within it is noise; one beyond it may be noise too"
+            f"from one run each, with {steps}; the 95% interval is for these steps only, not for the variation between "
+            f"runs of the same job. A difference within the interval is noise; a larger difference may also be noise"
         )
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
-        f"between their runs. Its interval, {CONFIDENCE:.1%}, is based on the variation between runs. It is a "
-        f"simultaneous interval over all measures of --fail-on, where it is narrower, and over all other measures"
+        f"between their runs. The {CONFIDENCE:.1%} intervals are based on the variation between runs. They are "
+        f"simultaneous over the measures of --fail-on, where they are narrower, and over all other measures"
     )
 
 
 def interval_of(change: MetricChange) -> tuple[float, float] | None:
-    """Return the interval to show, ns: between runs or, with one run on each side, between the steps of the runs."""
+    """Return the interval to show, ns: from the variation between runs or, with one run on each side, between steps."""
     if change.difference is not None and change.difference.is_measured:
         return change.difference.low_ns, change.difference.high_ns
     if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:
@@ -100,9 +100,9 @@ def _interval(change: MetricChange) -> str:
 
 
 def _word(change: MetricChange, step_ns: int) -> str:
-    """Return the word for a change in steps of `step_ns`.
+    """Return ``more``, ``less``, ``noise`` or ``cannot tell``.
 
-    If runs differ much, a change that matters may look like noise.
+    The last one is returned if the interval is so wide that it includes a noticeable change. `step_ns`: step of A.
     """
     difference = change.difference
     if change.is_beyond_noise is None or difference is None:
@@ -171,8 +171,7 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
 
 
 _KERNELS_OF_ONE = (
-    "Kernels that became slower, ms (medians; differences exceed the noise within one run, but other runs may "
-    "differ more)"
+    "Kernels that became slower, ms (medians; differences exceed the noise within a run, but may be noise between runs)"
 )
 _KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any run of A, ms (medians of a typical run)"
 
@@ -203,8 +202,8 @@ def _more_runs(
     told = "growth beyond its limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
     if needed > MOST_RUNS:
         yield Line(
-            f"More than {MOST_RUNS} runs on each side would be needed to distinguish {told} from noise: the runs "
-            "differ too much. Record longer runs (--steps), on an otherwise idle machine."
+            f"More than {MOST_RUNS} runs on each side would be needed to distinguish {told} from noise, because the "
+            "runs vary too much. Record longer runs (--steps) on an otherwise idle machine."
         )
         return
     more = [max(0, needed - number) for number in (comparison.num_runs_a, comparison.num_runs_b)]
@@ -220,7 +219,7 @@ def _more_runs(
 
 
 def runs_wanted(comparison: Comparison, verdicts: Sequence[ConditionVerdict]) -> int | None:
-    """Return how many runs each side should have; ``None`` if nothing is left to decide."""
+    """Return the number of runs that each side needs; ``None`` if everything is decided."""
     if not verdicts:
         return comparison.runs_needed
     return max((one.runs_needed for one in verdicts if one.runs_needed is not None), default=None)
@@ -244,7 +243,7 @@ def _runs(report: RepeatedReport) -> Iterable[Section]:
         rows,
         ""
         if spread is None
-        else f"the slowest run takes {spread:.0%} longer than the fastest, which is noise between runs",
+        else f"the slowest run takes {spread:.0%} longer than the fastest; this is the noise between runs",
     )
 
 

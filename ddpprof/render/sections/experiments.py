@@ -1,4 +1,4 @@
-"""The content, order and words of an experiment's report."""
+"""Sections of the reports of experiments."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _verdict(report: OverheadReport) -> str:
 
 
 def _at_best(report: OverheadReport) -> Iterable[Section]:
-    """Say how much of the overhead is unavoidable on this link, and how many samples are trained."""
+    """Yield a line on the unavoidable overhead on this link, and on samples per second."""
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
@@ -124,16 +124,16 @@ def _parts(report: OverheadReport) -> Section:
         rows += [
             ("  pre-forward: buffer sync, bookkeeping", ms(wrapper.pre_forward_ns), ""),
             ("  search for unused parameters", ms(wrapper.unused_search_ns), ""),
-            ("  gradients copied into buckets", ms(wrapper.copy_in_ns), ""),
-            ("  all-reduces handed to the backend", ms(wrapper.launch_ns), ""),
-            ("  buckets copied into .grad", ms(wrapper.copy_out_ns), ""),
-            ("  finalisation", ms(wrapper.finalise_ns), ""),
+            ("  copying gradients into buckets", ms(wrapper.copy_in_ns), ""),
+            ("  passing all-reduces to the backend", ms(wrapper.launch_ns), ""),
+            ("  copying buckets into .grad", ms(wrapper.copy_out_ns), ""),
+            ("  finalization", ms(wrapper.finalise_ns), ""),
         ]
     explained = report.explained_ns
     if parts is not None and explained is not None:
         rows += [
             ("  exposed communication", ms(parts.transfer_ns + parts.waiting_ns), ""),
-            ("explained by these", ms(explained), ""),
+            ("sum of these parts", ms(explained), ""),
             ("not explained", ms(report.overhead_ns - explained), ""),
         ]
     on_device = wrapper is not None and explained is None
@@ -142,9 +142,9 @@ def _parts(report: OverheadReport) -> Section:
         columns("", "ms", "95 % interval", words=("",)),
         tuple(rows),
         notes(
-            "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the length of "
-            "unprofiled ones",
-            "these are host times, which device work may hide, so they may not add up" if on_device else "",
+            "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the duration of "
+            "unprofiled steps",
+            "parts are host times, which device work may hide, so they may not add up" if on_device else "",
         ),
     )
 
@@ -177,7 +177,7 @@ _PERFECT = 1.005
 
 
 def _is_it_normal(point: ScalePoint) -> str:
-    """Say what a number of processes gains, and what the link allows at most."""
+    """Return sentences on the speed-up with a number of processes, and on the maximum that the link allows."""
     gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one without DDP"
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
@@ -201,13 +201,14 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
         yield Line(
             "Efficiency above 100% means that each of several processes does more work per second than one process "
             "without DDP. Either the single process was slowed in its trials, by other work or by more threads than "
-            "cores, or the difference is due to chance. In that case, the interval includes the number of processes."
+            "cores, or the difference is due to chance. In the latter case, the interval includes the number of "
+            "processes."
         )
     yield Line(
-        "speed-up: work per second relative to one process without DDP; best: the limit set by the bytes and this "
-        "link, if computation hides as much communication as it can. Lost: the step minus the ideal step. Slower "
-        "compute: due to shared cores and memory, or smaller batches; slowed by comm: only kernels that ran both "
-        "with and without communication.",
+        "speed-up: work per second relative to one process without DDP; best: the maximum on this link, if computation "
+        "hides as much communication as possible; lost: the step minus the ideal step; slower compute: due to shared "
+        "cores and memory, or smaller batches; slowed by comm: only kernels that ran both with and without "
+        "communication.",
         is_aside=True,
     )
 
@@ -236,7 +237,7 @@ def _losses(points: Iterable[ScalePoint]) -> Section:
         parts = [ms(getattr(point.lost, field)) if point.lost is not None else ms(None) for _, field in PARTS]
         rows.append((str(point.nproc), *parts, ms(point.lost_ns)))
     names = columns("processes", *(name for name, _ in PARTS), "lost")
-    return Table("Where the lost time goes, ms per step", names, tuple(rows))
+    return Table("Causes of lost time, ms per step", names, tuple(rows))
 
 
 def sweep_sections(report: SweepReport) -> Iterable[Section]:
@@ -261,7 +262,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """Return a sentence on which variant beats the first beyond noise; with unequal work, for the same work."""
+    """Return a sentence on the fastest variant compared with the first; for the same work, if sizes differ."""
     unequal = len({point.size for point in points}) > 1
     if unequal:
         points = [_for_as_much_work(point, points[0]) for point in points]
@@ -284,13 +285,13 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can reveal a difference of "
-        f"{shown:.0%}; more rounds can reveal a smaller one."
+        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can show a difference of "
+        f"{shown:.0%}; more rounds can show a smaller difference."
     )
 
 
 def _for_as_much_work(point: SweepPoint, first: SweepPoint) -> SweepPoint:
-    """Return the variant with its times scaled to the work that the first variant does in a step."""
+    """Return the variant with its times scaled to the work per step of the first variant."""
     if point.size is None or first.size is None:
         return point
     share, ratio = first.size / point.size, point.ratio
@@ -311,7 +312,7 @@ def _size_name(report: SweepReport) -> str:
 
 
 def _points(report: SweepReport) -> Section:
-    """Return a table with a row for each variant, and columns for each configuration."""
+    """Return a table with a row for each label, and columns for each configuration."""
     configurations = list(dict.fromkeys(point.configuration for point in report.points))
     has_sizes = any(point.size is not None for point in report.points)
     cells = {(point.label, point.configuration): point for point in report.points}
@@ -329,7 +330,7 @@ def _points(report: SweepReport) -> Section:
     rate = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
     if has_ratios:
         heads.append(Column("× the first"))
-    ratios = "× the first: its time relative to the first row's, with simultaneous 95 % intervals" if has_ratios else ""
+    ratios = "× the first: time relative to the first row, with simultaneous 95 % intervals" if has_ratios else ""
     return Table("Median step", tuple(heads), tuple(rows), notes(rate, ratios))
 
 
@@ -392,10 +393,10 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
     yield Line(f"In the script: {clean(best.code, most=800)}")
     if best.is_lossy:
         yield Line(
-            "It is lossy, since it rounds gradients before sending them: check the final accuracy.", is_warning=True
+            "It is lossy, because it rounds gradients before sending them: check the final accuracy.", is_warning=True
         )
     if best.losses is not None and best.losses.match is Match.UNKNOWN:
-        yield Line("It is unknown whether it changes the losses: compare them.", is_warning=True)
+        yield Line("It is unknown whether this setting changes the losses: compare them.", is_warning=True)
     if "static_graph=True" in best.label:
         yield Line(
             "static_graph=True requires every step to use the same parameters, as these steps did.", is_warning=True
@@ -403,7 +404,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence that no setting is faster, or that this is not certain, and what to do about it."""
+    """Return a sentence that no setting is faster, or that this is uncertain, with advice."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({ms(report.now.step_ns)} ms per step)"
     if not known:
@@ -429,9 +430,9 @@ def _nothing(report: TuneReport) -> str:
 
 
 _CERTAIN = 0.9
-"""step-time ratio to the unchanged job that must be excluded before a report says that nothing is faster"""
+"""step-time ratio to the unchanged job that must be excluded to report that no setting is faster"""
 _STEADY = 1.1
-"""slowest start divided by the fastest, up to which a machine counts as steady"""
+"""maximum of (slowest start / fastest start) for a machine to count as steady"""
 _ENOUGH = 10
 """minimum number of rounds to recommend"""
 
@@ -445,7 +446,7 @@ def _trials(report: TuneReport) -> Section:
         "Tried",
         (report.now, *report.tried),
         {
-            "setting": lambda one: short_label(one.label) or "as it is",
+            "setting": lambda one: short_label(one.label) or "unchanged",
             "step ms": lambda one: ms(one.step_ns),
             "ratio": lambda one: interval(one.ratio) if one.ratio is not None else ABSENT,
             "predicted": lambda one: ms(one.forecast.step_ns if one.forecast is not None else None),
@@ -454,7 +455,7 @@ def _trials(report: TuneReport) -> Section:
         },
         ("setting", "losses", "result"),
         notes(
-            "ratio: step time divided by that of the unchanged job, measured in turn; simultaneous 95 % intervals",
+            "ratio: step time / step time of the unchanged job; simultaneous 95 % intervals",
             "predicted: step time in ms, from the profile" if report.unpredicted is None else "",
             *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
         ),
@@ -473,8 +474,8 @@ def _tuned_losses(report: TuneReport) -> Iterable[Section]:
     compared = [one for one in known if one.num_steps]
     if not compared:
         yield Line(
-            "No loss was recorded (backward() was never called on a scalar), so it is unknown whether "
-            "settings change losses."
+            "No loss was recorded (backward() was never called on a scalar), so it is unknown whether the "
+            "settings change the losses."
         )
         return
     yield Line(_compared(compared[0]))
@@ -492,7 +493,7 @@ def _compared(first: LossMatch) -> str:
     else:
         said += f"; its own runs differ by {_part(first.own)}"
     if first.tolerance is None:
-        return f"{said}, which is too much for a comparison. Does the script set a seed?"
+        return f"{said}, which is too much for a comparison. Set a seed in the script."
     if first.tolerance:
         return f"{said}; {_part(first.tolerance)} is allowed."
     return f"{said}, so every setting must as well."
@@ -503,14 +504,14 @@ def _part(fraction: float | None) -> str:
 
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
-    """Return sections on what each change saved, and how to write the changes that help."""
+    """Return sections on the time that each change saved, and the code of the changes that help."""
     yield Line(f"A step of the unchanged job takes {ms(report.step_ns)} ms, in {count(report.rounds, 'round')}.")
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
             yield Line(f"Write: {clean(one.promise.code, most=400)}")
     if any(one.measured is not None and one.measured.low_ns is not None for one in report.tried):
-        yield Line("In brackets: 95% interval. Rounds with a change alternate with those without.", is_aside=True)
+        yield Line("In parentheses: 95% interval. Each round runs the job with and without each change.", is_aside=True)
 
 
 def _what_was_tried(promise: Promise) -> str:

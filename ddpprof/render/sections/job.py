@@ -1,4 +1,4 @@
-"""What ran, and what the report lacks."""
+"""Sections on the job, and on data that the report lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpprof.report.topics import file_of
 
 
 def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
-    """Say what ran, followed by each DDP module. A longer command is cut off."""
+    """Yield a line on the job, and a line for each DDP module. A longer command is cut off."""
     job = report.job
     read, world = job.num_ranks_read, job.world_size
     steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)
@@ -34,7 +34,7 @@ def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
 
 
 def machine_words(job: Job) -> list[str]:
-    """Return the backend, the device and the version of torch, as far as they are known."""
+    """Return the backend, the device and the version of torch, if known."""
     torch = f"torch {job.torch}" if job.torch else None
     return [clean(word) for word in (job.backend, job.device, torch) if word]
 

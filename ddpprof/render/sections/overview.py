@@ -1,4 +1,4 @@
-"""Findings in the order of `findings.find`, followed by those that may be noise."""
+"""Sections on the verdict and the findings of a report, and the first screen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def finding_list(report: Report) -> Iterator[Section]:
 
 
 def beyond_noise(report: Report, texts: Sequence[FindingText]) -> Iterator[Section]:
-    """Show findings beyond noise, and say why there are none, or no more."""
+    """Yield the findings beyond noise, and a line if most rules could not be applied."""
     yield FindingList(FINDINGS, tuple(texts), _otherwise(report))
     if texts and _lacks_profiled_steps(report):
         yield Line(_not_profiled(report, "no more"))
@@ -65,18 +65,18 @@ def is_all_noise(report: Report) -> bool:
 
 
 def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
-    """Return the findings in words, numbered in their order."""
+    """Return the texts of the findings, numbered in order."""
     return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
 
 
 def first_change(report: Report) -> tuple[FindingText, Finding] | None:
-    """Return what to change first; ``None`` if no finding is certain enough, such as one without its prediction."""
+    """Return the finding to fix first; ``None`` if no finding is certain enough."""
     certain = (one for one in finding_texts(report) if not (one[1].is_noise or one[1].is_guess))
     return next(((text, one) for text, one in certain if text.advice), None)
 
 
 def change_sentence(report: Report) -> str:
-    """Say what to change first, or to change nothing: the end of every verdict."""
+    """Return the last sentence of the verdict: what to change first, or that nothing needs to be changed."""
     first = first_change(report)
     if first is not None:
         text, finding = first
@@ -85,7 +85,7 @@ def change_sentence(report: Report) -> str:
 
 
 def first_words(finding: Finding) -> str:
-    """Return what to do about the first finding."""
+    """Return the words that introduce the first finding."""
     if finding.may_be_meant:
         return "Check whether this is intended"
     has_unknown_gain = finding.expected_ns is None and finding.change is not None and not finding.is_correctness
@@ -93,12 +93,12 @@ def first_words(finding: Finding) -> str:
 
 
 def gain_after_title(text: FindingText, finding: Finding) -> str:
-    """Return the gain in the form that follows the title in a sentence; empty if there is none, or it is unknown."""
+    """Return the gain as it follows the title in a sentence; empty if there is none or if it is unknown."""
     return "" if finding.expected_ns is None else f", {text.gain}"
 
 
 def change_nothing(report: Report) -> str:
-    """Return why there is nothing to change, for certain or as far as the run can tell; empty if the job failed."""
+    """Return a sentence on why there is nothing to change; empty if the job failed."""
     if report.failure is not None:
         return ""
     for number, finding in enumerate(report.findings, 1):
@@ -120,8 +120,8 @@ def change_nothing(report: Report) -> str:
 
 
 _TRACES_CANNOT_TELL = (
-    "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They do not contain "
-    "DDP's buckets and options. Use ddpprof trace to record them."
+    "Change nothing yet: traces alone do not show which DDP setting would shorten the step, because they do not "
+    "contain DDP's buckets and options. Use ddpprof trace to record them."
 )
 
 
@@ -146,7 +146,7 @@ def _otherwise(report: Report) -> str:
 
 
 def _lacks_profiled_steps(report: Report) -> bool:
-    """Return whether ddpprof recorded the run without failure, but none of the profiled steps."""
+    """Return whether ddpprof recorded the run, and the run did not fail, but no step was profiled."""
     was_recorded = file_of(report) is None and report.failure is None and report.job.modules
     return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
 
@@ -196,7 +196,7 @@ _NOT_RECORDED = (
 
 
 def short_gain(finding: Finding) -> str:
-    """Return the gain in a few words."""
+    """Return the gain in short."""
     if finding.measured is not None:
         return measured_gain(finding.measured)
     if finding.predicted is not None:
@@ -225,7 +225,7 @@ def _gain(finding: Finding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An important number, with its unit."""
+    """A number of the verdict, with its unit."""
 
     what: str
     value: str
@@ -233,12 +233,14 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
+    """Verdict on the steps of a run, with the most important numbers."""
+
     text: str
     numbers: tuple[Number, ...]
 
 
 def verdict(report: Report) -> StepVerdict:
-    """Return the verdict. Like those of the tables, its numbers are means over the ranks and the steps."""
+    """Return the verdict. Its numbers are means over ranks and steps, as in the tables."""
     of_steps = verdict_of_steps(report)
     if report.failure is None:
         return of_steps
@@ -246,14 +248,14 @@ def verdict(report: Report) -> StepVerdict:
 
 
 def verdict_of_steps(report: Report) -> StepVerdict:
-    """Return the verdict on the steps alone: without the sentence on how the job failed."""
+    """Return the verdict without the sentence on how the job failed."""
     steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
     step_ns, comm_ns = report.step_ns, mean_of(steps, lambda s: s.comm_ns) or 0
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
     profiled_ns = report.profiled_step_ns or 0
-    exposed_ns = min(exposed_ns, profiled_ns)  # what the last step launched may end after it
+    exposed_ns = min(exposed_ns, profiled_ns)  # communication of the last step may end after the step
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
         return StepVerdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
@@ -284,7 +286,7 @@ _IDLE_OF_HOST = "time between operations, such as Python code"
 
 
 def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: float, idle: str) -> str:
-    """Return a sentence if a step loses more time to something other than communication."""
+    """Return a sentence if a step loses more time to waiting for data or idle time than to communication."""
     parts = [step.parts for step in steps if step.parts is not None]
     costs = {
         "waiting for data": mean_of(parts, lambda one: one.data_ns) or 0,
@@ -297,11 +299,11 @@ def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: fl
 
 
 _WORTH_NAMING = 0.05
-"""share of the step"""
+"""minimum share of the step"""
 
 
 def _left_out(report: Report, num_usual: int) -> str:
-    """Return a sentence if steps of another kind recur, or took most of the time.
+    """Return a sentence on the steps that the numbers exclude, if there are several or if they take most of the time.
 
     A single long step may be due to the machine.
     """
@@ -316,7 +318,7 @@ def _left_out(report: Report, num_usual: int) -> str:
 
 
 def _are_longer_for_communication(report: Report) -> bool:
-    """Return whether the steps that are left out spend most of their extra time in communication."""
+    """Return whether the excluded steps spend most of their extra time in communication."""
     steps = [step for rank in report.ranks_together for step in rank.measured_steps]
     usual = [step for step in steps if step.step in report.usual_steps]
     others = [step for step in steps if step.step not in report.usual_steps and step.is_whole]
@@ -332,7 +334,7 @@ def _of_light_steps(report: Report) -> StepVerdict:
     if step_ns is None:
         is_bare = report.ranks and report.failure is None and report.job.num_steps is None and file_of(report) is None
         return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
-    unknown = " The steps were only watched: profiled steps would show where the time goes."
+    unknown = " The steps were only watched. Profiled steps would show how the time is spent."
     if any(rank.light_steps for rank in report.ranks):
         unknown = "" if file_of(report) is not None else " Only profiled steps show how much of it is communication."
     return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
@@ -354,11 +356,11 @@ def _ms(ns: float | None) -> str:
 
 
 MAX_RANKS = 4
-"""number of ranks in the drawing of a step"""
+"""maximum number of ranks in the timeline of a step"""
 _MOST_FINDINGS = 3
 _MOST_REMARKS = 6
 _MOST_LINES = 3
-"""number of modules, and of notes"""
+"""maximum number of modules, and of notes"""
 _LONGEST_COMMAND = 60
 _LONGEST_LINE = 400
 
@@ -366,10 +368,10 @@ _LONGEST_LINE = 400
 def first_screen(
     report: Report, paths: Sequence[str], timeline: Timeline | None = None, *, can_replay: bool = True
 ) -> tuple[Section, ...]:
-    """Return about 40 lines.
+    """Return the sections of the first screen, about 40 lines.
 
-    `paths`: the parts of the run, as a user gives them; `timeline`: with the typical step; `can_replay`: whether
-    ``ddpprof whatif`` can read the input, which it cannot if that is a JSON report.
+    `paths`: paths of the run, as given by the user. `timeline`: contains the typical step. `can_replay`: whether
+    ``ddpprof whatif`` can read the input, which must not be a JSON report.
     """
     return tuple(
         section
@@ -404,7 +406,7 @@ def _verdict(report: Report) -> Iterator[Section]:
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
-    """Draw the typical step. If none was profiled, show what is known about the time of a step."""
+    """Return the lanes of the typical step or, if no step was profiled, bars and sections on the step time."""
     return typical_lanes(timeline, report) or (*_bars(report), *sections_of_topics(report, "step"))
 
 
@@ -420,7 +422,7 @@ def _findings(report: Report) -> Iterator[Section]:
 
 
 def _remarks(report: Report) -> Iterator[Section]:
-    """List further findings, in one line each."""
+    """Yield further findings, in one line each."""
     beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
     uncertain = [finding for finding in report.findings if finding.is_worth_trying]
     noise = [finding for finding in report.findings if not finding.has_advice]
@@ -460,18 +462,18 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
             repeat = report.job.trace_command("--repeat 5", f"--out {folder}")
             commands.append((when, clean(repeat, most=_LONGEST_LINE)))
         commands.append(("compare the two", "ddpprof compare BEFORE AFTER"))
-    commands.append(("what words mean", "ddpprof explain exposed"))
+    commands.append(("meaning of a term", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
 
 
 def _can_try(report: Report, paths: Sequence[str]) -> bool:
-    """Return whether `ddpprof try` can apply a finding that has not been tried yet."""
+    """Return whether `ddpprof try` can apply the change of a finding that has not been tried yet."""
     is_left = any(one.change is not None and one.measured is None and one.has_advice for one in report.findings)
     return is_left and len(paths) == 1 and bool(report.job.recorded_with) and report.failure is None
 
 
 def _words_of_sweep(report: Report) -> str | None:
-    """Return the words that run the job in a sweep; ``None`` if only options of ``ddpprof trace`` can start it."""
+    """Return the command of the job for a sweep; ``None`` if only options of ``ddpprof trace`` can start the job."""
     words = without_step_options(report.job.recorded_with)
     takes_number = bool(words) and words[0].startswith("--nproc")
     starts = words[1 if "=" in words[0] else 2 :] if takes_number else words

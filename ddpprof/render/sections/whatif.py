@@ -52,8 +52,8 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
             "pair": lambda speed: ABSENT if speed.two_at_once is None else f"{speed.two_at_once:.2f}",
         },
         note="time: on the slowest rank, after a barrier; busbw: link bandwidth as defined by nccl-tests; "
-        "1 GB is 10⁹ bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one, "
-        "undisturbed (1: the second is free, 2: they run in turn)",
+        "1 GB is 10⁹ bytes; CPU: CPU time of one rank; pair: time of two concurrent collectives ÷ time of one "
+        "(1: the second is free, 2: they run one after the other)",
     )
     reached = reached_by_netbench(bench)
     if reached is not None:
@@ -62,7 +62,7 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
         yield _beside(bench)
     if is_disturbed(speeds):
         yield Line(
-            "For most sizes, most runs took more than twice the shortest time: other work disturbs the hosts or the "
+            "For most sizes, the median time is more than twice the shortest time: other work uses the hosts or the "
             "network.",
             is_warning=True,
         )
@@ -72,15 +72,15 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
 
 
 def _beside(bench: NetBench) -> Table:
-    """Return one row per size; values are medians over rounds."""
+    """Return a table with one row per size. Values are medians over rounds."""
     rows = []
     for one in bench.beside:
         taken_ns = round(median(one.taken_ns))
         lasts, takes = _us(round(median(one.lasted_ns))), _us(taken_ns)
         rows.append((str(one.num_bytes), lasts, takes, f"{taken_ns / one.num_bytes:.2f}"))
     note = (
-        "measured while every rank multiplies matrices and several collectives run; takes: computing time lost on "
-        "the rank that loses the most"
+        "measured while every rank multiplies matrices and several collectives run; takes: computation time lost on "
+        "the rank that loses most"
     )
     return Table(
         "During computation", columns("bytes", "each lasts µs", "takes µs", "takes ns per byte"), tuple(rows), note
@@ -159,14 +159,14 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
 
 
 def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
-    """Return a sentence on the share of communication in the saving of larger batches, which change the training."""
+    """Return sentences on how much of the time saved by larger batches is communication."""
     was_ns, ratio = answer.without_world_comm_ns, answer.work_ratio
     if was_ns is None or answer.without_world_ns is None or ratio <= 1:
         return ""
     saved_ns = answer.without_world_ns - step_ns / ratio
     comm_ns = was_ns - answer.outcomes[0].prediction.parts.communication_ns / ratio
     return (
-        f" Of the {ms(saved_ns)} ms saved, {ms(comm_ns)} ms is communication; the rest is saved because the "
+        f" Of the {ms(saved_ns)} ms saved, {ms(comm_ns)} ms is communication. The rest is saved because the "
         f"optimizer steps less often. Each optimizer step then uses a batch {three_digits(ratio)} times as large."
     )
 
@@ -215,6 +215,6 @@ def _network(answer: WhatIf) -> str:
 
 
 def _span(low_ns: float, high_ns: float) -> str:
-    """Format a range; three digits would suggest more precision than there is."""
+    """Format a range in ms with few digits, because predictions are not more precise."""
     digits = 0 if high_ns >= _HUNDRED_MS else 1 if high_ns >= _HUNDRED_MS / 10 else 2
     return f"{low_ns / 1e6:.{digits}f} – {high_ns / 1e6:.{digits}f}"

@@ -1,4 +1,4 @@
-"""All native data of a run: one TensorBoard run per rank, with the same tags, and one for data of all ranks."""
+"""Write a report as TensorBoard events: one TensorBoard run per rank, with the same tags, and one for all ranks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ddpprof.topics.steps.timeline import Drawing
 
 
 def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:
-    """Write all native data. `drawings` are in rank order.
+    """Write scalars, histograms, heat maps, hyperparameters and the report's text. `drawings`: in rank order.
 
-    Raises ``OSError``, and `DdpprofError` without TensorBoard.
+    Raises ``OSError``, and `DdpprofError` if TensorBoard is not installed.
     """
     with EventFile(directory / TENSORBOARD_OF_RUN) as file:
         write_report_text(file, report)
@@ -56,9 +56,9 @@ STEP, EXPOSED = _TAG.format("step"), _TAG.format("exposed")
 OVERLAP = "ddp/overlap_share"
 OWN_WORK = "ddp/own_work_ms"
 PART = "ddp_step/"
-"""prefix of the parts that add up to a step: ``ddp_step/forward_ms``, …"""
+"""prefix of the tags of a step's parts: ``ddp_step/forward_ms``, …"""
 LAUNCHES = "ddp_launches/"
-"""prefix of parts for which only the host's launch time is known, on an accelerator"""
+"""prefix of the tags of parts for which only the host's launch time is known, on an accelerator"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class Scalar:
 
 
 _OF_STEP = {_TAG.format(name): one for name, one in metrics_of(StepReport).items() if len(one.path) == 1}
-"""tag → number of the step itself, without its parts"""
+"""tag → measure of the whole step"""
 DESCRIPTIONS = {
     **{tag: one.meaning for tag, one in _OF_STEP.items()},
-    OVERLAP: "share of the communication that overlaps with computation: 0 to 1",
-    OWN_WORK: "time that the training thread spends in DDP's own work, by the host's clock",
+    OVERLAP: "share of communication that overlaps with computation, 0 to 1",
+    OWN_WORK: "DDP's own work on the training thread, on the host's clock",
 }
 
-_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator executes later"
+_OF_LAUNCHES = "host time to launch this part of the step, which the accelerator executes later"
 
 
 def write_scalars(file: EventFile, rank: RankReport, on_accelerator: bool) -> None:
@@ -95,7 +95,7 @@ def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
 
 
 def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
-    """Yield the scalars in step order. A step has no point for a value that is unknown."""
+    """Yield the scalars in step order, without unknown values."""
     prefix = LAUNCHES if on_accelerator else PART
     steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
     for step in sorted(steps, key=lambda step: step.step):
@@ -162,17 +162,15 @@ _HEAT_OF_STEP: Mapping[str, Callable[[StepReport], int]] = {
     "exposed_comm_ms": lambda step: step.exposed_ns,
 }
 _MAX_CELLS = 2000
-"""maximum number of cells in one direction; a larger image would be useless"""
+"""maximum number of cells in one direction"""
 _WITH_NUMBERS = 40
-"""maximum number of ranks and steps for which a cell is wide enough to show its number"""
+"""maximum number of ranks and of steps for cells that show their value"""
 _CELL, _WIDE_CELL, _MARGIN, _TOP = 6, 64, 70, 50
 _LIGHT, _DARK, _NOTHING = np.array([247, 251, 255]), np.array([8, 48, 107]), (255, 255, 255)
 
 
 def write_heat_maps(file: EventFile, report: Report) -> None:
-    """Write the heat maps if Pillow is installed, which TensorBoard includes from 2.20 on. The scalars show the same
-    data.
-    """
+    """Write the heat maps if Pillow is installed, which TensorBoard requires since 2.20."""
     if find_spec("PIL") is None:
         return
     from tensorboard.plugins.image.metadata import create_summary_metadata
@@ -187,7 +185,7 @@ def write_heat_maps(file: EventFile, report: Report) -> None:
 
 
 def cells(report: Report, value: Callable[[StepReport], int]) -> tuple[list[int], list[int], NDArray[np.float64]]:
-    """Return ranks, step numbers, and values [ranks, steps] in ms, with NaN where the rank has no such step."""
+    """Return ranks, step numbers, and an array [ranks, steps] of values in ms; NaN where a rank lacks the step."""
     ranks = [rank for rank in report.ranks if rank.steps][:_MAX_CELLS]
     steps = sorted({step.step for rank in ranks for step in rank.steps})[:_MAX_CELLS]
     column = {number: index for index, number in enumerate(steps)}
@@ -200,7 +198,7 @@ def cells(report: Report, value: Callable[[StepReport], int]) -> tuple[list[int]
 
 
 def draw(title: str, ranks: Sequence[int], steps: Sequence[int], values: NDArray[np.float64]) -> tuple[bytes, int, int]:
-    """Return a PNG, its width and its height."""
+    """Return a PNG image, its width and its height."""
     from PIL import Image, ImageDraw
 
     numbered = max(len(ranks), len(steps)) <= _WITH_NUMBERS
@@ -239,12 +237,12 @@ def write_histograms(file: EventFile, drawing: Drawing) -> None:
         comm = step.collectives
         for number in np.unique(comm.kind).tolist():
             lasts_ns, kind = (comm.end_ns - comm.start_ns)[comm.kind == number], CollectiveKind(number).name.lower()
-            about = f"durations of {kind} in a step, including waits for other ranks"
+            about = f"durations of {kind} in a step, including waiting for other ranks"
             file.add(histogram_pb(f"{HISTOGRAM_TAG}{kind}", lasts_ns / NS_PER_MS, description=about), step.step)
 
 
 METRIC = "ddp_run/"
-"""prefix of metrics such as ``ddp_run/step_ms``: means over the ranks, then medians over the steps"""
+"""prefix of metrics such as ``ddp_run/step_ms``, which are medians over steps of means over ranks"""
 _LONGEST = 200
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 
@@ -259,7 +257,7 @@ def write_hparams(file: EventFile, report: Report) -> None:
 
 
 def settings_of(report: Report) -> dict[str, str | int | float]:
-    """Return the known settings. DDP's own are those of its first module."""
+    """Return the known settings. DDP's settings are those of the first module."""
     job = report.job
     known: dict[str, str | int | float | None] = {
         "world_size": job.world_size,
@@ -275,14 +273,14 @@ def settings_of(report: Report) -> dict[str, str | int | float]:
 
 
 def _value(value: str | float) -> str | int | float:
-    """Return a number as a number, because TensorBoard sorts by it."""
+    """Convert text that is a number to a number, because TensorBoard sorts by it."""
     if not isinstance(value, str):
         return value
     return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)
 
 
 def run_metrics(report: Report) -> dict[str, float]:
-    """Return the metrics by tag. They are the numbers that `ddpprof compare` shows for this run."""
+    """Return tag → metric. These are the numbers that `ddpprof compare` shows for this run."""
     return {f"{METRIC}{name.replace(' ', '_')}_ms": ns / NS_PER_MS for name, ns in medians_ns(report).items()}
 
 
@@ -299,10 +297,10 @@ def write_report_text(file: EventFile, report: Report) -> None:
 
 
 def tensorboard_markdown(markdown: str) -> str:
-    """Convert GitHub's Markdown to the dialect of Python-Markdown.
+    """Convert GitHub-flavored Markdown to the dialect of Python-Markdown.
 
-    Python-Markdown does not support all of GitHub's escapes, but supports numeric character references. List items
-    continue after 4 spaces.
+    Escapes become numeric character references, because Python-Markdown does not support all of GitHub's escapes. List
+    items are continued with an indentation of 4 spaces.
     """
     numbered = _ESCAPED.sub(lambda match: f"&#{ord(match[1])};", markdown)
     return _LIST_ITEM.sub("    ", numbered)
@@ -312,13 +310,13 @@ HOW_TO_INSTALL = how_to_install("tensorboard")
 
 
 class EventFile:
-    """One file of one TensorBoard run in `directory`; a context manager. Raises ``OSError`` and `DdpprofError`."""
+    """Event file of one TensorBoard run in `directory`; a context manager. Raises ``OSError`` and `DdpprofError`."""
 
     def __init__(self, directory: Path) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
-        except (ImportError, AttributeError) as error:  # an old TensorBoard uses features that numpy no longer has
+        except (ImportError, AttributeError) as error:  # an old TensorBoard uses removed features of numpy
             raise DdpprofError(f"TensorBoard cannot be used ({error}). {HOW_TO_INSTALL}") from error
         own_files.make_folder(directory)
         self._event = Event
@@ -341,14 +339,14 @@ class EventFile:
 
 
 def summary(tag: str, metadata: Any, **value: Any) -> Any:
-    """Return a summary of one value, given by the fields of its protocol buffer."""
+    """Return a summary with one value. `value`: fields of its protocol buffer."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, metadata=metadata, **value)])
 
 
 def bytes_tensor(content: bytes | Sequence[bytes]) -> Any:
-    """Return a scalar tensor of bytes, or a 1-d tensor of several."""
+    """Return a scalar tensor of bytes, or a 1-D tensor of several byte strings."""
     from tensorboard.util.tensor_util import make_tensor_proto
 
     return make_tensor_proto(content, dtype=np.object_)

@@ -1,1 +1,1 @@
-"""Gradient buckets: when each was ready and sent, and what to change about them."""
+"""Gradient buckets: when each was ready and sent, and rules about them."""

@@ -1,8 +1,8 @@
-"""The bucket table: medians over backward passes, steps and ranks, and the rank that launched last.
+"""Rows of the bucket table: medians over backward passes, steps and ranks, and the rank that launched last.
 
-Times are ns since the end of the DDP forward.
+Times are in ns since the end of the DDP forward.
 
-transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
+transfer = shortest duration of the bucket's collective over the ranks; on other ranks it includes waiting
 late by  = last rank's launch - first rank's launch, on the clock of one host
 """
 
@@ -27,30 +27,30 @@ class BucketRow:
     module: Annotated[int, Number("index of the DDP module")]
     index: Annotated[int, Number("index of the bucket, in the order of launch", column="bucket")]
     num_bytes: Annotated[int | None, Number("size of the bucket", column="size_bytes")]
-    num_parameters: Annotated[int | None, Number("number of parameter tensors in it")]
-    first_parameter: Annotated[str | None, Number("its first parameter")]
-    last_parameter: Annotated[str | None, Number("its last parameter")]
-    first_ready_ns: Annotated[int | None, Number("when its first gradient was ready", HOST)]
-    ready_ns: Annotated[int | None, Number("when its last gradient was ready", HOST)]
+    num_parameters: Annotated[int | None, Number("number of parameter tensors in the bucket")]
+    first_parameter: Annotated[str | None, Number("name of the bucket's first parameter")]
+    last_parameter: Annotated[str | None, Number("name of the bucket's last parameter")]
+    first_ready_ns: Annotated[int | None, Number("when the bucket's first gradient was ready", HOST)]
+    ready_ns: Annotated[int | None, Number("when the bucket's last gradient was ready", HOST)]
     launched_ns: Annotated[int | None, Number("when DDP launched its all-reduce", HOST)]
     started_ns: Annotated[int | None, Number("when the all-reduce started", DEVICE)]
     finished_ns: Annotated[int | None, Number("when the all-reduce finished", DEVICE)]
-    transfer_ns: Annotated[int | None, Number("length of the all-reduce without waiting", DEVICE)]
+    transfer_ns: Annotated[int | None, Number("duration of the all-reduce without waiting", DEVICE)]
     slowest_parameter: Annotated[str | None, Number("parameter whose gradient was ready last in most steps")]
     slowest_parameter_delay_ns: Annotated[
         int | None, Number(("time between the second-to-last gradient and the last one"), HOST)
     ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
-    """rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
-    late_by_ns: Annotated[int | None, Number("time between the first rank's launch and that rank's", HOST)]
-    num_passes: Annotated[int, Number("number of times that the bucket is sent per step")] = 1
-    """median number of synchronised backward passes through the module in a step; each sends every bucket"""
+    """``None`` with one rank, or if the ranks are on several hosts"""
+    late_by_ns: Annotated[int | None, Number("time between the first and the last rank's launch", HOST)]
+    num_passes: Annotated[int, Number("number of times the bucket is sent per step")] = 1
+    """median number of synchronised backward passes through the module per step; each pass sends every bucket"""
 
 
 def summarise_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> tuple[BucketRow, ...]:
-    """Summarise all buckets. `ranks`: rank → its buckets in every step. `one_clock`: all ranks run on one host."""
+    """Summarise all buckets. `ranks`: rank → its buckets in each step. `one_clock`: all ranks run on one host."""
     keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
     return tuple(_summarise(modules[key[0]], key, ranks, one_clock) for key in keys)
 
@@ -71,7 +71,7 @@ def _summarise(
 def summarise_times(
     key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool, parameters: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the fields of a `BucketRow` that follow from times.
+    """Return the fields of a `BucketRow` that are derived from times.
 
     `key`: module and bucket index. `parameters`: names of the module's parameters.
     """
@@ -107,7 +107,7 @@ def _num_passes(ranks: Mapping[int, Sequence[BucketStep]]) -> int:
 
 
 def _by_pass(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[tuple[int, int], dict[int, BucketStep]]:
-    """Return step and backward pass → rank → the bucket in it."""
+    """Return (step, backward pass) → rank → the bucket in that pass."""
     passes: dict[tuple[int, int], dict[int, BucketStep]] = {}
     for rank, rows in ranks.items():
         for row in rows:

@@ -1,6 +1,6 @@
 """Rules about gradient buckets and exposed communication.
 
-No rule suggests other buckets for a model that torch.compile has compiled, because they would split it elsewhere.
+No rule suggests other bucket sizes for a compiled model, because they would also change its compiled graphs.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Rows = Sequence[BucketRow]
 """gradient buckets of all DDP modules"""
 
 _CUT = 0.8
-"""a smaller cap is useful only if it cuts a bucket to this share or less; otherwise one parameter makes up the
-bucket"""
+"""a smaller cap is advised only if it reduces the bucket to this share or less; a bucket with one large parameter
+cannot be reduced"""
 
 _NEARLY_ALL = 0.6
-"""minimum share of the bytes at which a single bucket determines when communication starts and ends"""
+"""minimum share of all gradient bytes for a bucket to determine when communication starts and ends"""
 
 _MOST_SHOWN = 6
 
 
 def _gradient_buckets(rows: Rows, view: View) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
-    """Yield the modules whose buckets have known sizes; for sparse gradients, the number of bytes sent is unknown."""
+    """Yield the modules whose bucket sizes are all known, with their buckets. Sparse gradients have unknown sizes."""
     for index, module in enumerate(view.modules):
         buckets = tuple(b for b in rows if b.module == index)
         if buckets and all(bucket.num_bytes is not None for bucket in buckets):
@@ -58,9 +58,9 @@ def _total_bytes(buckets: Sequence[BucketRow]) -> int:
 
 
 def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report communication after the backward pass: the last bucket is late, or the link is the bottleneck.
+    """Report communication after the backward pass, because the last bucket is late or the link is the bottleneck.
 
-    Yields nothing if a step trains several modules, since the communication could belong to any of them.
+    Yields nothing if a step trains several modules, because the communication could belong to any of them.
     """
     if view.trailing_ns is None or not view.worth(view.trailing_ns) or len(view.modules) > 1:
         return
@@ -83,7 +83,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
                 continue  # latency, not bandwidth: `buckets_too_small` reports it
-            title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
+            title = "The link is the bottleneck: sending the gradients takes longer than the backward pass can hide"
             change = _halving(view, module)
             (advice, predicted), gain = _fewer_bytes(view, module), min(view.trailing_ns, comm // 2)
         elif is_cut and late is not last:
@@ -108,7 +108,7 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
             change = _halving(view, module)
             (advice, predicted), gain = _fewer_bytes(view, module), min(view.trailing_ns, transfer // 2)
         else:
-            continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
+            continue  # a single bucket that can be split: `buckets_too_large` reports it
         if view.worth(gain, predicted):
             gain_ns = at_most(gain, predicted)
             yield Finding(
@@ -143,7 +143,7 @@ def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
 
 
 def _link_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return how long the buckets occupy the link; concurrent buckets share it if their end times are known."""
+    """Return how long the buckets use the link, ns. If end times are known, concurrent buckets are counted once."""
     spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
     if len(spans) < len(buckets):
         return sum(b.transfer_ns or 0 for b in buckets)
@@ -155,13 +155,13 @@ def _link_ns(buckets: Sequence[BucketRow]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
-    """Return when smaller buckets could first be sent, ns since the end of the forward."""
+    """Return when the first gradient is ready, ns since the end of the forward."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
 
 def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
-    """Return the last bucket, or an earlier one if it holds nearly everything and causes most of the trailing time."""
+    """Return the bucket that causes most trailing communication: the last, or one with most of the gradient bytes."""
     large, last = max(buckets, key=bytes_of), buckets[-1]
     if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last
@@ -169,7 +169,7 @@ def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
 
 
 def _halving(view: View, module: DdpModule) -> Change | None:
-    """Return the hook that halves gradients, if one can be registered and is worth it."""
+    """Return the comm hook that halves gradients, if it can be registered and is worthwhile."""
     predicted, compress = view.predictions.compression, compression(view.framework, view.backend)
     can_halve = module.comm_hook is None and any(one.dtype in _HALVED for one in module.parameters)
     if not can_halve or compress is None or (predicted is not None and not view.worth(None, predicted)):
@@ -193,11 +193,11 @@ def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
 
 
 _HALVED = ("float32", "float64", None)
-"""types of gradients that a hook sends in fewer bytes; ``None`` is unknown"""
+"""gradient dtypes that a hook can compress; ``None`` if unknown"""
 
 
 def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a bucket that holds nearly everything, so that it starts when the backward pass is almost over."""
+    """Report a bucket with most of the gradients, whose all-reduce starts only near the end of the backward pass."""
     if view.is_compiled or view.exposed_ns is None or not view.worth(view.exposed_ns):
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -218,7 +218,7 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
                 f"{size(bytes_of(largest))} of {size(total)} take {in_ms(largest.ready_ns - largest.first_ready_ns)} "
-                f"to fill, from the first gradient to the last, and then {in_ms(largest.transfer_ns)}",
+                f"to fill, from the first gradient to the last, and then {in_ms(largest.transfer_ns)} to send",
                 f"Split it: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -229,7 +229,7 @@ def buckets_too_large(rows: Rows, view: View) -> Iterator[Finding]:
 
 
 def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report many small buckets, which cost latency rather than bandwidth."""
+    """Report many small buckets, whose cost is latency rather than bandwidth."""
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
@@ -244,8 +244,8 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
             yield Finding(
                 "buckets-too-small",
                 f"{len(buckets)} buckets of {size(total / len(buckets))} on average add latency",
-                f"even the fastest takes {in_ms(latency)}; all {len(buckets)} move only {size(total)}, "
-                + (f"where DDP's default would be {wanted}" if new.is_default else f"for which {wanted} are best"),
+                f"even the fastest takes {in_ms(latency)}; all {len(buckets)} buckets hold only {size(total)}, "
+                + (f"for which DDP's default is {wanted}" if new.is_default else f"for which {wanted} would be best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer buckets: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -262,9 +262,9 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
-    """Return DDP's default buckets, or the best predicted ones if they are fewer than now.
+    """Return DDP's default buckets, or the best predicted buckets if there are fewer than now.
 
-    Predictions of as many or more buckets are ignored, because buckets of one size do not show their latency.
+    Predictions with as many or more buckets are ignored, because buckets of equal size do not show their latency.
     """
     best = view.predictions.best_buckets
     if best is not None and len(best.bucket_bytes) < now:
@@ -273,13 +273,13 @@ def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
 
 
 def first_bucket_late(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a first all-reduce that waits for its bucket to fill although gradients are ready."""
+    """Report a first all-reduce that starts late because its bucket takes long to fill."""
     if view.is_compiled or view.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(rows, view):
         first, new = buckets[0], _smaller_first(view, module)
         if new is None or not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * bytes_of(first):
-            continue  # no argument of DDP makes it smaller, or none that helps
+            continue  # no argument of DDP makes the first bucket much smaller
         ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
         if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or bytes_of(first) <= 2 * MIB:
             continue
@@ -304,7 +304,7 @@ _CAPS_FIRST = "do not pass bucket_cap_mb, so that DDP caps the first bucket at 1
 
 
 def _smaller_first(view: View, module: DdpModule) -> NewBuckets | None:
-    """Return the best predicted buckets, or else the current ones with a smaller first one, if DDP permits it."""
+    """Return the best predicted buckets, or else the current buckets with a smaller first bucket, if DDP permits it."""
     if view.predictions.best_buckets is not None:
         return view.predictions.best_buckets
     cap = cap_mb(module)
@@ -316,7 +316,7 @@ def _smaller_first(view: View, module: DdpModule) -> NewBuckets | None:
 
 
 def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report other buckets that shorten the replayed step by more than the replay's error, whatever the reason."""
+    """Report other bucket sizes that are predicted to shorten the step by more than the replay's error."""
     best = view.predictions.best_buckets
     if best is None or best.predicted is None or view.is_compiled:
         return
@@ -342,9 +342,9 @@ def _sizes(num_bytes: Sequence[int]) -> str:
 
 
 def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
-    """Report a bucket that lacks only one gradient and holds back its successors, since DDP launches in index order.
+    """Report a bucket that waits for a single late gradient, and so delays later buckets, which DDP launches in order.
 
-    In a compiled model, the gradient may come from another graph, which `compiled_graphs` reports.
+    Not for compiled models, where the gradient may come from another graph; `compiled_graphs` reports that.
     """
     if view.is_compiled or view.exposed_ns is None:
         return
@@ -362,7 +362,7 @@ def late_parameter(rows: Rows, view: View) -> Iterator[Finding]:
             if view.worth(gain):
                 yield Finding(
                     "late-parameter",
-                    f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
+                    f"{bucket.slowest_parameter} delays {len(waiting) + 1} buckets",
                     f"its gradient is ready {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets "
                     f"were ready but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
                     _reorder(module, bucket.slowest_parameter),
@@ -390,16 +390,16 @@ def cap_mb(module: DdpModule) -> float:
 
 
 def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[int, ...]:
-    """Return the bytes of DDP's buckets under other caps, in the order of launch, as in `ddpprof whatif`.
+    """Return the sizes in bytes of DDP's buckets under other caps, in launch order, as in `ddpprof whatif`.
 
-    The last cap holds for all further buckets.
+    The last cap applies to all further buckets.
     """
     buckets = buckets_under(module, Caps.of(bucket_cap_mb_list=caps_mib))
     return tuple(sum(module.parameters[index].num_bytes for index in bucket) for bucket in buckets)
 
 
 def bytes_of(bucket: BucketRow) -> int:
-    """Return a bucket's size, which is known of every bucket of a recorded module without sparse gradients."""
+    """Return the size of a bucket whose size is known, as in a recorded module without sparse gradients."""
     return bucket.num_bytes or 0
 
 
@@ -409,7 +409,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return how to get those buckets from DDP, as the end of a sentence; without a prediction, how to find a value."""
+    """Return how to get these buckets from DDP, as the end of a sentence."""
     if new.is_default:
         return without_ddp_argument(framework, "bucket_cap_mb")
     if new.predicted is None:
@@ -420,7 +420,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
-    """Return the best buckets that the replay finds; without a replay, those of a quarter of the cap."""
+    """Return the best buckets found by the replay; without a replay, the buckets under a quarter of the cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)

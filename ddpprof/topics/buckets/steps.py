@@ -1,11 +1,11 @@
-"""When is each gradient bucket ready, launched, started and finished, and which parameter kept it waiting?
+"""Measure when each gradient bucket is ready, launched, started and finished, and which gradient is its last.
 
-    ready     its last gradient is accumulated (torch's `get_backward_stats`)
-    launched  the reducer hands its all-reduce to the backend, strictly in index order
-    started, finished   the collective itself, from the trace
+    ready     the bucket's last gradient is accumulated (torch's `get_backward_stats`)
+    launched  the reducer passes the bucket's all-reduce to the backend, in index order
+    started, finished   start and end of the collective in the trace
 
-Times count from the end of the last DDP forward before the backward pass, which is the origin of the reducer's own
-clock. A step may have several synchronised backward passes through one module; each has all of the module's buckets.
+Times are relative to the end of the last DDP forward before the backward pass, like those of DDP's reducer. A step may
+have several synchronised backward passes through one module; each pass sends all buckets of the module.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ddpprof.model.tables import HOOK_NODE
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """One bucket in one backward pass of one step of one rank. Nanoseconds since the end of the DDP forward."""
+    """One bucket in one backward pass of one rank. Times are ns since the end of the DDP forward."""
 
     step: int
     module: int
     index: int
     origin_ns: int
-    """end of the DDP forward, since 1970"""
+    """end of the DDP forward, ns since 1970"""
     first_ready_ns: int | None = None
     """time at which its first gradient was accumulated"""
     ready_ns: int | None = None
@@ -54,11 +54,11 @@ class BucketStep:
     previous_ready_ns: int | None = None
     """time at which its second-to-last gradient was accumulated"""
     pass_index: int = 0
-    """index among the step's synchronised backward passes through the module"""
+    """index of the backward pass among the step's synchronised passes through the module"""
 
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
-    """Return every bucket of every synchronised backward pass of `step`, which is in `trace` if it was profiled."""
+    """Return all buckets of all synchronised backward passes of `step`. `trace`: the trace, if it was profiled."""
     if not fits(modules, step):
         return ()
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
@@ -102,7 +102,7 @@ def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
 
 
 def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
-    """Return whether the pass is through one of these modules. A killed rank may not have described all modules."""
+    """Return whether the pass belongs to one of these modules. A killed rank may not have recorded all modules."""
     return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
 
 
@@ -133,11 +133,11 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
-    """Return a mapping: (position of the backward pass in the step, index of the bucket) → row of its all-reduce.
+    """Return (position of the backward pass in the step, index of the bucket) → row of the bucket's all-reduce.
 
-    They are paired in the order of their launches. If the backward pass has other all-reduces, such as those of
-    SyncBatchNorm, only those launched by gradient hooks count. Nothing is paired if the numbers still differ, for
-    example because a comm hook reduces in several collectives.
+    Buckets and all-reduces are paired in launch order. If the backward pass has other all-reduces, such as those of
+    SyncBatchNorm, only all-reduces launched by gradient hooks are used. The result is empty if the numbers still
+    differ, for example because a comm hook calls several collectives per bucket.
     """
     numbers = [s.number for s in trace.steps]
     if step.number not in numbers or not fits(modules, step):
@@ -153,9 +153,9 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[int, int | None]]:
-    """Return, for each collective of the reducer in launch order, the position of the pass and the index of the bucket.
+    """Return (position of the pass, index of the bucket) for each collective of the reducer, in launch order.
 
-    ``None`` instead of a bucket stands for the map of used parameters, which is reduced after the last bucket.
+    The index is ``None`` for the bitmap of used parameters, which is reduced after the last bucket.
     """
     expected: list[tuple[int, int, int | None]] = []
     for place, one in enumerate(step.passes):
@@ -170,7 +170,7 @@ def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[in
 
 
 SMALL_BYTES = 64 * 1024
-"""largest size at which latency dominates the cost of a collective; such a collective is likely a metric"""
+"""largest size at which latency dominates the cost of a collective; a collective this small is probably a metric"""
 
 _OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
 """ncclKernel_AllReduce_RING_LL_Sum_int32_t(…), ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
@@ -179,7 +179,7 @@ _OF_SHARDS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
 
 
 def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
-    """Return the rows of the collectives that carried buckets, in the order of launch."""
+    """Return the rows of the all-reduces of gradient buckets, in launch order."""
     rows = all_reduces_of_backward(trace)
     if len(rows):
         is_integer = np.array([bool(_OF_32_BIT_INTEGERS.search(name)) for name in trace.names], np.bool_)
@@ -188,7 +188,7 @@ def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
 
 
 def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
-    """Return the rows of all-reduces launched by backward passes, in that order; with `step`, only of that step."""
+    """Return the rows of all-reduces launched by backward passes, in launch order. `step`: only those of this step."""
     comm = trace.collectives
     is_known = comm.launched_ns != UNKNOWN
     chosen = (comm.kind == CollectiveKind.ALL_REDUCE) & (comm.phase == Phase.BACKWARD)
@@ -199,7 +199,7 @@ def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np
 
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the `rows` that a gradient hook launched; all rows if the trace has no hooks, or no launches."""
+    """Return the `rows` launched by gradient hooks; all rows if the trace has no hooks or no launch times."""
     marks, hooks, launched_ns = trace.host_spans, gradient_hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows
@@ -208,10 +208,10 @@ def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def reduces_without_ddp(trace: Trace) -> bool:
-    """Return whether the script's own hooks reduce gradients, as Apex's do.
+    """Return whether gradient hooks reduce gradients without DDP, like those of Apex.
 
-    Returns False if the trace has marks of DDP or FSDP, if the backward pass also moves shards, or if hooks only reduce
-    a few numbers. A library that launches from a separate thread does so outside the backward pass.
+    Returns False if the trace has spans of DDP or FSDP, if the backward pass also has collectives on shards, or if
+    hooks only reduce small tensors. Libraries that launch collectives from a separate thread are not detected.
     """
     comm = trace.collectives
     if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(gradient_hooks(trace)):
@@ -223,14 +223,14 @@ def reduces_without_ddp(trace: Trace) -> bool:
 
 
 def gradient_hooks(trace: Trace) -> NDArray[np.int64]:
-    """Return the rows of hooks among the host's spans."""
+    """Return the rows of gradient hooks in the host spans."""
     marks = trace.host_spans
     is_hook = np.array([name.endswith(HOOK_NODE) for name in trace.names], np.bool_)
     return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])
 
 
 def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
-    """Return buckets from profiled steps if the rank has them, or else from light recording."""
+    """Return the buckets in profiled steps if the rank has any, otherwise in lightly recorded steps."""
     if rank.record is None:
         return []
     wanted = StepMode.PROFILED if rank.trace is not None and rank.trace.steps else StepMode.LIGHT

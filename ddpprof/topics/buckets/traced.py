@@ -1,11 +1,14 @@
-"""Which buckets does a trace show without ddpprof's record? There is one gradient all-reduce per bucket.
+"""Find gradient buckets in a trace without ddpprof's record. There is one gradient all-reduce per bucket.
 
-The layout is the one that most steps share, over all ranks: sizes in the order of launch, where an unknown size fits
-any. Passes with another layout are left out, since DDP rebuilds its buckets after the first iteration. A step in which
-a DDP forward ends between all-reduces has several backward passes if each sends the same sizes. Otherwise they count as
-one, and all buckets belong to module 0, because modules cannot be distinguished. Times count from the end of the last
-DDP forward before the pass's first bucket; if the script reduces gradients without DDP, from the beginning of the
-backward pass.
+The layout of the buckets is their sizes in launch order. Only passes with the most common layout over all steps and
+ranks are used, because DDP rebuilds its buckets after the first iteration. Unknown sizes match any size.
+
+If a DDP forward ends between all-reduces of a step, the step has several backward passes, provided that each sends the
+same sizes. Otherwise they count as one pass. All buckets are assigned to module 0, because a trace does not show
+modules.
+
+Times are relative to the end of the last DDP forward before the pass's first bucket, or, if the script reduces
+gradients without DDP, to the start of the backward pass.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ _Sizes = tuple[int, ...]
 class TracedBuckets:
     buckets: tuple[BucketRow, ...]
     notes: tuple[str, ...]
-    """notes for the report: steps that were left out, and what could not be determined"""
+    """notes for the report, for example on steps that were left out"""
     ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
-    """buckets of each rank in every step that was not left out"""
+    """rank → its buckets in the steps that were not left out"""
 
 
 NO_BUCKETS = TracedBuckets((), ())
@@ -45,37 +48,38 @@ class TracedPass:
     step: int
     """index into the steps of the rank's trace"""
     number: int
-    """number of the step"""
+    """step number"""
     index: int
-    """index among the step's passes"""
+    """index of the pass in the step"""
     sizes: _Sizes
-    """bytes of each, or `UNKNOWN`"""
+    """bytes of each all-reduce, or `UNKNOWN`"""
     origin_ns: int
     times_ns: tuple[tuple[int | None, int, int], ...]
-    """launch (if known), start and end of each, relative to the origin"""
+    """launch (if known), start and end of each all-reduce, relative to `origin_ns`"""
     spans_forwards: bool
-    """True if a DDP forward ended between its first launch and its last"""
+    """True if a DDP forward ended between the first and the last launch of the pass"""
     step_start_ns: int
-    """start of the pass's part of the step: the end of the previous pass, or the step's start"""
+    """start of the pass's part of the step, relative to `origin_ns`: end of the previous pass, or start of the step"""
     step_end_ns: int
+    """end of the pass's part of the step, relative to `origin_ns`"""
     backward_end_ns: int | None
-    """end of its last backward computation; these three are also relative to the origin"""
+    """end of the pass's last backward computation, relative to `origin_ns`"""
     backward_start_ns: int = 0
-    """start of the backward pass, relative to the origin; on an accelerator, of its first computation"""
+    """start of the backward pass, or of its first computation on an accelerator, relative to `origin_ns`"""
     is_whole: bool = True
     """False if the trace starts or ends in the middle of the step"""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedPasses:
-    """All passes of one rank."""
+    """All backward passes found in the trace of one rank."""
 
     epoch_ns: int | None
     passes: tuple[TracedPass, ...]
 
 
 def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedBuckets:
-    """Derive the buckets from the passes of each rank with a trace. `one_clock`: all ranks run on one host."""
+    """Derive the buckets from the passes of each rank. `one_clock`: whether all ranks run on one host."""
     passes = [one for of_rank in ranks.values() for one in of_rank.passes]
     if not passes:
         return NO_BUCKETS
@@ -101,13 +105,13 @@ def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedB
 
 
 def usual_passes(ranks: Mapping[int, TracedPasses]) -> Mapping[int, tuple[TracedPass, ...]]:
-    """Return the passes with the most common layout; there is at least one."""
+    """Return the passes with the most common layout. There is at least one such pass."""
     layout = _layout([one for of_rank in ranks.values() for one in of_rank.passes])
     return {rank: tuple(one for one in of.passes if _fits(one.sizes, layout)) for rank, of in ranks.items()}
 
 
 def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
-    """Return the bytes of each bucket in passes of one layout; ``None`` if they are unknown in all passes."""
+    """Return the size of each bucket, in bytes, in passes of one layout; ``None`` if unknown in all passes."""
     of_buckets = zip(*(one.sizes for of_rank in passes.values() for one in of_rank), strict=True)
     return [next((size for size in sizes if size != UNKNOWN), None) for sizes in of_buckets]
 
@@ -117,7 +121,7 @@ class RankBuckets:
     """The buckets of one rank."""
 
     steps: tuple[BucketStep, ...]
-    """buckets in every profiled step, according to ddpprof's record"""
+    """buckets in each recorded step, according to ddpprof's record"""
     passes: TracedPasses | None
     """``None`` without a trace"""
 
@@ -142,7 +146,7 @@ def find_passes(trace: Trace) -> TracedPasses:
 def _passes_of_step(
     trace: Trace, step: int, rows: NDArray[np.int64], ended: NDArray[np.int64], origins: Int64Column
 ) -> list[TracedPass]:
-    """Split a step's all-reduces `rows`, in order of launch. `ended`: number of forwards that had ended before each."""
+    """Split a step into its passes. `rows`: all-reduces in launch order. `ended`: number of forwards before each."""
     comm, whole = trace.collectives, trace.steps[step]
     firsts = _first_of_passes(comm.num_bytes[rows], ended)
     computed = backward_passes(trace, step)
@@ -183,7 +187,7 @@ def _passes_of_step(
 
 
 def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
-    """Return the indices at which passes begin: after each forward if the same known sizes follow each; else only 0."""
+    """Return the indices at which passes begin: after each forward if equal known sizes follow each, otherwise 0."""
     firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
     layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}
     return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]
@@ -196,7 +200,7 @@ def _backward(passes: Sequence[BackwardCompute], at_ns: int | None) -> BackwardC
 
 
 def _origins(trace: Trace) -> Int64Column:
-    """Return the possible origins of times, sorted."""
+    """Return the times that can be the origin of a pass, in ascending order."""
     marks = trace.host_spans
     if not reduces_without_ddp(trace):
         return np.sort(marks.end_ns[marks.mark == Mark.FORWARD])
@@ -206,7 +210,7 @@ def _origins(trace: Trace) -> Int64Column:
 
 
 def _layout(passes: Sequence[TracedPass]) -> _Sizes:
-    """Return the layout that most passes fit. In a tie, the last one wins: first steps may have DDP's first layout."""
+    """Return the layout that most passes fit. In a tie, the latest wins, because DDP rebuilds its buckets."""
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
     last = {one.sizes: one.step for one in sorted(passes, key=lambda one: one.step)}

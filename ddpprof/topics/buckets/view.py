@@ -1,4 +1,4 @@
-"""Gradient buckets: when each was ready, sent and finished, and what is in it."""
+"""Tables of gradient buckets: when each was ready, sent and finished, and which parameters it contains."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FROM_A_TRACE_ALONE = (
     "job with: ddpprof trace train.py"
 )
 _UNTOLD = (
-    "the collectives that carry buckets cannot be identified, because the backward pass does not have one "
-    "collective per bucket: a communication hook splits the buckets, or the model reduces other tensors as well"
+    "the collectives of the buckets cannot be identified, because the backward pass does not have one collective per "
+    "bucket: a communication hook splits the buckets, or the model reduces other tensors as well"
 )
 
 _CELLS: Mapping[str, Callable[[BucketRow], str]] = {
@@ -102,7 +102,7 @@ def _several_passes(report: ReportView, buckets: Sequence[BucketRow]) -> str:
 
 
 def _not_found(report: ReportView, buckets: Sequence[BucketRow]) -> str:
-    """Return a note on why the profiled steps do not show when buckets were sent, if they do not."""
+    """Return a note if the profiled steps do not show when buckets were sent."""
     is_profiled = any(rank.steps for rank in steps_of(report))
     is_told = any(bucket.launched_ns is not None or bucket.started_ns is not None for bucket in buckets)
     return _UNTOLD if is_profiled and not is_told else ""
@@ -119,8 +119,8 @@ def _bucket_name(report: ReportView, bucket: BucketRow) -> str:
 
 BUCKET_TABLE: TableSchema[tuple[BucketRow, ...]] = TableSchema(
     "buckets",
-    "One row per gradient bucket of each DDP module. Times are medians over ranks and steps. They count from "
-    "the end of the forward pass, except for durations. On an accelerator, times up to `launched_ns` are host times.",
+    "One row per gradient bucket of each DDP module. Values are medians over ranks and steps. Times are relative to "
+    "the end of the forward pass. On an accelerator, times up to `launched_ns` are host times.",
     BucketRow,
     lambda buckets, _: buckets,
 )

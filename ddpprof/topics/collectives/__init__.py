@@ -1,1 +1,1 @@
-"""Collectives: which rows of several ranks are the same collective, and how fast collectives are."""
+"""Collectives: matching of collectives between ranks, and their bandwidth."""

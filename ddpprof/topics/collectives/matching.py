@@ -1,8 +1,9 @@
-"""Which rows of different ranks could be the same collective? Rows of each process group are lined up, not compared.
+"""Match the rows of different ranks that are the same collective.
 
-Two rows are in one line if they belong to the same process group and have the same sequence number. If the trace has no
-sequence numbers, they must have the same position in the launch order of steps with the same number. Sends and receives
-are between two ranks and are left out, as are rows with neither step nor sequence number.
+Rows are candidates for a match (a line) if they belong to the same process group and have the same sequence number. If
+the trace has no sequence numbers, they must have the same position in the launch order of steps with the same number. A
+line is a match if kind and size agree. Point-to-point sends and receives, and rows with neither step nor sequence
+number, are left out.
 """
 
 from __future__ import annotations
@@ -18,34 +19,33 @@ from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Co
 from ddpprof.words import ranks_in_words
 
 _PLACES = 1 << 32
-"""more than the number of collectives in a step"""
+"""upper limit of the number of collectives in a step"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """The part of one rank's trace (kilobytes) that measures across ranks need."""
+    """The data of one rank's trace that measures across ranks need."""
 
     rank: int
     host: str | None
     epoch_ns: int | None
-    """offset to add to the table's times to get nanoseconds since 1970 by this rank's clock"""
+    """offset between the table's times and ns since 1970 on this rank's clock"""
     steps: tuple[Step, ...]
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
     own_group: ProcessGroup = field(default_factory=ProcessGroup)
-    """group assumed for rows that do not name one, such as gloo's: the group in which the rank averages gradients, if
-    known"""
+    """group of rows without a group name, such as gloo's: the group in which the rank averages gradients, if known"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of one process group, all with or all without sequence numbers: n lines, one column per rank."""
+    """Rows of one process group in n lines, with one column per rank; all or none have sequence numbers."""
 
     group: ProcessGroup
-    """group; one without name, size and ranks stands for rows that do not name their group"""
+    """a group without name, size and ranks stands for rows without a group"""
     by_sequence: bool
     ranks: tuple[int, ...]
-    """ranks that were read and should have such rows"""
+    """members of the group whose traces were read"""
     rows: NDArray[np.int32]
     """[n, num_ranks], or `UNKNOWN`"""
     kinds: NDArray[np.int8]
@@ -55,9 +55,9 @@ class Candidates:
     key: Int64Column
     """[n], ascending: sequence number, or position in the step"""
     step: Int64Column
-    """[n]: index into the steps of `line_up`, on the lowest rank that has the row, or `NO_STEP`"""
+    """[n]: index into the steps returned by `line_up`, on the lowest rank that has the row, or `NO_STEP`"""
     repeated: tuple[tuple[int, int], ...]
-    """ranks, and sequence numbers that occur in several of their rows; such rows are in no line"""
+    """(rank, sequence number) pairs that occur in several rows; these rows are in no line"""
 
 
 def rank_collectives(rank: Rank) -> RankCollectives | None:
@@ -72,7 +72,7 @@ def rank_collectives(rank: Rank) -> RankCollectives | None:
 
 
 def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[int, ...]]:
-    """Return the candidates of every process group with at least two expected ranks, and the numbers of all steps."""
+    """Return the candidates of every process group with at least two ranks, and the numbers of all steps."""
     groups, group_of_rows = common_groups(ranks)
     step_numbers, step_of_rows = _common_steps(ranks)
     found = []
@@ -129,7 +129,7 @@ def _beside_each_other(
         rows[line, column] = row
         kinds[line, column] = rank.collectives.kind[row]
         sizes[line, column] = rank.collectives.num_bytes[row]
-        steps[line] = step[row]  # the lowest rank comes last, and takes precedence
+        steps[line] = step[row]  # the lowest rank is processed last, so its step is kept
     return Candidates(
         group=group,
         by_sequence=by_sequence,
@@ -144,9 +144,10 @@ def _beside_each_other(
 
 
 def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup], list[NDArray[np.int32]]]:
-    """Return the groups of all ranks with common numbers, and per rank the group of each row.
+    """Return the process groups of all ranks, and for each rank the index of each row's group.
 
-    Kineto truncates long lists of ranks. Such a group is the only one of its name whose ranks are known, if any.
+    Kineto truncates long lists of ranks. The ranks of such a group are taken from the group of the same name whose
+    ranks are known, if there is exactly one.
     """
     ranks_of_name: dict[str | None, set[tuple[int, ...]]] = {}
     contradicted = {group for _, group in contradictions(ranks)}
@@ -170,14 +171,14 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
 
     of_rows = []
     for rank in ranks:
-        # `UNKNOWN` finds the last one, which is empty.
+        # `UNKNOWN` (-1) selects the last element, the rank's own group.
         common = [number_of(group) for group in rank.groups] + [number_of(rank.own_group)]
         of_rows.append(np.array(common, np.int32)[rank.collectives.group])
     return groups, of_rows
 
 
 def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessGroup]]:
-    """Return ranks with collectives of a group that does not list them, so that its list cannot be trusted."""
+    """Return (rank, group) pairs in which the rank has collectives of a group whose list of ranks lacks it."""
     return [
         (rank.rank, group)
         for rank in ranks
@@ -187,9 +188,9 @@ def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessG
 
 
 def _common_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[int, ...], list[Int64Column]]:
-    """Return the numbers of all ranks' steps, and per rank which of them each row belongs to, or `NO_STEP`.
+    """Return the numbers of all ranks' steps, and for each rank the index of each row's step, or `NO_STEP`.
 
-    If step numbers restart in each of the profiler's windows, the window distinguishes them.
+    If step numbers restart in each profiler cycle, steps are distinguished by their cycle.
     """
     counted_anew = any(len({step.number for step in rank.steps}) < len(rank.steps) for rank in ranks)
 
@@ -211,11 +212,11 @@ class MatchedCollectives:
 
     ranks: tuple[int, ...]
     rows: NDArray[np.int32]
-    """[n, num_ranks]: row in that rank's table, or `UNKNOWN` if not in the group or not in its trace"""
+    """[n, num_ranks]: row in the rank's table, or `UNKNOWN` if the rank is not in the group or its trace lacks it"""
     kind: NDArray[np.int8]
     """[n]: `CollectiveKind`"""
     step: Int64Column
-    """[n]: number of the step, on the lowest rank that has the row, or `UNKNOWN`"""
+    """[n]: step number on the lowest rank that has the row, or `UNKNOWN`"""
     mismatches: tuple[str, ...]
     """notes for the report about differences between ranks"""
 
@@ -223,7 +224,7 @@ class MatchedCollectives:
         return len(self.rows)
 
     def gather(self, ranks: Sequence[RankCollectives], column: Callable[[RankCollectives], Int64Column]) -> Int64Column:
-        """Return [n, num_ranks]: a column's value on each rank, and 0 where ``rows`` is `UNKNOWN`."""
+        """Return an array [n, num_ranks] with the column's value on each rank, and 0 where ``rows`` is `UNKNOWN`."""
         by_number = {rank.rank: rank for rank in ranks}
         values = np.zeros(self.rows.shape, np.int64)
         for index, number in enumerate(self.ranks):
@@ -233,11 +234,11 @@ class MatchedCollectives:
 
 
 def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
-    """Match the collectives of `ranks`, which are distinct and in any order. Ranks of the result ascend."""
+    """Match the collectives of `ranks`. The ranks of the result are in ascending order."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     numbers = tuple(rank.rank for rank in ranks)
     candidates, step_numbers = line_up(ranks)
-    named_steps = np.array([*step_numbers, UNKNOWN], np.int64)  # NO_STEP finds the last one
+    named_steps = np.array([*step_numbers, UNKNOWN], np.int64)  # NO_STEP (-1) selects the last element
     rows, kinds = [np.empty((0, len(ranks)), np.int32)], [np.empty(0, np.int8)]
     of_step = [np.empty(0, np.int64)]
     mismatches = describe_contradictions(contradictions(ranks))
@@ -259,7 +260,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
 
 
 def _is_same(lines: Candidates) -> NDArray[np.bool_]:
-    """Return an array of shape [n]: whether the line's rows are one collective."""
+    """Return an array [n]: whether the rows of each line are the same collective."""
     known = lines.rows != UNKNOWN
     same: NDArray[np.bool_]
     if lines.by_sequence:
@@ -278,18 +279,18 @@ _MOST_RANKS_NAMED = 4
 
 
 def differs(lines: Candidates) -> NDArray[np.bool_]:
-    """Return an array of shape [n]: whether two ranks have rows of different kinds, or of different known sizes."""
+    """Return an array [n]: whether the rows of each line differ in kind or in known size."""
     return _varies(lines.kinds) | (_varies(lines.sizes) & ~np.isin(lines.kinds.max(axis=1), _SIZED_BY_RANK))
 
 
 def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[str]:
-    """Return a sentence for each difference. `step_numbers`: numbers of the steps in the lines."""
+    """Return a sentence for each difference. `step_numbers`: numbers of the steps that the lines refer to."""
     told = _by_sequence(lines) if lines.by_sequence else _by_step(lines)
     return [f"{_where(lines, first, step_numbers)}: {text}" for first, text in told]
 
 
 def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
-    """Return a sentence for each group that does not list ranks with collectives of it."""
+    """Return a sentence for each group whose list of ranks lacks ranks that take part in its collectives."""
     ranks: dict[ProcessGroup, list[int]] = {}
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)
@@ -302,7 +303,7 @@ def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[s
 
 
 def _varies(values: NDArray[np.int64] | NDArray[np.int8]) -> NDArray[np.bool_]:
-    """Return an array of shape [n]: whether the known values of a line differ."""
+    """Return an array [n]: whether the known values of each line differ."""
     largest = values.max(axis=1, keepdims=True)
     varies: NDArray[np.bool_] = ((values != largest) & (values != UNKNOWN)).any(axis=1)
     return varies
@@ -354,7 +355,7 @@ def _what_differs(lines: Candidates, line: int) -> str:
 
 
 def _odd_ones(ranks: Sequence[int], said: Sequence[str]) -> str:
-    """Return a clause with the value of the first unusual ranks, and the value of most ranks."""
+    """Return a clause with an unusual value and its ranks, and the most common value and its ranks."""
     usual = Counter(said).most_common(1)[0][0]
     other = next(text for text in said if text != usual)
 

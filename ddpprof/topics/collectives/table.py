@@ -1,11 +1,11 @@
-"""Which collectives ran, how often, how large and how fast were they? Per kind, process group and size class.
+"""Summarise collectives by kind, process group and size class: number, bytes, transfer time and bandwidth.
 
-    transfer = the shortest duration over the ranks that were read (an unread rank could have a shorter one)
-    algbw    = bytes / transfer, where the transfer has been given its share of the link (`time_alone`)
+    transfer = shortest duration over the ranks that were read (a rank that was not read could be faster)
+    algbw    = bytes / transfer; time during which n collectives run counts as 1/n for each
     busbw    = algbw · factor of n ranks: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter,
                all-to-all, gather and scatter, 1 for broadcast and reduce (nccl-tests, PERFORMANCE.md)
 
-A size class spans from one power of two to the next. Medians are over the class's collectives.
+A size class extends from one power of two to the next. Medians are over the collectives of a class.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class CollectiveSummary:
 
     kind: Annotated[str, Number("kind of collective, such as `all_reduce`")]
     group: Annotated[str | None, Number("name of the process group")]
-    """name of the process group; ``None`` if the trace does not name it"""
+    """``None`` if the trace does not name the group"""
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
-    """size of the group, or of the whole job if the trace does not name the group"""
+    """world size if the trace does not name the group"""
     at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
     below_bytes: Annotated[int | None, Number("size at which the next size class begins")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
-    num_bytes: Annotated[int | None, Number("bytes of all these calls", column="total_bytes")]
+    num_bytes: Annotated[int | None, Number("total bytes of these calls", column="total_bytes")]
     num_ranks_read: Annotated[int, Number("number of ranks that were compared; if 1, transfers include waiting")]
     transfer_ns: Annotated[int, Number("shortest duration over the ranks, median")]
     """median transfer time; an upper bound if not all ranks were read"""
-    shared_transfer_ns: Annotated[int, Number("the same, without the time taken by concurrent collectives")]
+    shared_transfer_ns: Annotated[int, Number("transfer time shared among concurrent collectives, median")]
     waiting_ns: Annotated[int | None, Number("waiting time of the rank that waits longest, median")]
-    algbw_bytes_per_s: Annotated[float | None, Number("size over transfer, as nccl-tests")]
+    algbw_bytes_per_s: Annotated[float | None, Number("size / transfer time, as in nccl-tests")]
     busbw_bytes_per_s: Annotated[float | None, Number("bus bandwidth as defined by nccl-tests")]
 
 
 def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
-    """Return the factor from the algorithm's bandwidth to that of the links; ``None`` if nccl-tests defines none."""
+    """Return busbw / algbw as defined by nccl-tests; ``None`` if not defined."""
     if num_ranks is None or num_ranks < 2:
         return None
     if kind is CollectiveKind.ALL_REDUCE:
@@ -78,7 +78,7 @@ def summarise_collectives(
 ) -> tuple[CollectiveSummary, ...]:
     """Summarise collectives, ordered by kind, process group and size.
 
-    `sizes`: per rank, bytes of rows that the trace lacks.
+    `sizes`: rank → row → bytes, for rows whose size the trace lacks.
     """
     if not ranks:
         return ()
@@ -93,7 +93,7 @@ def summarise_collectives(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Collectives: all of one rank, or one line for each matched one."""
+    """Collectives of one rank, or matched collectives."""
 
     key: Int64Column
     """[n, 3]: kind, process group, size class"""
@@ -109,7 +109,7 @@ def _rows(one: RankCollectives, groups: NDArray[np.int32], num_bytes: Int64Colum
 
 
 def _size_class(num_bytes: Int64Column) -> Int64Column:
-    """Return -1 for an unknown size, 0 for none, and c for sizes from 2^(c-1) to below 2^c."""
+    """Return -1 for an unknown size, 0 for size 0, and c for sizes in [2^(c-1), 2^c)."""
     exponent = np.frexp(np.maximum(num_bytes, 0).astype(np.float64))[1]
     return np.where(num_bytes == UNKNOWN, -1, exponent).astype(np.int64)
 
@@ -117,9 +117,9 @@ def _size_class(num_bytes: Int64Column) -> Int64Column:
 def sizes_of_rows(
     ranks: Sequence[RankCollectives], matched: MatchedCollectives, given: Mapping[int, Mapping[int, int]]
 ) -> list[Int64Column]:
-    """Return the size of each row per rank, in rank order: from the trace, or the given one, or another rank's.
+    """Return the sizes of each rank's rows, in rank order: from the trace, from `given`, or from another rank.
 
-    If ranks have different sizes, as in an all-to-all, all get the largest one.
+    If ranks have different sizes, as in an all-to-all, all of them get the largest size.
     """
     sized = []
     for rank in ranks:
@@ -139,7 +139,7 @@ def sizes_of_rows(
 
 
 def _fastest(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Rows:
-    """Return each matched collective as it was on its fastest rank. `rows`: rows of each rank, in the match's order."""
+    """Return the row of each matched collective on its fastest rank. `rows`: rows of each rank, in rank order."""
     fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
     lines = [np.flatnonzero(fastest == column) for column in range(len(rows))]
     picked = _joined([rows_of(rows[column], matched.rows[line, column]) for column, line in enumerate(lines)])
@@ -154,7 +154,7 @@ def _summarise(
     waiting_ns: Int64Column,
     rows: Sequence[_Rows],
 ) -> CollectiveSummary:
-    """Summarise one class. `transfer`, `waiting_ns`: the matched collectives, of all classes."""
+    """Summarise one class. `transfer` and `waiting_ns` contain the matched collectives of all classes."""
     kind, _, size_class = key.tolist()
     of_rank = [rows_of(one, (one.key == key).all(axis=1)) for one in rows]
     most = max(of_rank, key=lambda one: len(one.key))
@@ -194,7 +194,7 @@ def _bandwidth(rows: _Rows) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """Speed for one message size."""
+    """Speed of the link for one message size."""
 
     num_bytes: int
     num_iterations: int
@@ -205,7 +205,7 @@ class LinkSpeed:
     """CPU time of one rank, median over ranks"""
     bus_factor: float | None
     two_at_once: float | None
-    """time for two concurrent collectives, relative to one alone; ``None`` if not measured"""
+    """time for two concurrent collectives / time for one; ``None`` if not measured"""
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -225,7 +225,7 @@ def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
 
 
 def is_disturbed(speeds: Sequence[LinkSpeed]) -> bool:
-    """Return whether most sizes usually take more than twice their shortest time."""
+    """Return whether the median time is more than twice the shortest time for most sizes."""
     return sum(speed.median_ns > 2 * speed.least_ns for speed in speeds) > len(speeds) / 2
 
 
@@ -253,7 +253,7 @@ def shared_durations_ns(comm: Collectives) -> Int64Column:
     running = np.cumsum(change[order])[:-1]
     share = np.diff(times) / np.maximum(running, 1)
     passed = np.concatenate(([0.0], np.cumsum(np.where(running > 0, share, 0.0))))
-    # No time passes between two equal times, so it does not matter which of them is found.
+    # For equal times, any of their positions gives the same result.
     start, end = (passed[np.searchsorted(times, edge)] for edge in (comm.start_ns, comm.end_ns))
     shared: Int64Column = np.rint(end - start).astype(np.int64)
     return shared
@@ -271,7 +271,7 @@ def collective_table(rows: Sequence[CollectiveSummary]) -> Iterable[Section]:
     )
     alone = max(row.num_ranks_read for row in rows) == 1
     said = notes(
-        "not matched between ranks: transfer includes waiting for others, so no bandwidth is shown"
+        "not matched between ranks: transfer includes waiting for other ranks, so no bandwidth is shown"
         if alone
         else "transfer: shortest duration over the ranks; waiting: longest minus shortest duration (medians)",
         "calls and MB: for one rank, over all profiled steps",

@@ -1,1 +1,1 @@
-"""Horovod: a timeline of what rank 0 saw of every collective, from reading the file to the sentences in the report."""
+"""Horovod: the timeline file that rank 0 writes, its measures, rules and tables."""

@@ -1,13 +1,13 @@
-"""Reads a Horovod timeline (``HOROVOD_TIMELINE``): Chrome events in which every tensor is a process.
+"""Read a Horovod timeline (``HOROVOD_TIMELINE``): Chrome trace events in which every tensor is a process.
 
-    B NEGOTIATE_ALLREDUCE … X 0 … X 1 … E     all ranks announce the tensor; X: rank 0 learns that the named rank has it
-    B ALLREDUCE                               then it is reduced, in
-        B MEMCPY_IN_FUSION_BUFFER … E         activities; tensors that share a collective have one each at the same time
+    B NEGOTIATE_ALLREDUCE … X 0 … X 1 … E     all ranks announce the tensor; X r: rank 0 learns that rank r has it
+    B ALLREDUCE                               then the tensor is reduced, in
+        B MEMCPY_IN_FUSION_BUFFER … E         activities; tensors that share a collective have concurrent activities
         B GLOO_ALLREDUCE … E
         B MEMCPY_OUT_FUSION_BUFFER … E
     E
 
-A job that is killed leaves the last event half written, old versions never close the array, and names are not escaped.
+If a job is killed, the last event is incomplete. Old versions never close the array. Names are not escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddpprof.load.file_bytes import DEFAULT_LIMITS, UnreadableError, opened, rea
 from ddpprof.load.lenient_json import repair_json
 
 HOROVOD_TIMELINE = "Horovod timeline"
-"""name in messages and in the report"""
+"""name of the file type in messages and in the report"""
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)
 _HEAD_BYTES = 1 << 16
 _OF_HOROVOD = re.compile(
@@ -34,9 +34,9 @@ _OF_HOROVOD = re.compile(
 _NEGOTIATE = "NEGOTIATE_"
 _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
-"""upper limit of plausible times, µs: a clock in microseconds takes 285 years to reach it"""
+"""upper limit of plausible times, in µs (285 years)"""
 _TRIES = 50
-"""number of braces, from the end, at which to try to cut a truncated file"""
+"""number of closing braces, from the end, at which to try to end a truncated file"""
 _COLLECTIVE = re.compile(
     r"(NCCL|GLOO|MPI|CCL|DDL)_(?:\w+_)?(?:ALLREDUCE|ALLGATHERV?|BCAST|ALLTOALLV?|REDUCE_?SCATTER|REDUCE)"
 )
@@ -47,15 +47,15 @@ _Span = tuple[int, int]
 
 @dataclass(slots=True)
 class TensorOp:
-    """One collective of one tensor. Times are ns since the timeline began."""
+    """One collective of one tensor. Times are ns since the start of the timeline."""
 
     tensor: str
     is_reduction: bool
     """whether it is an all-reduce"""
     negotiated: tuple[int, int] | None
-    """from when rank 0 had the tensor (by ``ready_ns``, the first rank) until all had it; ``None`` if not shown"""
+    """start and end of the negotiation, at which all ranks have the tensor; ``None`` if not in the timeline"""
     ready_ns: dict[int, int]
-    """rank → time at which rank 0 learned that this rank has the tensor; empty if Horovod answered from its cache"""
+    """rank → time at which rank 0 learned that this rank has the tensor; empty for a hit in Horovod's response cache"""
     start_ns: int
     end_ns: int
     copies: list[_Span] = field(default_factory=list)
@@ -65,13 +65,13 @@ class TensorOp:
 
 @dataclass(frozen=True, slots=True)
 class HorovodTimeline:
-    """What rank 0 wrote about every collective of every tensor."""
+    """The contents of a timeline: every collective of every tensor, recorded by rank 0."""
 
     backend: str | None
     """``gloo``, ``nccl``, ``mpi`` or ``ccl``"""
     world_size: int | None
     ops: Sequence[TensorOp]
-    """in the order of their starts"""
+    """in order of start time"""
     cycles_ns: tuple[int, ...]
     """times at which Horovod checked for ready tensors; empty without ``HOROVOD_TIMELINE_MARK_CYCLES``"""
     notes: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ _decode = msgspec.json.Decoder(list[_Event]).decode
 
 
 def is_horovod_timeline(path: Location) -> bool:
-    """Return whether the file begins with an array that holds events which only Horovod writes."""
+    """Return whether the file begins with an array of events that only Horovod writes."""
     try:
         with opened(path) as stream:
             head = stream.read(_HEAD_BYTES)
@@ -141,7 +141,7 @@ def _events(text: bytes) -> tuple[list[_Event], bool]:
 
 @dataclass(slots=True)
 class _Tensor:
-    """State of one tensor while events are read."""
+    """State of one tensor while reading events."""
 
     open: list[tuple[str, int]] = field(default_factory=list)
     """names and start times of spans that have not ended, outermost first"""
@@ -189,7 +189,7 @@ class _Reader:
 
     def _begins(self, pid: int, name: str, at_ns: int) -> None:
         tensor = self._tensors.setdefault(pid, _Tensor())
-        if name.startswith(_NEGOTIATE) and tensor.open:  # the last one never ended: the job was reset, or lost events
+        if name.startswith(_NEGOTIATE) and tensor.open:  # the job was reset, or events were lost
             self._num_torn += tensor.op is not None
             tensor = self._tensors[pid] = _Tensor()
         elif not name.startswith(_NEGOTIATE) and not tensor.open:

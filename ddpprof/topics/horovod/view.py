@@ -1,14 +1,15 @@
-"""What a Horovod timeline shows: how long until all gradients of a step are reduced, and how is that time spent?
+"""Measure, from a Horovod timeline, how long the reduction of a step's gradients takes, and why.
 
-    reduction = first gradient announced → last one reduced
-              = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
-    trailing  = the part of it after rank 0 has announced its last gradient: its backward pass is over by then
+    reduction = from the first gradient announced to the last gradient reduced
+              = collectives + copies + other work + waiting for ranks + nothing announced
+    trailing  = part of the reduction after rank 0 has announced its last gradient, that is, after its backward pass
 
-Waiting for ranks is negotiation during which Horovod works on no tensor. It ends with a cycle, so even a rank that
-waits for no other waits up to `HOROVOD_CYCLE_TIME`. A timeline has no computation, so overlap with it is not known.
+Each term of the sum excludes time that belongs to an earlier term. Waiting for ranks is negotiation during which
+Horovod processes no tensor. It ends with a cycle, so it takes up to `HOROVOD_CYCLE_TIME` even if all ranks are ready. A
+timeline has no computation, so overlap is unknown.
 
-Rank 0 learns of other ranks once per cycle, so ranks whose ticks share a cycle came at the same time. Ticks exist only
-for tensors that Horovod did not answer from its cache.
+Rank 0 learns about other ranks once per cycle, so ranks that it learns about in the same cycle count as simultaneous.
+The timeline lacks this information for tensors in Horovod's response cache.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ from ddpprof.statistics import median_known
 from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, HorovodTimeline, TensorOp
 
 _ONE_CYCLE_NS = 500_000
-"""where cycles are not marked, ticks that are closer share one: half of Horovod's default cycle"""
+"""if cycles are not marked, ranks that announce a tensor within this time count as simultaneous: half of Horovod's
+default cycle"""
 _MANY_CYCLES = 3
-"""limit in cycles; a longer wait is caused by a rank, not by the cycle time"""
+"""maximum number of cycles; a longer wait is caused by a rank, not by the cycle time"""
 _DEFAULT_CYCLE_NS, _SHORT_CYCLE_NS = 1_000_000, 600_000
-"""below the latter, a shorter cycle time saves nothing"""
+"""below the second value, a shorter cycle time is not advised"""
 _MOSTLY = 0.5
 _MAX_ROWS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionParts:
-    """Parts of a span, in ns; they add up to its length."""
+    """Parts of a time span, in ns. They add up to its length."""
 
     collective_ns: int
     copy_ns: int
@@ -50,7 +52,7 @@ class ReductionParts:
     waiting_ns: int
     """waiting for ranks and for the next cycle"""
     nothing_ns: int
-    """time during which no tensor is announced: rank 0 computes"""
+    """time during which no tensor is announced because rank 0 computes"""
 
     @property
     def total_ns(self) -> int:
@@ -61,7 +63,7 @@ class ReductionParts:
 class HorovodStep:
     step: int
     duration_ns: int | None
-    """time until the next step begins"""
+    """time until the start of the next step"""
     num_tensors: int
     reduction: ReductionParts
     trailing: ReductionParts
@@ -73,13 +75,13 @@ class HorovodSummary:
     """median time from one cycle to the next; ``None`` if cycles are not marked"""
     steps: tuple[HorovodStep, ...]
     num_last: Mapping[int, int] = field(default_factory=dict)
-    """rank → number of tensors that it had in a later cycle than all others; without the first step, in which ranks are
-    late because they started late"""
+    """rank → number of tensors that it announced in a later cycle than all other ranks; without the first step, in
+    which ranks are late because they started late"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOps:
-    """The tensors that one step reduces."""
+    """The reductions of one step."""
 
     ops: tuple[TensorOp, ...]
     start_ns: int
@@ -87,7 +89,7 @@ class StepOps:
 
 
 def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
-    """Return the steps; none if no tensor is reduced twice. The timeline may end in the last one, which is left out."""
+    """Return the steps; none if no tensor is reduced twice. An incomplete last step is left out."""
     reductions = [op for op in timeline.ops if op.is_reduction]
     counts = Counter(op.tensor for op in reductions)
     most = max(counts.values(), default=0)
@@ -111,7 +113,7 @@ def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
 
 
 def _announced_ns(op: TensorOp) -> int:
-    """Return when the first rank is known to have the tensor."""
+    """Return when the first rank announced the tensor."""
     return op.start_ns if op.negotiated is None else op.negotiated[0]
 
 
@@ -127,7 +129,7 @@ def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
 
 def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
     ops, end = step.ops, max(op.end_ns for op in step.ops)
-    last = max(op.ready_ns.get(0, _announced_ns(op)) for op in ops)  # rank 0 had its last tensor
+    last = max(op.ready_ns.get(0, _announced_ns(op)) for op in ops)  # rank 0 announced its last tensor
     return HorovodStep(
         step=number,
         duration_ns=None if step.end_ns is None else step.end_ns - step.start_ns,
@@ -138,7 +140,7 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
 
 
 def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
-    """Divide the span from `start` to `end` into parts; each part excludes the time of the parts before it."""
+    """Divide the time from `start` to `end` into parts. Each part excludes the time of the parts before it."""
     kinds = (
         _spans(span for op in ops for span in op.collectives),
         _spans(span for op in ops for span in op.copies),
@@ -166,7 +168,7 @@ def _count_last(steps: Sequence[StepOps], timeline: HorovodTimeline) -> dict[int
 
 
 def last_rank(op: TensorOp, cycles_ns: Sequence[int]) -> int | None:
-    """Return the rank that arrived in a later cycle than all others; ``None`` if there is none."""
+    """Return the rank that announced the tensor in a later cycle than all other ranks; ``None`` if there is none."""
     *_, before, last = sorted(op.ready_ns.items(), key=lambda one: one[1])
     if cycles_ns:
         return last[0] if bisect(cycles_ns, last[1]) > bisect(cycles_ns, before[1]) else None
@@ -178,7 +180,7 @@ def _median(summary: HorovodSummary, value: Callable[[HorovodStep], int]) -> int
 
 
 def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
-    """Report ready gradients that wait for a late rank, or for Horovod's next cycle."""
+    """Report gradients that wait for a late rank, or for Horovod's next cycle."""
     gain, trailing = _median(summary, lambda s: s.trailing.waiting_ns), _median(summary, lambda s: s.trailing.total_ns)
     if not view.worth(gain):
         return
@@ -192,7 +194,7 @@ def negotiation(summary: HorovodSummary, view: View) -> Iterator[Finding]:
             "horovod-cycle",
             f"Reductions wait {in_ms(gain)} per step for Horovod's next cycle",
             evidence,
-            "HOROVOD_CYCLE_TIME=0.5 (milliseconds; the default is 1): a ready tensor waits for half a cycle on "
+            "Set HOROVOD_CYCLE_TIME=0.5 (milliseconds; the default is 1): a ready tensor waits half a cycle on "
             "average.",
             gain,
             numbers=only_known(waiting_ns=gain, cycle_ns=summary.cycle_ns, trailing_ns=trailing),
@@ -205,9 +207,9 @@ def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str,
     whom = "rank 1" if view.world_size == 2 else "other ranks"
     if late and num_last[late] > _MOSTLY * of_all:
         whom = f"rank {late}"
-        evidence += f"; where Horovod shows which rank was last, it was {whom} for {num_last[late]} of {of_all} tensors"
+        evidence += f"; among tensors whose last rank is known, it was {whom} for {num_last[late]} of {of_all} tensors"
     elif view.world_size != 2:
-        evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0, which slows training, shows which ones"
+        evidence += "; to see which ranks, record a timeline with HOROVOD_CACHE_CAPACITY=0, which slows training"
     return Finding(
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
@@ -242,9 +244,9 @@ def horovod_table(summary: HorovodSummary, _report: ReportView) -> Iterable[Sect
         columns("step", *_COLUMNS),
         (*rows[-_MAX_ROWS:], medians),
         notes(
-            "all reduced: time since the first gradient was announced; the next five columns add up to it",
-            "waiting: for ranks or the next cycle, while no collective or copy runs",
-            "nothing: no gradient is announced; rank 0 computes",
+            "all reduced: from the first gradient announced to the last reduced; the sum of the next five columns",
+            "waiting: for ranks or for the next cycle, while no collective or copy runs",
+            "nothing: no gradient is announced because rank 0 computes",
             "trailing: from rank 0's last gradient until all are reduced",
             "" if summary.cycle_ns is None else f"a cycle takes {ms(summary.cycle_ns)} ms",
             f"the last {_MAX_ROWS} of {len(steps)} steps" if len(steps) > _MAX_ROWS else "",
@@ -253,11 +255,12 @@ def horovod_table(summary: HorovodSummary, _report: ReportView) -> Iterable[Sect
 
 
 _HAS_NO_COMPUTATION = (
-    "a Horovod timeline contains no computation, so overlap and exposed communication are not known; torch.profiler "
+    "a Horovod timeline contains no computation, so overlap and exposed communication are unknown; torch.profiler "
     "records both"
 )
 _NO_STEPS = (
-    "no steps found: no tensor is reduced twice under one name. hvd.DistributedOptimizer(named_parameters=…) names them"
+    "no steps found: no tensor is reduced twice under the same name. Name the tensors with "
+    "hvd.DistributedOptimizer(named_parameters=…)"
 )
 
 

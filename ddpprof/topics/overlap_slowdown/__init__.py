@@ -1,1 +1,1 @@
-"""How much does communication slow concurrent computation?"""
+"""The slowdown of computation by concurrent communication."""

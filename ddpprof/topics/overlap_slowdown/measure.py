@@ -1,20 +1,20 @@
-"""How much slower are kernels during communication, and what does that cost a step?
+"""Measure how much slower kernels run during communication, and the time lost per step.
 
     ratio of a kernel = median over its covered runs of (duration / median duration of the same work alone)
     lost per step     = sum over covered runs of (duration - median duration of the same work alone) / number of steps
 
-A run is covered if communication runs during at least half of it, and alone if none does; runs in between are
-neither. Communication that only waits for another rank covers too.
+A run is covered if communication runs during at least half of it, and alone if no communication runs during it. Other
+runs are ignored. Communication that only waits for another rank also counts.
 
-The same work has the same name, launch shape and input shapes. If a trace lacks the input shapes, name and launch
-shape do not distinguish work: a matrix product's depth is not in its grid. DDP covers the same places of every step, so
-different work would look like slower work. The n-th of m runs in a step is then compared only with the n-th of m in
-other steps, as on CPU, where an op is the n-th of its name. On CPU, ops in which DDP's own hooks run are left out.
+Runs are the same work if they have the same name, launch shape and input shapes. If a trace lacks input shapes, name
+and launch shape are not sufficient, because the grid of a matrix product, for example, does not show its inner
+dimension. The n-th of m runs in a step is then compared only with the n-th of m runs in other steps. This is also done
+on CPU, where ops are identified by name and position. On CPU, ops that contain DDP's hooks are left out.
 
-    control = time of runs alone in the measured steps / median duration of the same work in the baseline steps
+    control = duration of runs alone in measured steps / median duration of the same work in baseline steps
 
-Baseline steps run at another time, when the accelerator's clock or the load on the machine may differ. The control
-shows that; baseline durations are multiplied by it before they are compared.
+The clock rate of the accelerator or the load on the machine may differ between measured and baseline steps. Therefore,
+baseline durations are multiplied by the control before they are compared.
 """
 
 from __future__ import annotations
@@ -41,36 +41,34 @@ else:
 
 
 MIN_RUNS = 3
-"""minimum number of runs, both covered and alone: with three or more, one disturbed run does not move the median"""
+"""minimum number of covered runs and of runs alone, so that one disturbed run does not change the median"""
 
 ENOUGH_KNOWN = 0.2
-"""minimum share of the computation under communication that must be known; a smaller share says little about the
-rest"""
+"""minimum share of the computation during communication whose slowdown must be known to report a ratio"""
 
 _MOST_RATIOS = 255
 
 _HOLDS_HOOKS = "AccumulateGrad"
-"""autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket"""
+"""autograd node whose hook lets DDP's reducer copy a gradient into its bucket and launch the bucket"""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSlowdown:
-    """One kernel's covered runs. Rows of several ranks merge exactly, see `merge_slowdowns`."""
+    """The covered runs of one kernel."""
 
     kernel: Kernel
     covered_ns: int
-    """duration of all covered runs"""
+    """total duration of the covered runs"""
     compared_ns: int
-    """duration of the covered runs whose work also ran alone"""
+    """total duration of the covered runs whose work also ran alone"""
     lost_ns: int
-    """how much longer these runs took than the same work alone; negative if they took less time"""
+    """time by which these runs took longer than the same work alone; may be negative"""
     num_compared: int
     """number of these runs"""
     ratios: Ratios
-    """for each of these runs, its duration / the median of the same work alone; ascending, possibly `thinned` to a
-    selection"""
+    """duration / median duration of the same work alone, for these runs or a selection (`thinned`); ascending"""
     num_alone: int
-    """number of runs from which these medians were computed"""
+    """number of runs alone from which the medians were computed"""
 
     @property
     def ratio(self) -> float | None:
@@ -80,24 +78,24 @@ class KernelSlowdown:
 
 @dataclass(frozen=True, slots=True)
 class OverlapSlowdown:
-    """The slowdown in some steps of one rank, or of several ranks together."""
+    """The slowdown of computation by communication, on one rank or several ranks together."""
 
     num_steps: int
     """number of measured steps, excluding baseline steps, summed over ranks"""
     kernels: tuple[KernelSlowdown, ...]
-    """every kernel with a covered run, in descending order of lost time"""
+    """all kernels with a covered run, in descending order of lost time"""
     knows_input_shapes: bool
-    """True if input shapes of all compared kernels are known; otherwise they were matched by place in the step"""
+    """True if input shapes of all compared kernels are known; otherwise, runs were matched by position in the step"""
     reason: str | None
-    """reason if the slowdown is unknown"""
+    """reason why the slowdown is unknown, if it is"""
     control_ns: int = 0
-    """duration of runs alone in the measured steps whose work also ran alone in baseline steps"""
+    """duration of the runs alone in measured steps whose work also ran alone in baseline steps"""
     control_alone_ns: int = 0
-    """duration of these in the baseline steps"""
+    """duration of the same work in the baseline steps"""
 
     @property
     def control(self) -> float | None:
-        """Ratio above 1 if the measured steps were slower even without communication; ``None`` without a baseline."""
+        """Ratio of measured to baseline durations of work without communication; ``None`` without a baseline."""
         return self.control_ns / self.control_alone_ns if self.control_alone_ns else None
 
     @property
@@ -106,7 +104,7 @@ class OverlapSlowdown:
 
     @property
     def known_ns(self) -> int:
-        """Covered time of kernels whose ratio is known."""
+        """Covered time of the kernels whose ratio is known."""
         return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
 
     @property
@@ -115,13 +113,13 @@ class OverlapSlowdown:
 
     @property
     def lost_ns_per_step(self) -> int | None:
-        """Time lost by the kernels whose ratio is known."""
+        """Time lost per step in the kernels whose ratio is known."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return round(sum(lost) / self.num_steps) if lost else None
 
     @property
     def ratio(self) -> float | None:
-        """Time of the kernels whose ratio is known, relative to their time alone."""
+        """Covered time of the kernels whose ratio is known / their time alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
@@ -129,9 +127,9 @@ class OverlapSlowdown:
 def measure_slowdown(
     trace: Trace, measured: Collection[int] | None = None, baseline: Collection[int] = ()
 ) -> OverlapSlowdown:
-    """Measure the steps with the indices `measured` (``None``: all).
+    """Measure the slowdown in the steps with the indices `measured` (``None``: all steps).
 
-    `baseline`: steps without gradient communication, whose kernels only show how long work takes alone.
+    `baseline`: indices of steps without gradient communication, which show how long work takes alone.
     """
     measured = set(range(len(trace.steps)) if measured is None else measured)
     compare = partial(_compared, trace, spans_of(trace.collectives, None), measured, set(baseline))
@@ -143,7 +141,7 @@ def measure_slowdown(
 
 
 def merge_slowdowns(ranks: Sequence[OverlapSlowdown]) -> OverlapSlowdown:
-    """Merge ranks by exact sums. Each rank is compared with itself, so a slower accelerator is not a slowdown."""
+    """Merge the slowdowns of ranks. Each rank is compared with itself, so a slower accelerator does not matter."""
     rows: dict[Kernel, list[KernelSlowdown]] = {}
     for rank in ranks:
         for row in rank.kernels:
@@ -169,7 +167,7 @@ def merge_slowdowns(ranks: Sequence[OverlapSlowdown]) -> OverlapSlowdown:
 
 
 def thinned(slowdown: OverlapSlowdown) -> OverlapSlowdown:
-    """Return at most `_MOST_RATIOS` per kernel, evenly selected, so that a summary of a long trace stays small."""
+    """Return the slowdown with at most `_MOST_RATIOS` ratios per kernel, evenly selected, to limit its size."""
 
     def fewer(row: KernelSlowdown) -> KernelSlowdown:
         if len(row.ratios) <= _MOST_RATIOS:
@@ -206,11 +204,11 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Some kernels' runs in the measured steps and the baseline's."""
+    """Runs of some kernels in the measured and baseline steps."""
 
     kernel: Int32Column
     same: NDArray[np.int64]
-    """number that identifies each run's work; equal for runs of the same work"""
+    """identifier of each run's work"""
     duration_ns: Int64Column
     in_measured: NDArray[np.bool_]
     in_baseline: NDArray[np.bool_]
@@ -236,7 +234,7 @@ def _compared(trace: Trace, comm: Spans, measured: set[int], baseline: set[int],
 
 
 def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list[KernelSlowdown]:
-    """Return the rows of kernels with a covered run."""
+    """Return the slowdown of each kernel with a covered run."""
     duration_ns = runs.duration_ns
     if not runs.in_measured.all():
         as_measured = np.maximum(np.rint(duration_ns * control.factor).astype(np.int64), 1)
@@ -250,13 +248,13 @@ def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list
 
 
 def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
-    """Return the runs that include DDP's hooks: on CPU these are part of the op, and do less without communication."""
+    """Return whether each run includes DDP's hooks, which on CPU are part of an op's duration."""
     holds = np.array([_HOLDS_HOOKS in kernel.name for kernel in trace.kernels], np.bool_)
     return holds[runs.kernel] if trace.device == "cpu" and len(runs) else np.zeros(len(runs), np.bool_)
 
 
 def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
-    """Return a number for each run, equal for runs of the same work."""
+    """Return an identifier for each run that is equal for runs of the same work."""
     by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
     key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
     order = np.argsort(key, kind="stable").astype(np.int32)  # in order of launch within a step
@@ -265,7 +263,7 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
     count = np.diff(np.append(first, len(runs)))
     kernel = runs.kernel[order[first]].astype(np.int64)
     has_places = by_place[kernel]
-    # If a kernel runs equally often in steps, its n-th runs in them are the same work.
+    # If a kernel runs equally often in several steps, its n-th runs in these steps are the same work.
     alike, which = np.unique(kernel * (len(runs) + 1) + np.where(has_places, count, 0), return_inverse=True)
     num_places = np.zeros(len(alike), np.int64)
     num_places[which] = np.where(has_places, count, 1)
@@ -279,14 +277,14 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Work that ran alone in measured steps and in the baseline: twice its time in each."""
+    """Twice the time, in measured and in baseline steps, of work that ran alone in both."""
 
     twice_measured_ns: int
     twice_baseline_ns: int
 
     @property
     def factor(self) -> float:
-        """Factor from baseline to measured durations; 1 if there is no such work."""
+        """Ratio of measured to baseline durations; 1 if there is no such work."""
         baseline_ns = self.twice_baseline_ns // 2
         return self.twice_measured_ns // 2 / baseline_ns if baseline_ns else 1.0
 
@@ -304,14 +302,14 @@ def _sum(controls: Iterable[_Control]) -> _Control:
 
 @dataclass(frozen=True, slots=True)
 class _Medians:
-    """Twice the median, and the number of values, per group; 0 if there are none."""
+    """Twice the median, and the number of values, of each group; 0 for an empty group."""
 
     twice_ns: Int64Column
     count: Int64Column
 
 
 def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArray[np.bool_]) -> _Medians:
-    """Return per group the number of chosen values, and twice their median, which is an integer."""
+    """Return the number of chosen values of each group, and twice their median, which is an integer."""
     num_groups = int(group.max(initial=-1)) + 1
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((values[rows], group[rows]))]
@@ -325,7 +323,7 @@ def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArra
 
 
 def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column, alone: _Medians) -> KernelSlowdown:
-    """Summarise one kernel's covered runs."""
+    """Summarise the covered runs of one kernel."""
     known = alone.count[same] > 0
     compared, twice_alone = duration_ns[known], alone.twice_ns[same[known]]
     return KernelSlowdown(

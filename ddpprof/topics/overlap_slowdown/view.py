@@ -1,4 +1,4 @@
-"""Report on computation that communication slows down, and on what may help."""
+"""Report on computation that communication slows down, with advice."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ddpprof.topics.steps.view import STEPS
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
-"""minimum share of the step for a table"""
+"""minimum lost time, as a share of the step, to show a table"""
 _TELLS_NOTHING = 0.02
-"""minimum share of the computation under communication; with a smaller share, the ratio is not meaningful"""
+"""minimum known share of the computation during communication to show the ratio"""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowedKernel:
-    """One kernel under communication compared with itself alone."""
+    """Duration of one kernel during communication compared with its duration alone."""
 
     kernel: Kernel
     ratio: Annotated[
@@ -35,30 +35,30 @@ class SlowedKernel:
     num_alone: int
     covered_ns: int
     """per step and rank"""
-    lost_ns: Annotated[int, Number("time that it loses to communication, per step and rank")]
+    lost_ns: Annotated[int, Number("time lost to communication, per step and rank")]
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapSlowdownReport:
-    """How much communication slows concurrent computation. Times are ns per step and rank."""
+    """Slowdown of computation by concurrent communication. Times are ns per step and rank."""
 
     reason: str | None
-    """reason if it is unknown"""
+    """reason why the slowdown is unknown, if it is"""
     ratio: float | None
     lost_ns: int | None
     covered_ns: int
     """computation during communication"""
     known_share: float | None
-    """share that is from kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
+    """share of `covered_ns` in kernels that also ran alone, to which `ratio` and `lost_ns` refer"""
     knows_input_shapes: bool
     num_steps: int
-    """number of steps of all ranks together"""
+    """number of steps, summed over ranks"""
     kernels: tuple[SlowedKernel, ...]
     """kernels, most time lost first"""
     num_baseline_steps: int = 0
-    """number of steps without communication, of all ranks together"""
+    """number of steps without communication, summed over ranks"""
     control: float | None = None
-    """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
+    """factor by which work without communication took longer than in baseline steps; `ratio` is corrected for it"""
 
 
 def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:
@@ -90,11 +90,11 @@ def _slowed(row: KernelSlowdown, num_steps: int) -> SlowedKernel:
 
 
 def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Finding]:
-    """Report computation that is slower because communication shares its device."""
+    """Report computation that is slower because communication runs on the same device."""
     if not view.worth(slowdown.lost_ns) or slowdown.ratio is None or (slowdown.known_share or 0) < ENOUGH_KNOWN:
         return
     if slowdown.control is not None and abs(slowdown.control - 1) >= slowdown.ratio - 1:
-        return  # the steps to compare with differed by more than the effect of communication
+        return  # baseline steps differ from measured steps by more than the effect of communication
     may_be_other_work = view.shares_cores and slowdown.control is None
     variables = backend_of(view.backend).to_slow_it
     other_work = "; other work on these cores may be the cause (use --baseline-steps to find out)"
@@ -115,7 +115,7 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
 def _advice(view: View) -> str:
     threads, cores, backend = view.num_threads, view.cores_per_rank, backend_of(view.backend)
     has_a_core_left = threads is None or cores is None or threads == 1 or threads < cores
-    if backend.runs_on_host and has_a_core_left:  # or its threads would not give it one
+    if backend.runs_on_host and has_a_core_left:  # otherwise the compute threads leave no core for the backend
         return backend_of(None).on_slow_computation
     return backend.on_slow_computation
 
@@ -201,8 +201,8 @@ OVERLAP_SLOWDOWN: Topic[None, OverlapSlowdownReport] = Topic(
 class _Kernel:
     name: Annotated[str, Number("name of the kernel or op")]
     launch_shape: Annotated[str | None, Number("grid and block; null on CPU")]
-    input_shapes: Annotated[str | None, Number("shapes of its op's inputs")]
-    position: Annotated[int | None, Number("on CPU: position among the ops of that name")]
+    input_shapes: Annotated[str | None, Number("input shapes of the kernel's op")]
+    position: Annotated[int | None, Number("on CPU: position among the ops of the same name")]
     summary: Annotated[KernelSummary, Part()]
     slowed: Annotated[SlowedKernel | None, Part("slowdown_")]
 

@@ -1,1 +1,1 @@
-"""Ranks compared: which ranks are late, which ranks wait for which, and what their clocks show."""
+"""Comparison of ranks: which ranks are late, which ranks wait, and the offsets of their clocks."""

@@ -1,4 +1,4 @@
-"""What do the collectives and steps of all ranks show together: who is late, who waits for whom, and by which clock?"""
+"""Compare the collectives and steps of all ranks: late ranks, waiting ranks, and clock offsets."""
 
 from __future__ import annotations
 
@@ -44,14 +44,13 @@ from ddpprof.topics.ranks.stragglers import (
 from ddpprof.topics.steps.overlap import spans_of
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""function that loads the recorded steps of ranks, without baseline steps; the data is large and needed for few
-ranks"""
+"""function that loads the recorded steps of ranks, without baseline steps"""
 
 _MOST_OTHERS = 63
-"""maximum number of ranks, evenly chosen, to compare a straggler's gradients with"""
+"""maximum number of ranks with which a straggler's gradients are compared"""
 _MOST_GRADIENTS = 3
 _MOSTLY = 0.8
-"""share of the collectives above which a rank that arrives last needs an explanation"""
+"""minimum share of the collectives in which a rank arrives last to mention it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,19 @@ class TracedCollectives:
     message_bytes: Mapping[int, int]
     """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
     exposed: Spans
-    """communication without concurrent computation"""
+    """spans of communication without concurrent computation"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankContribution:
-    """What one rank contributes."""
+    """The data of one rank that measures across ranks need."""
 
     progress: tuple[StepProgress, ...]
     traced: TracedCollectives | None
 
 
 def traced_collectives(rank: Rank, modules: Sequence[DdpModule]) -> TracedCollectives | None:
-    """Return what a rank contributes; ``None`` if it has no trace with collectives."""
+    """Return the collectives in the rank's trace; ``None`` without a trace."""
     trace, collectives = rank.trace, _of_training_steps(rank)
     if trace is None or collectives is None:
         return None
@@ -84,7 +83,7 @@ def traced_collectives(rank: Rank, modules: Sequence[DdpModule]) -> TracedCollec
 
 
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
-    """Return the rank's collectives without baseline steps, which do not represent the training."""
+    """Return the rank's collectives without those of baseline steps."""
     one = rank_collectives(rank)
     if one is None or not (left_out := rank.baseline_step_indices):
         return one
@@ -92,13 +91,13 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def _message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Return row → bytes of gradient all-reduces, if known; gloo's spans only have a size if shapes are recorded."""
+    """Return row → bytes of the gradient all-reduces, from the record. Gloo's spans may have no size in the trace."""
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
     row_of = np.cumsum(kept) - 1  # in the table of `_of_training_steps`
     sizes = {}
-    modules = rank.record.modules or modules  # in another process group they may be other ones
+    modules = rank.record.modules or modules  # ranks of another process group may have other modules
     for step in rank.record.steps:
         for (place, bucket), row in bucket_rows(modules, step, rank.trace).items():
             num_bytes = modules[step.passes[place].module].message_bytes(bucket)
@@ -109,7 +108,7 @@ def _message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class LateGradients:
-    """Gradients at which a rank that is late in its backward pass falls behind, largest jump first."""
+    """Gradients at which a rank falls behind in its backward pass, largest delay first."""
 
     rank: int
     gradients: tuple[LateGradient, ...]
@@ -125,7 +124,7 @@ class AcrossRanks:
     waiting: Annotated[tuple[RankWaiting, ...], DEVICE]
     collectives: Annotated[tuple[CollectiveSummary, ...], DEVICE]
     stragglers: Stragglers | None
-    """``None`` if there are too few ranks or steps to decide"""
+    """``None`` if there are too few ranks or steps"""
     late_gradients: Annotated[tuple[LateGradients, ...], HOST]
 
 
@@ -137,10 +136,10 @@ def across_ranks(
     world_size: int | None,
     recorded: RecordedSteps,
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
-    """Return the measures of all ranks together, and descriptions of what does not match.
+    """Return the measures of all ranks together, and descriptions of collectives that do not match.
 
-    `progress`: that of the ranks that average their gradients with each other, and so must keep pace. `with_record`:
-    those of them that have a record.
+    `progress`: rank → its steps, for the ranks that average their gradients with each other. `with_record`: the ranks
+    among them that have a record.
     """
     known = [trace.collectives for trace in traced.values()]
     matched = match_collectives(known)
@@ -199,7 +198,7 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: in own time, excluding waits for others; chance: probability of this lateness by chance",
+            "late: in own time, which excludes waiting for other ranks; chance: probability of this lateness by chance",
             cut_off(len(stragglers.stragglers)),
         ),
     )
@@ -207,14 +206,14 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _yet_last(waiting: Sequence[RankWaiting]) -> str:
-    """If a rank arrives last in most collectives although all ranks are equally fast, return the explanation."""
+    """Return a clause on a rank that arrives last in most collectives, although no rank is significantly slower."""
     last = max((one for one in waiting if one.num_last is not None), key=lambda one: one.num_last or 0, default=None)
     if last is None or not last.num_last or last.num_last <= _MOSTLY * last.num_collectives:
         return ""
     waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
     return (
         f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and "
-        f"other ranks wait up to {ms(waits_ns)} ms per step: its own work takes longer in too few "
+        f"other ranks wait up to {ms(waits_ns)} ms per step: its own work takes longer, but there are too few "
         "steps to rule out chance. Record more steps (--steps 20)"
     )
 
@@ -227,7 +226,7 @@ def _gradient_table(late_gradients: Sequence[LateGradients]) -> Iterable[Section
             after = ABSENT if before is None else clean(before)
             rows.append((str(late.rank), clean(gradient.parameter), ms(gradient.jump_ns), after))
     if rows:
-        words = ("gradient that comes late", "after that of")
+        words = ("late gradient", "after gradient of")
         yield Table("", columns("rank", words[0], "ms", words[1], words=words), tuple(rows))
 
 
@@ -235,7 +234,7 @@ def waiting_table(across: AcrossRanks) -> Iterable[Section]:
     if len(across.waiting) < 2:
         return
     yield table_of(
-        "Who waits for whom in collectives, ms (medians)",
+        "Waiting for other ranks in collectives, ms (medians)",
         _least_waiting(across.waiting),
         {
             "rank": lambda one: str(one.rank),
@@ -250,7 +249,7 @@ def waiting_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """Return all ranks or, if there are many, those that the others wait for."""
+    """Return all ranks or, if there are many, those that wait least, for which the others wait."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

@@ -1,7 +1,7 @@
-"""Which ranks arrive late at a collective, and which ranks wait for which?
+"""Measure how long each rank waits in collectives, and which rank arrives last.
 
-transfer = the shortest duration over the ranks that were read, namely on a rank that finds all others already there
-waiting = a rank's duration - transfer
+transfer = shortest duration of a collective over the ranks that were read, which is that of the last rank to arrive
+waiting  = duration on a rank - transfer
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrivals at the matched collectives, one line each, in the order of ``MatchedCollectives``."""
+    """Arrivals at the matched collectives, one line per collective, in the order of ``MatchedCollectives``."""
 
     ranks: tuple[int, ...]
     waiting_ns: Int64Column
     """[n, num_ranks], or `UNKNOWN` if the rank does not have the collective"""
     start_ns: Int64Column
-    """[n, num_ranks], by each rank's own clock; 0 if the rank does not have the collective"""
+    """[n, num_ranks], on each rank's own clock; 0 if the rank does not have the collective"""
     last_rank: NDArray[np.int32] | None
-    """[n], or `UNKNOWN` if several arrived at once; ``None`` without a common clock of all ranks"""
+    """[n], or `UNKNOWN` if several ranks arrived last; ``None`` without a common clock of all ranks"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWaiting:
-    """One rank over all collectives and steps."""
+    """Waiting time of one rank over all collectives and steps."""
 
     rank: int
     num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
-    num_last: Annotated[int | None, Number("number of these in which it arrived last")]
-    """number of collectives in which it arrived last; ``None`` without a common clock"""
+    num_last: Annotated[int | None, Number("number of these in which the rank arrived last")]
+    """``None`` without a common clock"""
     median_waiting_ns: int
-    """waiting in one collective"""
+    """median waiting time in one collective"""
     waiting_per_step_ns: Annotated[int | None, Number("time spent waiting for other ranks per step, median")]
     """waiting time per step, with concurrent collectives counted once; median over steps; ``None`` without steps"""
     total_waiting_ns: int
-    exposed_waiting_ns: Annotated[int | None, Number("waiting time per step while it computes nothing, mean")] = None
+    exposed_waiting_ns: Annotated[int | None, Number("waiting per step without computation, mean")] = None
 
 
 def measure_arrivals(
@@ -69,7 +69,7 @@ def measure_arrivals(
 def summarise_waiting(
     matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
 ) -> tuple[RankWaiting, ...]:
-    """Summarise every rank with a matched collective. `exposed`: its exposed communication, by its own clock."""
+    """Summarise every rank with a matched collective. `exposed`: rank → exposed communication, on its own clock."""
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)

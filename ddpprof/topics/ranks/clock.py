@@ -1,20 +1,20 @@
-"""What does each rank's clock show at the same moment?
+"""Estimate offset and drift of each rank's clock relative to the lowest rank's clock (the reference).
 
     common time = time on the rank's clock - offset - drift · (time - at)
 
-"The rank's clock" is its trace's times plus the trace's epoch, if known. The lowest rank's clock is the reference.
-Offset: an all-reduce ends on all ranks together except for noise, so the offset is the median over collectives of (end
-on the rank - end on the reference). Drift: the Theil-Sen slope of that difference (Sen 1968), or 0 unless its
-confidence interval excludes zero and it exceeds the noise.
+The time on a rank's clock is the time in its trace plus the trace's epoch, if known.
 
-Bound: a collective in which every rank depends on every other cannot end on any rank before it has started on every
-rank. Each such collective puts the offset between (start on the rank - end on the reference) and (end on the rank -
-start on the reference). The estimate is moved into the intersection, and the bound is the distance to its farther side.
-With gloo, a thread notices the end late if it waits for a core; this widens the bound, and makes the estimate's noise
-one-sided.
+Offset: an all-reduce ends on all ranks at the same time except for noise, so the offset is the median over collectives
+of (end on the rank - end on the reference). Drift: the Theil-Sen slope of that difference (Sen 1968), or 0 unless its
+confidence interval excludes 0 and the drift exceeds the noise.
 
-Ranks on the reference's host read the same clock, unless the ends of their collectives contradict this. The remaining
-difference is how each process's profiler converts CPU time stamps into time since 1970.
+Bound: a collective in which every rank depends on every other rank cannot end on any rank before it has started on all
+ranks. From each such collective, the offset is between (start on the rank - end on the reference) and (end on the rank
+- start on the reference). The estimate is clamped to the intersection of these intervals, and the bound is its distance
+to the farther end. With gloo, a thread that waits for a core records the end late, which widens the bound.
+
+Ranks on the reference's host use the same clock, unless the ends of their collectives contradict this. The remaining
+difference results from each profiler's conversion of CPU timestamps into time since 1970.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ALL_DEPEND_ON_ALL = (
 )
 
 _MOST_POINTS = 64
-"""maximum number of points for fitting the drift; if there are more collectives, they are merged by medians"""
+"""maximum number of points for fitting the drift; more collectives are merged into medians"""
 _FEWEST_POINTS = 8
 _LARGEST_DRIFT = 500e-6
-"""largest drift rate that Linux allows for a clock; anything faster is not drift"""
+"""largest drift rate that Linux allows for a clock"""
 _ON_ONE_HOST_NS = 100_000
-"""ns; profilers of one host agree within 30 µs, according to the recorder's own timestamps"""
+"""maximum error between ranks of one host; their profilers agree within 30 µs according to the recorder's timestamps"""
 _SIGNIFICANT = 2.576
 """number of standard deviations that covers 99 % of a normal distribution"""
 
@@ -54,10 +54,10 @@ class RankClock:
     rank: int
     host: str | None
     offset_ns: int
-    """offset by which its clock is ahead of the reference's, at ``CommonClock.at_ns``"""
+    """time by which the rank's clock is ahead of the reference, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
-    """largest error of the offset; ``None`` if the collectives contradict each other because one was misidentified or
+    """maximum error of the offset; ``None`` if the collectives contradict each other because one was misidentified or
     the clock jumped"""
     num_collectives: int
     """number of collectives shared by this rank and the reference"""
@@ -70,22 +70,22 @@ class HostClock:
     host: str
     num_ranks: int
     offset_ns: int | None
-    """``None`` if the clocks of its ranks differ by more than their noise"""
+    """``None`` if the clocks of the host's ranks differ by more than their noise"""
     drift_ppm: float | None
     bound_ns: int | None
-    """largest bound of its ranks"""
+    """largest bound of the host's ranks"""
     noise_ns: int | None = None
-    """largest noise of its ranks"""
+    """largest noise of the host's ranks"""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
-    """The ranks' clocks relative to the lowest rank's. Times are since 1970, in ns, if the traces have their epoch."""
+    """Clocks of all ranks relative to the reference. Times are in ns, since 1970 if the traces have their epoch."""
 
     at_ns: int
-    """time at which the offsets hold, on the reference's clock"""
+    """time on the reference's clock to which the offsets refer"""
     ranks: tuple[RankClock, ...]
-    """clocks in ascending order, the reference first; ranks that share no collective with it are missing"""
+    """clocks in order of rank, the reference first; without ranks that share no collective with the reference"""
     hosts: tuple[HostClock, ...]
 
     def find(self, rank: int) -> RankClock | None:
@@ -93,13 +93,13 @@ class CommonClock:
 
 
 def common_ns(at_ns: int, clock: RankClock, times_ns: Int64Column) -> Int64Column:
-    """Convert times from that rank's clock to the reference's, on which `at_ns` is when the offsets hold."""
+    """Convert times from the rank's clock to the reference. `at_ns`: see `CommonClock`."""
     since = (times_ns - at_ns - clock.offset_ns).astype(np.float64)
     return times_ns - clock.offset_ns - np.rint(since * clock.drift_ppm * 1e-6).astype(np.int64)
 
 
 def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollectives) -> CommonClock | None:
-    """Return the common clock; ``None`` if no collective of the kinds that end together was matched."""
+    """Return the common clock; ``None`` if no collective of the kinds `ALL_DEPEND_ON_ALL` was matched."""
     known = (matched.rows != UNKNOWN) & np.isin(matched.kind, ALL_DEPEND_ON_ALL)[:, None]
     if not known.any():
         return None
@@ -165,7 +165,7 @@ class _Pair:
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
     def allows(self, line: _Line) -> bool:
-        """Return whether, by `line`, no collective ended on one of the two ranks before it started on the other."""
+        """Return whether, by `line`, every collective started on both ranks before it ended on one of them."""
         moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
         return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
 
@@ -185,9 +185,9 @@ class _Pair:
         return np.rint(self.since * drift).astype(np.int64)
 
     def _noise_ns(self, drift: float) -> float:
-        """Return the possible error of the median: three standard errors, but at least one collective's deviation.
+        """Return the error of the median: three standard errors, but at least the deviation of one collective.
 
-        All ends of a rank may be a little late, so more collectives do not improve the median indefinitely.
+        All ends on a rank may be recorded late, so the error does not decrease indefinitely with more collectives.
         """
         residual = self.difference - self._moved(drift)
         deviation = _deviation(residual)
@@ -197,10 +197,10 @@ class _Pair:
 
 
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
-    """Return each rank's offset and drift: its host's if they agree, or else its own.
+    """Return each rank's offset and drift: those of its host if they are consistent, otherwise its own.
 
-    Host names may be equal by mistake. A rank with the reference's host name has the reference's clock unless a
-    collective would then end before it begins.
+    Host names may be equal by mistake. A rank with the reference's host name gets the reference's clock unless a
+    collective would then end before it starts.
     """
     lines = {number: pair.line() for number, pair in pairs.items()}
     shared = dict(lines)
@@ -220,18 +220,18 @@ def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], refere
 
 
 def _median(values: Int64Column) -> int:
-    """Return the exact median, even where a float would be inexact, because clocks may be hours apart."""
+    """Return the median without loss of precision, because offsets may be hours in ns."""
     least = values.min()
     return int(least + np.int64(floor(np.median(values - least))))
 
 
 def _deviation(values: Int64Column) -> float:
-    """Return the standard deviation from the median absolute deviation, which ignores a few outliers."""
+    """Return the standard deviation estimated from the median absolute deviation, which is robust to outliers."""
     return 1.4826 * float(np.median(np.abs(values - _median(values))))
 
 
 def _drift(since: NDArray[np.float64], difference: Int64Column) -> float:
-    """Return the slope of the difference, or 0 if it may be none. Confidence interval: Sen 1968, normal."""
+    """Return the slope of the difference, or 0 if it is not significant (Sen 1968, normal approximation)."""
     order = np.array_split(np.argsort(since, kind="stable"), min(len(since), _MOST_POINTS))
     num = len(order)
     if num < _FEWEST_POINTS:

@@ -1,22 +1,22 @@
-"""How much time does a rank spend on its own work before it arrives at the collective where the others wait for it?
+"""Measure the time that a rank spends on its own work in a step, without waiting for other ranks.
 
-    own time of step k = from the end of step k-1's gradient communication, where all ranks are together,
+    own time of step k = from the end of step k-1's gradient communication, which all ranks reach together,
                          to the launch of step k's last gradient collective,
                          without the rank's waits for communication in between
 
-This needs no common clock, and shows a late rank that the wall time of steps hides, because all ranks wait for it.
-Waits are taken out because they are due to another rank: in the forward all ranks wait for the buffers of rank 0. A
-step after a gap in the trace counts from its own start, and so without the optimizer of the previous step.
+This needs no common clock, and shows a late rank even though all steps take equally long because all ranks wait for it.
+Waits are excluded because another rank causes them. For example, in the forward all ranks wait for the buffers of rank
+0. The own time of a step after a gap in the trace starts with the step, so it lacks the previous step's optimizer.
 
-On CPU the training thread waits in collectives outside the backward pass, from their call to their end, while it
-computes nothing; and for gradients while it is in none of the parts below. On an accelerator the device waits while
-only communication runs; for gradients, which are not needed before the optimizer, it waits only while the next kernel
-has been launched but does not start. A gap because the host was late belongs to the work that ends it.
+On CPU, the training thread waits in collectives outside the backward pass from their call to their end, except while it
+computes. It waits for gradients while it is in none of the parts below. On an accelerator, the device waits while only
+communication runs. It waits for gradients, which are first needed by the optimizer, only while the next kernel has been
+launched but has not started. A gap before a kernel that was launched late counts as part of that kernel's phase.
 
-    data        waiting for the DataLoader; on an accelerator, only if that leaves it nothing to do
+    data        waiting for the DataLoader; on an accelerator, only while the device is idle
     forward     DistributedDataParallel.forward
     optimizer   Optimizer.step of the previous step
-    backward    the rest after the first forward, including the loss and anything else in the script
+    backward    the rest after the first forward, including the loss and other code of the script
     other       the rest before it
 """
 
@@ -40,10 +40,10 @@ class StepProgress:
 
     step: int
     is_traced: bool
-    """True if it is from a trace; its parts differ slightly from the light recorder's, so do not compare the two"""
+    """True if measured from a trace; parts from the light recorder are slightly different and not comparable"""
     step_ns: int
     arrival_ns: int
-    """time at which all gradients of the step are ready; since 1970 by the rank's clock, if the trace has it"""
+    """time at which all gradients of the step are ready, on the rank's clock; since 1970 if the trace has its epoch"""
     data_ns: int
     forward_ns: int
     backward_ns: int
@@ -84,7 +84,7 @@ def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
 
 
 def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
-    """Return the collectives launched during backward or, if unknown (with a comm hook), those not in forward."""
+    """Return the collectives launched during backward or, if there are none (comm hook), all except in forward."""
     comm = trace.collectives
     here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
     rows = np.flatnonzero(here & (comm.phase == Phase.BACKWARD))
@@ -94,10 +94,11 @@ def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
 
 
 def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
-    """Return step → time when the rank is ready for its last gradient collective: launched, and input computed.
+    """Return step → time at which the last gradient collective is launched and its input is computed.
 
-    The collective's own start may be later, if it queues behind others of its stream or thread. Collectives that a comm
-    hook continues after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
+    The collective itself may start later if it queues behind other collectives. Collectives that a comm hook launches
+    after the backward pass do not count, because they wait for other ranks. `gradients`: step → rows of its gradient
+    collectives.
     """
     comm, marks = trace.collectives, trace.host_spans
     backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
@@ -116,9 +117,9 @@ def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[
 
 
 def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
-    """Return, for each time, when the last of the work launched until then ended; a time long ago if there is none."""
+    """Return, for each time, the end of all work launched before it; the smallest int64 if there is none."""
     order = np.argsort(times_ns)
-    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is for work launched after all times
+    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last element is for work launched after all times
     for first in range(0, len(work), BLOCK_ROWS):
         some = slice(first, first + BLOCK_ROWS)
         np.maximum.at(ends, np.searchsorted(times_ns[order], work.launched_ns[some]), work.end_ns[some])
@@ -129,7 +130,7 @@ def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Parts of the whole trace; where two overlap, the earlier one counts."""
+    """Spans of each part in the whole trace. Where parts overlap, the first one counts."""
 
     waiting: Spans
     data: Spans
@@ -137,7 +138,7 @@ class _Parts:
     optimizer: Spans
 
     def between(self, begin: int, end: int) -> dict[str, int]:
-        """Return the parts of the own time, by the fields of `StepProgress`."""
+        """Return the lengths of the parts of own time, by field of `StepProgress`."""
         forward = _within(self.forward, begin, end)
         left = subtract(Spans(np.array([begin]), np.array([end])), _within(self.waiting, begin, end))
         parts = {"data_ns": _within(self.data, begin, end), "forward_ns": forward}
@@ -153,7 +154,7 @@ class _Parts:
 
 
 def _within(spans: Spans, begin: int, end: int) -> Spans:
-    """Clip only the relevant spans, because a trace has many steps."""
+    """Return the spans clipped to [begin, end]. Faster than `clip` for a long trace."""
     first = np.searchsorted(spans.end_ns, begin, side="right")
     last = np.searchsorted(spans.start_ns, end, side="left")
     return clip(Spans(spans.start_ns[first:last], spans.end_ns[first:last]), begin, end)
@@ -185,7 +186,7 @@ def _device_parts(trace: Trace) -> _Parts:
         start, end, launched, phase = block.start_ns, block.end_ns, block.launched_ns, block.phase
         busy = union(start, end)
         data, waits_for_others = subtract(data, busy), subtract(waits_for_others, busy)
-        # Each row reaches back to the end of the previous one: in between it was launched late, or waited.
+        # The time since the end of the previous row counts as part of each row: it was launched late, or waited.
         first = int(start[0]) if reached_before is None else reached_before
         reached = np.maximum(np.maximum.accumulate(end), first)
         begin = np.append(first, reached[:-1])
@@ -207,9 +208,9 @@ def _joined(parts: Sequence[Spans]) -> Spans:
 
 
 def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
-    """Return every step of a rank that a trace or, on CPU, the light recorder saw, ascending.
+    """Return the rank's steps from its trace and, on CPU, from light recording, in ascending order.
 
-    On an accelerator the host's times only say when work was queued, and queueing may wait for other ranks' work.
+    On an accelerator, light recording only has the times at which work was queued, which may include waiting.
     """
     traced = measure_progress(rank.trace) if rank.trace is not None else ()
     numbers = {row.step for row in traced}
@@ -223,7 +224,7 @@ def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
 
 
 def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
-    """Measure the step; ``None`` if no gradients became ready, or the inside of the step was not recorded."""
+    """Measure the step; ``None`` if no gradients became ready, or if only its duration was recorded."""
     last_ready = [ns for one in step.passes if (ns := one.last_ready_ns) is not None]
     if not last_ready or not step.forwards:
         return None
@@ -258,6 +259,6 @@ def _waiting(step: RecordedStep, last_ready: list[int]) -> int:
     begins = sorted([*(f.start_ns for f in step.forwards), *(start for start, _ in step.optimizers), step.end_ns])
     waits: dict[int, int] = {}
     for ready in sorted(last_ready):
-        # For modules that share one backward pass, the last one's gradients count.
+        # If several modules share one backward pass, the last gradient of all modules counts.
         waits[next((begin for begin in begins if begin >= ready), ready)] = ready
     return sum(begin - ready for begin, ready in waits.items())

@@ -1,4 +1,4 @@
-"""Rules about single ranks that all others wait for."""
+"""Rules about a single rank that all other ranks wait for."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ddpprof.words import ranks_in_words
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Which ranks are late, in the recorded steps and over the whole run."""
+    """The late ranks, in the recorded steps and over the whole run."""
 
     stragglers: tuple[Straggler, ...] = ()
     steps_tell_stragglers: bool = False
-    """True if enough steps were recorded to decide whether a rank is late"""
+    """True if enough steps were recorded to find stragglers"""
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
-    """rank → the gradients at which it falls behind"""
+    """rank → the gradients at which it falls behind in its backward pass"""
     own_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """rank → median of its own time per step, for each of ten equal parts of the whole run"""
+    """rank → median own time per step, in each of ten equal parts of the whole run"""
     busy_shares: Mapping[int, float] = field(default_factory=dict)
-    """rank → share of the whole run in which its training thread ran or its threads waited for a core"""
+    """rank → share of the whole run in which its threads ran or waited for a core"""
     watched_ns: int = 0
     """duration of the whole run, which `own_ns` covers"""
     watched_steps: int = 0
-    """number of its steps"""
+    """number of steps of the whole run"""
 
 
 def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
-    """Report the slowest rank, which sets the pace; the gain is limited by the next slowest rank."""
+    """Report the slowest rank, for which the others wait. The gain is limited by the next slowest rank."""
     if not lateness.stragglers:
         return
     slowest, others = lateness.stragglers[0], lateness.stragglers[1:]
@@ -45,17 +45,17 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
     since = "" if slowest.since_step is None else f" since step {slowest.since_step}"
     evidence = [
         f"it is late by {in_ms(slowest.late_ns)} per step{only if where else ''}",
-        f"it was last in {slowest.num_last} of {slowest.num_steps} steps{since}",
+        f"it arrived last in {slowest.num_last} of {slowest.num_steps} steps{since}",
     ]
     gradients = lateness.late_gradients.get(slowest.rank, ())
     if gradients:
         after = gradients[0].previous_parameter
         evidence.append(
             f"the gradient of {gradients[0].parameter} is ready {in_ms(gradients[0].jump_ns)} late"
-            + (f", after that of {after}" if after else "")
+            + (f", after the gradient of {after}" if after else "")
         )
     if others:
-        evidence.append(f"late by less: {ranks_in_words([other.rank for other in others])}")
+        evidence.append(f"also late, but by less: {ranks_in_words([other.rank for other in others])}")
     lasted_ns = slowest.num_steps * (view.step_ns or 0)
     late_all_along_ns = _late_all_along_ns(lateness)
     is_short = max(lasted_ns, lateness.watched_ns if late_all_along_ns else 0) < _LONGER_THAN_OTHER_WORK_NS
@@ -95,7 +95,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
 
 
 def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
-    """Report the rank with the longest own time over the whole run, if there are too few recorded steps to decide."""
+    """Report the rank with the longest own time over the whole run, if too few steps were recorded for `straggler`."""
     own_ns = lateness.own_ns
     long_enough = lateness.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and lateness.watched_steps >= _STEPS_OF_WHOLE_RUN
     if lateness.stragglers or lateness.steps_tell_stragglers or not long_enough or len(own_ns) < 2:
@@ -119,7 +119,7 @@ def slow_rank(lateness: Lateness, view: View) -> Iterator[Finding]:
 
 
 def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -> bool:
-    """Return whether chance would make a rank that much slower in less than 1 % of runs, by Student's test."""
+    """Return whether the difference between the two ranks is significant at 1 % (Student's t-test)."""
     slow_ns, other_ns = lateness.own_ns[slowest], lateness.own_ns[next_slowest]
     if len(slow_ns) != len(other_ns) or len(slow_ns) < _FEW_STRETCHES:
         return False
@@ -129,23 +129,23 @@ def _is_slower_throughout(lateness: Lateness, slowest: int, next_slowest: int) -
 
 
 _CHANCE = 0.01
-"""share of runs in which a rank may be named by chance; divided among the ranks"""
+"""significance level of the test, divided by the number of ranks"""
 _FEW_STRETCHES = 5
-"""least number of stretches"""
+"""minimum number of parts of the run"""
 _LATE_IN_WHOLE_RUN = 0.05
-"""share of its own time by which a rank must be slower than all others, if only the whole run shows it"""
+"""minimum lateness of a rank as a share of its own time, if only the whole run shows it"""
 _STEPS_OF_WHOLE_RUN = 10
-"""minimum number of steps of such a run"""
+"""minimum number of steps of the whole run"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""recordings shorter than this (ns) may show a rank late in every step by chance, since other work comes and goes"""
+"""minimum duration, ns; in a shorter recording, other work on the cores may make a rank late in every step"""
 _BY_OTHER_WORK = 5
-"""largest factor by which a rank slows down if it shares its cores"""
+"""maximum factor by which other work on its cores slows a rank"""
 _TIME_SLICES_NS = 10_000_000
-"""time that it may wait for its core per step, ns, however little work it has"""
+"""maximum time for which a rank with little work waits for a core, ns per step"""
 
 
 def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
-    """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
+    """Return whether the rank was slow from the first step on, by more than other work on its cores can explain."""
     slowest = lateness.stragglers[0]
     if slowest.since_step is not None:
         return False
@@ -158,10 +158,10 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return for how long the rank did nothing while others waited for it, ns per step; 0 if it worked, or if unknown.
+    """Return the time for which the slowest rank slept while others waited, ns per step; 0 if it worked or if unknown.
 
-    What it computes longer than other ranks, and what it waits longer for a core, is subtracted from its lateness. A
-    rank that waits for its DataLoader is left out: other work may hold up the workers.
+    This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
+    result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.
     """
     slowest = lateness.stragglers[0]
     if slowest.part is OwnTimePart.DATA:
@@ -175,7 +175,7 @@ def _slept_ns(lateness: Lateness, view: View) -> int:
 
 
 def _late_all_along_ns(lateness: Lateness) -> int:
-    """Return by how much longer than others the rank took in most steps of the whole run; 0 if it was not so late."""
+    """Return the slowest rank's lateness over the whole run, ns per step; 0 if it is less than half of `late_ns`."""
     slowest = lateness.stragglers[0]
     others_ns = [median(own_ns) for rank, own_ns in lateness.own_ns.items() if rank != slowest.rank]
     if slowest.rank not in lateness.own_ns or not others_ns:
@@ -185,7 +185,7 @@ def _late_all_along_ns(lateness: Lateness) -> int:
 
 
 def _steps_to_tell(step_ns: int | None) -> int:
-    """Return a round number of steps that takes long enough."""
+    """Return a round number of steps that take long enough in total."""
     least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
     tens = 10
     while 5 * tens < least:
@@ -203,7 +203,7 @@ def _advice(view: View, part: OwnTimePart | None, *, sleeps: bool) -> str:
 
 _NEARLY_ALL = 0.9
 _SLEEPS = 0.1
-"""minimum share of the step for which a straggler must have done nothing"""
+"""minimum share of the step for which a straggler must have slept"""
 
 _WHERE = {
     OwnTimePart.DATA: "to get its data",

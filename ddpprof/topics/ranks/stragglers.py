@@ -1,13 +1,14 @@
-"""Which rank do the others wait for, how often, how long, in which part of the step, and since when?
+"""Find stragglers: ranks that other ranks wait for, with their lateness, the slow part of the step, and since when.
 
     lateness of rank r in step s = own time of r - median own time of the other ranks          (`own_time`)
 
-A rank is a straggler if its lateness is not due to chance (p < 0.01) and it is late by more than 1 % of the step. There
-are two tests, because each has blind spots: how often it was last, with chance 1 / ranks (binomial), and whether its
-own time is above the mean of the others' (Student's t; against a median, noise with a tail would look late). Both are
-made for all steps and, if it became late, for those since. The p-value is the smallest times their number.
+A rank is a straggler if its lateness is significant (p < 0.01) and more than 1 % of the step. There are two tests: a
+binomial test of the number of steps in which the rank was last, with probability 1 / ranks, and Student's t-test of its
+own time against the mean of the other ranks (with the median, noise with a long tail would look like lateness). Both
+are applied to all steps and, if the rank became late during the recording, to the steps since then. The p-value is the
+smallest of them times the number of tests.
 
-Own times are spans of each rank's own clock, so clocks with an offset or a drift change nothing.
+Own times are durations on each rank's own clock, so clock offsets do not matter.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ddpprof.topics.ranks.own_time import StepProgress
 SIGNIFICANT = 0.01
 LATE_SHARE_OF_STEP = 0.01
 _FEWEST = 2
-"""minimum number of steps to judge by, in total and on each side of a change"""
+"""minimum number of steps for a test, in total and on each side of a change"""
 
 _Floats = NDArray[np.float64]
 
@@ -46,33 +47,33 @@ class OwnTimePart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankLateness:
-    """One rank over all steps."""
+    """Lateness of one rank over all steps."""
 
     rank: int
     num_last: int
-    """number of steps in which its own time was the longest"""
+    """number of steps in which the rank's own time was the longest"""
     late_ns: int
-    """lateness, median over steps; negative if it waits for others"""
+    """median lateness over steps; negative if the rank waits for others"""
     p_value: float
-    """probability of such lateness by chance; corrected for the number of ranks and tests, so it may be 1"""
+    """probability of this lateness by chance, corrected for the number of ranks and tests; at most 1"""
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
     rank: int
     late_ns: int
-    """lateness, median over `num_steps`"""
+    """median lateness over `num_steps`"""
     part: OwnTimePart | None
-    """part in which it loses at least half of its lateness; ``None`` if all parts are slower, as on a slower or busier
+    """part with at least half of the lateness; ``None`` if all parts are slower, for example on a slower or busier
     machine
     """
     part_late_ns: int
-    """lateness in the part where it loses the most time, median"""
+    """median lateness in the part with the largest lateness"""
     num_last: int
     num_steps: int
-    """number of measured steps, or of steps since it became late"""
+    """number of steps since the rank became late, or of all steps"""
     since_step: int | None
-    """``None`` if it was late from the first measured step"""
+    """``None`` if the rank was late from the first step"""
     p_value: float
 
 
@@ -83,7 +84,7 @@ class Stragglers:
     """median length of a step"""
     ranks: Annotated[tuple[RankLateness, ...], DEVICE]
     stragglers: Annotated[tuple[Straggler, ...], DEVICE]
-    """stragglers, latest first"""
+    """stragglers in descending order of lateness"""
 
 
 def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
@@ -111,7 +112,7 @@ def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Straggler
 
 
 class _CommonSteps:
-    """Steps that all ranks have, from the same source. Arrays are [num_ranks, num_steps], ns."""
+    """Steps that all ranks have, measured from the same source. Arrays are [num_ranks, num_steps], in ns."""
 
     def __init__(self, progress: Mapping[int, Sequence[StepProgress]]) -> None:
         by_step = {
@@ -133,7 +134,7 @@ class _CommonSteps:
         self.is_last = (self.own == longest) & (longest > next_to_it)
 
     def lateness(self, values: Int64Column, row: int) -> _Floats:
-        """Return [num_steps]: the excess over the median of the others."""
+        """Return an array [num_steps] with the excess over the median of the other ranks."""
         late: _Floats = values[row] - np.median(np.delete(values, row, axis=0), axis=0)
         return late
 
@@ -147,7 +148,7 @@ class _CommonSteps:
 class _Verdict:
     p_value: float
     since: int
-    """index of the first step in which it is late; 0 if it is late from the start"""
+    """index of the first late step; 0 if the rank is late from the start"""
 
 
 def _judge(table: _CommonSteps, row: int) -> _Verdict:
@@ -168,9 +169,9 @@ def _p_value(table: _CommonSteps, row: int, since: int) -> float:
 
 
 def _change(lateness: _Floats) -> int | None:
-    """Return the start of lateness: the best split into two means (least squares), if the second is clearly larger.
+    """Return the index at which the rank became late: the best split into two means (least squares).
 
-    It must also be at least twice the first, or the rank was already late before.
+    Returns ``None`` unless the second mean is significantly larger and more than twice the first.
     """
     splits = np.arange(_FEWEST, len(lateness) - _FEWEST + 1)
     if not len(splits):
@@ -206,7 +207,7 @@ def _median(values: _Floats) -> int:
 
 
 SHARE_WORTH_NAMING = 0.1
-"""minimum share of the rank's total delay that falls into the module"""
+"""minimum share of the rank's total delay at which a gradient is reported"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +215,8 @@ class LateGradient:
     module: int
     parameter: str
     previous_parameter: str | None
-    """parameter whose gradient became ready just before; ``None`` for the first gradient, which is measured from the
-    end of the forward"""
+    """parameter whose gradient becomes ready just before; ``None`` for the first gradient, whose delay is relative to
+    the end of the forward"""
     jump_ns: int
     excess_ns: int
     num_steps: int
@@ -224,9 +225,9 @@ class LateGradient:
 def find_late_gradients(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[RecordedStep]], slow_rank: int
 ) -> tuple[LateGradient, ...] | None:
-    """Return the gradients at which the rank falls behind, largest jump first; noise also causes jumps, but small ones.
+    """Return the gradients at which a rank falls behind in its backward pass, largest delay first.
 
-    This is useful for a rank that is late in its backward pass. Returns ``None`` if no other rank has the same steps.
+    Returns ``None`` if no other rank has the same steps.
     """
     delays = {rank: _delays(modules, steps) for rank, steps in ranks.items()}
     mine = delays.pop(slow_rank, {})
@@ -243,7 +244,7 @@ def find_late_gradients(
 
 
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
-    """Return module, step and position of the pass → delay of each parameter, NaN for those without gradient."""
+    """Return (module, (step, position of the pass)) → delay of each parameter's gradient; NaN without a gradient."""
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):
@@ -254,7 +255,7 @@ def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict
 
 
 def _jumps(ddp: DdpModule, module: int, mine: _Floats, usual: _Floats) -> list[LateGradient]:
-    """Return the jumps worth naming. `mine` and `usual`: [num_steps, num_parameters]."""
+    """Return the gradients with the largest delays. `mine` and `usual`: arrays [num_steps, num_parameters]."""
     seen = np.flatnonzero(~np.isnan(mine - usual).all(axis=0))
     order = seen[np.argsort(np.nanmedian(usual[:, seen], axis=0), kind="stable")]
     excess = np.nanmedian((mine - usual)[:, order], axis=0)

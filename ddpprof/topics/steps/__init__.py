@@ -1,1 +1,1 @@
-"""A step: how its time is divided, and how much communication is hidden in it."""
+"""Steps: how their time is divided, and how much communication is hidden."""

@@ -1,20 +1,20 @@
-"""Where does a step's time go? Seven parts that add up to the step.
+"""Divide the time of a step into seven parts that add up to the step.
 
-Compute counts first, by its phase; then exposed communication; then copies; then waiting for data, which on an
-accelerator is the time in which it has nothing to do while the host waits. The rest is idle (`idle.py` says why).
-Copying buckets into ``.grad`` after the last backward node counts as backward.
+Time with computation counts first, by its phase. Then follow exposed communication, copies, and waiting for data, which
+on an accelerator is the time in which the device is idle while the host waits for data. The rest is idle (`idle.py`
+finds the causes). Copying buckets into ``.grad`` after the last backward node counts as backward.
 
-On CPU, the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it spans
-from its first kernel to the first kernel of the next step, because the host runs ahead of the device. All work in it
-counts, including work that another step launched. At the edges of a trace, work is missing: the last step ends with its
-last kernel, and the device may be busy in the first one with work that was launched before it.
+On CPU, a step is the host's ``ProfilerStep#k``. On an accelerator, it extends from its first kernel to the first kernel
+of the next step, because the host runs ahead of the device. All work in this time counts, including work launched in
+another step. At the edges of a trace, work is missing: the last step ends with its last kernel, and in the first step
+the device may still run work that was launched before the trace began.
 
 Light recording gives fewer parts:
 
     backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
 
-This includes the loss and exposed communication. If a step takes several batches, waits for further batches also lie
-between these times. They count as data, as far as it is known that they do not lie elsewhere.
+This includes the loss and exposed communication. If a step uses several batches, waits for further batches also fall
+into this interval. They count as data if they cannot belong to another part.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from ddpprof.model.record import RecordedStep
 from ddpprof.topics.steps.overlap import marked_spans, spans_of
 
 _BUSY_BEFORE = 0.01
-"""maximum share of a step that its first computation may wait on the device; beyond it, the device was still busy"""
+"""maximum delay of a step's first kernel, as a share of the step; after a longer delay, the device was still busy"""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """The parts of one step, ns. They add up to it."""
+    """The parts of one step, in ns. They add up to the step."""
 
     forward_ns: Annotated[
         int, Number("computation of the forward pass; the seven parts add up to the step", metric="forward")
     ]
     backward_ns: Annotated[int, Number("computation of the backward pass", metric="backward")]
-    exposed_comm_ns: Annotated[int, Number("communication while nothing is computed")]
+    exposed_comm_ns: Annotated[int, Number("communication without concurrent computation")]
     optimizer_ns: Annotated[int, Number("computation of the optimizer", metric="optimizer")]
     data_ns: Annotated[int, Number("waiting for data", metric="data")]
     other_ns: Annotated[int, Number("copies, and computation outside all phases", metric="other")]
-    idle_ns: Annotated[int, Number("time in which the device has nothing to do", metric="idle")]
+    idle_ns: Annotated[int, Number("time in which the device is idle", metric="idle")]
 
     @property
     def step_ns(self) -> int:
@@ -58,12 +58,12 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class StepSplit:
-    """Spans of each part of a step; the parts do not overlap."""
+    """Spans of each part of a step. The parts do not overlap."""
 
     parts: tuple[tuple[Spans, ...], ...]
     """spans of each field of `Breakdown`, in order"""
     is_whole: bool = True
-    """False if the trace starts or ends in the middle of the step, so its length is not comparable"""
+    """False if the trace starts or ends in the middle of the step, so that its duration is not comparable"""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -75,7 +75,7 @@ class StepSplit:
 
 
 def split_step(trace: Trace, step: int) -> StepSplit | None:
-    """Split the step; ``None`` if it has no work at all."""
+    """Return the parts of the step; ``None`` if it has no work."""
     window = step_window(trace, step)
     if window is None:
         return None
@@ -122,7 +122,7 @@ def step_window(trace: Trace, step: int) -> Spans | None:
 
 
 def is_whole_step(trace: Trace, step: int, window: Spans | None) -> bool:
-    """Return whether the trace has all work of the device in the step's window, judging by the host's launches."""
+    """Return whether the trace has all device work of the step."""
     compute = trace.compute
     if trace.device == "cpu" or window is None:
         return True
@@ -137,7 +137,7 @@ def is_whole_step(trace: Trace, step: int, window: Spans | None) -> bool:
 
 
 def _is_followed(steps: Sequence[Step], step: int) -> bool:
-    """Return whether the next step follows directly; not if the trace ends, the profiler paused or a mark is lost."""
+    """Return whether the trace has the step that directly follows."""
     if step + 1 == len(steps):
         return False
     here, after = steps[step], steps[step + 1]
@@ -157,9 +157,10 @@ _MOST = 1.5
 
 
 def usual_steps(lengths_ns: Iterable[tuple[int, int]], evaluated: Collection[int] = ()) -> tuple[int, ...]:
-    """Return the numbers of the usual steps, ascending.
+    """Return the numbers of the usual steps, in ascending order.
 
-    `lengths_ns`: number and length, once per rank. `evaluated`: numbers of steps with an evaluation in them.
+    Usual steps take at most 1.5 times as long as the median step. `lengths_ns`: step number and duration, for each
+    rank. `evaluated`: numbers of steps that contain an evaluation.
     """
     of_step: dict[int, list[int]] = {}
     for number, length_ns in lengths_ns:
@@ -174,9 +175,9 @@ def usual_steps(lengths_ns: Iterable[tuple[int, int]], evaluated: Collection[int
 
 @dataclass(frozen=True, slots=True)
 class RecordedBreakdown:
-    """Parts of one step by the host's clock, ns. They add up to the step."""
+    """Parts of one step on the host's clock, in ns. They add up to the step."""
 
-    forward_ns: Annotated[int, Number("the forward; null if only the length of the step is known", metric="forward")]
+    forward_ns: Annotated[int, Number("the forward; null if only the duration of the step is known", metric="forward")]
     backward_and_comm_ns: Annotated[
         int, Number("from the forward to the optimizer, with exposed communication", metric="backward and comm")
     ]
@@ -186,7 +187,7 @@ class RecordedBreakdown:
 
 
 def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
-    """Split a step into its parts; ``None`` if only its length was recorded, or a part would have a negative length."""
+    """Return the parts of a step; ``None`` if only its duration was recorded, or if a part would be negative."""
     if not step.forwards or step.data_ns is None:
         return None
     forward = sum(f.end_ns - f.start_ns for f in step.forwards)

@@ -1,12 +1,12 @@
 """Measures of the steps of one rank, from its trace and its record.
 
-Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`? DDP's definitions differ
-from ours, so `TorchTimes` has the same quantities by DDP's definitions, from our events:
+`TorchTimes` compares the times with those that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
+differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
 
-    forward    start of the DDP forward to its end, including buffer sync   (ddpprof's counts forward ops only)
-    backward   end of the DDP forward to the end of the graph's last node   (ours counts backward ops only)
-    comm       first bucket's launch until all are finished and copied into the gradients, including gaps
-               (ours is the union of the collectives)
+    forward    start to end of the DDP forward, including buffer sync       (ddpprof: forward ops only)
+    backward   end of the DDP forward to the end of the last autograd node  (ddpprof: backward ops only)
+    comm       first bucket's launch until all buckets are finished and copied into the gradients, including gaps
+               (ddpprof: union of the collectives)
     overlap    the part of `comm` before the end of `backward`
 """
 
@@ -33,10 +33,10 @@ class StepReport:
     """One profiled step of one rank."""
 
     step: Annotated[int, Number("number of the step since training began")]
-    duration_ns: Annotated[int, Number("length of the step", DEVICE, metric="step")]
+    duration_ns: Annotated[int, Number("duration of the step", DEVICE, metric="step")]
     compute_ns: Annotated[int, Number("time with computation", DEVICE, metric="compute")]
     comm_ns: Annotated[int, Number("time with communication", DEVICE, metric="comm")]
-    overlap_ns: Annotated[int, Number("time with both at once", DEVICE, metric="overlap")]
+    overlap_ns: Annotated[int, Number("time with both computation and communication", DEVICE, metric="overlap")]
     exposed_ns: Annotated[int, Number("time with communication but no computation", DEVICE, metric="exposed")]
     trailing_ns: Annotated[
         int | None, Number("gradient communication after the backward pass", DEVICE, metric="trailing")
@@ -49,7 +49,7 @@ class StepReport:
     idle: Annotated[Idle | None, Part("idle_", clock=DEVICE)] = None
     """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
     is_whole: bool = True
-    """False on an accelerator if the trace starts or ends in the middle of the step; means exclude such a step"""
+    """False on an accelerator if the trace starts or ends in the middle of the step; means exclude such steps"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LightStepReport:
 
     step: Annotated[int, Number("number of the step since training began")]
     mode: Annotated[str, Number("`off`, `light`, or `timeline` for a Horovod timeline")]
-    duration_ns: Annotated[int, Number("length of the step", HOST, metric="step")]
+    duration_ns: Annotated[int, Number("duration of the step", HOST, metric="step")]
     parts: Annotated[RecordedBreakdown | None, Part("part_", clock=HOST)]
 
 
@@ -68,20 +68,20 @@ class RankReport:
     host: str | None
     ended: str | None
     whole: Annotated[Overlap | None, DEVICE]
-    """whole trace, including the time between steps"""
+    """overlap in the whole trace, including the time between steps"""
     steps: tuple[StepReport, ...]
     light_steps: tuple[LightStepReport, ...]
     recording_cost: Annotated[RecordingCost | None, HOST]
     devices: Annotated[tuple[DeviceLoad, ...], DEVICE] = ()
-    """medians over steps of each device, if there are several"""
+    """loads of each device, as medians over steps, if there are several devices"""
 
     @property
     def measured_steps(self) -> tuple[StepReport, ...]:
-        """Steps in which the device worked; the others are not typical, and excluded from all means."""
+        """Steps with work on the device. All means exclude other steps."""
         return tuple(step for step in self.steps if step.parts is not None)
 
     def averaged(self, usual_steps: Collection[int]) -> tuple[StepReport, ...]:
-        """Return the steps that tables average over. `usual_steps`: their numbers; empty if these are all."""
+        """Return the steps over which tables average. `usual_steps`: their numbers; empty for all steps."""
         return tuple(step for step in self.measured_steps if not usual_steps or step.step in usual_steps)
 
 
@@ -134,7 +134,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """Compare a step's times with DDP's own; ``None`` if DDP's are unknown. The next step's record contains them."""
+    """Compare a step's times with DDP's own times, which are in the next step's record; ``None`` if unknown."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -143,7 +143,7 @@ def _torch_times(
 
 
 def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
-    """Return medians over the rank's steps; empty if it has only one device."""
+    """Return the load of each device as medians over steps; empty if the rank has only one device."""
     if rank.trace is None:
         return ()
     return median_load([measure_devices(rank.trace, step) for step in rank.measured_step_indices])
@@ -151,7 +151,7 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """One step of one DDP module, ns: ddpprof's times by DDP's definitions, and DDP's own times."""
+    """Times of one step of one DDP module, in ns: measured by ddpprof by DDP's definitions, and by DDP (`torch_`)."""
 
     forward_ns: int
     backward_ns: int
@@ -166,7 +166,7 @@ class TorchTimes:
 def compare_with_torch(
     module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
 ) -> TorchTimes | None:
-    """Compare with DDP's times `logged` of the same iteration; ``None`` if either side lacks a time."""
+    """Compare with the times `logged` by DDP in the same iteration; ``None`` if a time is missing."""
     forwards = [f for f in step.forwards if f.module == module and f.synchronises]
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]
@@ -190,7 +190,7 @@ def compare_with_torch(
 
 
 def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: int) -> int:
-    """Return when the step's last host span of that mark ends, ns since `origin_ns`."""
+    """Return the end of the step's last host span with this mark, ns since `origin_ns`."""
     spans = trace.host_spans
     step = [s.number for s in trace.steps].index(number)
     ends = spans.end_ns[(spans.step == step) & (spans.mark == mark)]

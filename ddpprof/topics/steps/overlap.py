@@ -1,4 +1,4 @@
-r"""How much communication hides behind computation?
+r"""Measure how much communication is hidden behind computation.
 
 overlap = |comm AND compute|      exposed = |comm \ compute|      hidden fraction = overlap / |comm|
 """
@@ -17,11 +17,11 @@ from ddpprof.model import Collectives, Mark, Phase, Trace, Work
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Device work of one step or a whole trace. Times are lengths of unions, ns."""
+    """Device work of one step or the whole trace. Times are lengths of unions, in ns."""
 
     compute_ns: Annotated[int, Number("computation")]
     comm_ns: Annotated[int, Number("communication")]
-    overlap_ns: Annotated[int, Number("both at once")]
+    overlap_ns: Annotated[int, Number("both computation and communication")]
     exposed_ns: Annotated[int, Number("communication without computation")]
     copy_ns: int
     num_comm_kernels: int
@@ -37,7 +37,7 @@ def spans_of(table: Work | Collectives, step: int | None) -> Spans:
 
 
 def marked_spans(trace: Trace, mark: Mark, step: int | None = None) -> Spans:
-    """Return when the host was in a span with this mark, in one step (an index) or in the whole trace (``None``)."""
+    """Return the union of host spans with this mark, in one step (an index) or in the whole trace (``None``)."""
     host = trace.host_spans
     return union_of(host, np.flatnonzero((host.mark == mark) & (step is None or host.step == step)))
 
@@ -64,7 +64,7 @@ def measure_trailing(trace: Trace, step: int) -> int | None:
 
 
 def trailing_spans(trace: Trace, step: int) -> Spans | None:
-    """Return the spans of trailing communication; ``None`` if the step has no backward compute."""
+    """Return gradient communication after each backward pass; ``None`` if the step has no backward compute."""
     passes = backward_passes(trace, step)
     if not passes:
         return None
@@ -90,7 +90,7 @@ class BackwardCompute:
 
 
 def backward_passes(trace: Trace, step: int) -> tuple[BackwardCompute, ...]:
-    """Return the backward passes of the step with index `step`, in order of time."""
+    """Return the backward passes of the step with index `step`, in time order."""
     compute = trace.compute
     in_step = compute.step == step
     backward = np.flatnonzero(in_step & (compute.phase == Phase.BACKWARD))

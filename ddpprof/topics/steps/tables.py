@@ -34,8 +34,8 @@ class _LightStep:
 @dataclass(frozen=True, slots=True)
 class _Rank:
     rank: Annotated[int, Number("rank in the job")]
-    host: Annotated[str | None, Number("name of its host")]
-    ended: Annotated[str | None, Number("how its training ended")]
+    host: Annotated[str | None, Number("name of the rank's host")]
+    ended: Annotated[str | None, Number("how the rank's training ended")]
     num_steps: Annotated[int, Number("number of profiled steps")]
     num_light_steps: Annotated[int, Number("number of steps without the profiler")]
     whole: Annotated[Overlap | None, Part("whole_", "in the whole trace, including the time between steps")]
@@ -43,7 +43,7 @@ class _Rank:
     waiting: Annotated[RankWaiting | None, Part()]
     memory: Annotated[RankMemory | None, Part()]
     device: Annotated[DeviceUse | None, Part("device_")]
-    """device on which the rank trains; ``None`` if unknown, or if there are several"""
+    """device on which the rank trains; ``None`` if unknown, or if it trains on several"""
 
 
 def _steps(ranks: Sequence[RankReport], report: ReportView) -> Iterator[_Step]:
@@ -84,8 +84,8 @@ def _rank(one: RankReport, waiting: RankWaiting | None, memory: RankMemory | Non
 STEP_TABLES: tuple[TableSchema[tuple[RankReport, ...]], ...] = (
     TableSchema(
         "steps",
-        "One row per rank and profiled step. On an accelerator the `wrapper_` columns are host times, for launching "
-        "the work; all other times are device times, for running it.",
+        "One row per rank and profiled step. On an accelerator, the `wrapper_` columns are host times for launching "
+        "work. All other times are device times for running it.",
         _Step,
         _steps,
     ),

@@ -1,7 +1,7 @@
-"""What happened when, in one step of one rank?
+"""Timelines of single steps: spans of computation, communication and buckets on each rank, on a common clock.
 
-All times of a step are shifted by the same amount, so that lengths agree with the other measures: parts of the step
-bar, overlap, exposed and trailing communication.
+All times of a step are shifted by the same amount, so durations agree with the other measures, such as exposed
+communication.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddpprof.topics.steps.view import typical_step
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """One gradient bucket; unobserved values are ``None``."""
+    """Times of one gradient bucket; unknown values are ``None``."""
 
     module: int
     index: int
@@ -40,7 +40,7 @@ class BucketSpan:
     started_ns: int | None
     finished_ns: int | None
     pass_index: int = 0
-    """index among the step's synchronised backward passes through the module"""
+    """index of the backward pass among the step's synchronised passes through the module"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +48,9 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """end of the step as its bar shows it; on an accelerator it starts with its first kernel, see `breakdown.py`"""
+    """start and end are those of the step's parts; on an accelerator, the step starts with its first kernel"""
     parts: tuple[Spans, ...] | None
-    """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no work of the device"""
+    """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no device work"""
     compute: Work
     copies: Work
     collectives: Collectives
@@ -61,13 +61,13 @@ class StepTimeline:
     buckets: tuple[BucketSpan, ...]
 
     def named_parts(self) -> Mapping[str, Spans]:
-        """Return `parts` by field name of `Breakdown`, without the suffix ``_ns``; empty if there are none."""
+        """Return `parts` by the field names of `Breakdown` without the suffix ``_ns``; empty if there are none."""
         names = [field.name.removesuffix("_ns") for field in fields(Breakdown)]
         return {} if self.parts is None else dict(zip(names, self.parts, strict=True))
 
 
 def step_timeline(trace: Trace, step: int) -> StepTimeline:
-    """Return the timeline by the trace's own times, without buckets. `step`: index into ``trace.steps``."""
+    """Return a step's timeline with the trace's own times, without buckets. `step`: index into ``trace.steps``."""
     compute, comm = spans_of(trace.compute, step), spans_of(trace.collectives, step)
     split, whole = split_step(trace, step), trace.steps[step]
     parts = None if split is None else tuple(reduce(merge, part) for part in split.parts)
@@ -89,7 +89,7 @@ def step_timeline(trace: Trace, step: int) -> StepTimeline:
 
 
 def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, ...]) -> StepTimeline:
-    """Return the timeline, shifted by `moved_ns`, with these buckets."""
+    """Return the timeline shifted by `moved_ns`, with the given buckets."""
     return replace(
         step,
         start_ns=step.start_ns + moved_ns,
@@ -106,7 +106,7 @@ def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, 
 
 
 def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
-    """Return the bucket, shifted by `moved_ns`; its times are since 1970 if the trace has its epoch."""
+    """Return the bucket with times shifted by `moved_ns`; they are since 1970 if the trace has its epoch."""
 
     def common(since_origin_ns: int | None) -> int | None:
         return None if since_origin_ns is None else one.origin_ns + since_origin_ns + moved_ns
@@ -139,17 +139,17 @@ class RankTimeline:
     names: tuple[str, ...]
     """names of kernels, ops and collectives; tables contain indices into this list"""
     on_common_clock: bool
-    """True if its times can be compared with those of other ranks; otherwise they use its host's clock, see
+    """True if times are on the common clock of the ranks; otherwise, they are on the clock of the rank's host, see
     `_set_beside`"""
     numbers: tuple[int, ...]
-    """numbers of its steps"""
+    """numbers of the rank's steps"""
     steps: Sequence[StepTimeline]
-    """timelines from `draw_timeline` are drawn on each access, because all at once may not fit into memory"""
+    """created on each access, because all timelines at once may not fit into memory"""
 
 
 class StepsToDraw(Sequence[StepTimeline]):
     def __init__(self, draw: Callable[[int], StepTimeline], indices: Sequence[int]) -> None:
-        """`draw`: function that draws the step with an index. `indices`: indices of the steps."""
+        """`draw`: function from a step's index to its timeline. `indices`: indices of the steps."""
         self._draw = draw
         self._indices = indices
 
@@ -170,16 +170,16 @@ class StepsToDraw(Sequence[StepTimeline]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Times are ns on the clock of the first rank, and since 1970 if the traces have their epoch."""
+    """Timelines of all ranks. Times are ns on the first rank's clock, since 1970 if the traces have their epoch."""
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None
-    """maximum error of times of one rank relative to another; ``None`` for one rank, or if unknown"""
+    """maximum error of times between ranks; ``None`` for one rank, or if unknown"""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRank:
-    """Data about a rank's steps that is known before any step is drawn."""
+    """Data about a rank's steps that does not require reading the steps themselves."""
 
     rank: int
     device: str
@@ -190,12 +190,12 @@ class DrawnRank:
     measured: tuple[int, ...]
     """indices of the steps that the report measures"""
     files: tuple[str, ...] = ()
-    """`file_name` of each of the trace's files, in order of time"""
+    """`file_name` of each file of the trace, in time order"""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One rank's steps. They may be on disk, so that only the requested ones are read."""
+    """The steps of one rank. They may be on disk, in which case only requested steps are read."""
 
     about: DrawnRank
     draw: Callable[[int], StepTimeline]
@@ -203,7 +203,7 @@ class Drawing:
 
 
 def file_name(path: Location) -> str:
-    """Return the last part of a path, as text that can be kept even if it is not valid UTF-8."""
+    """Return the last part of a path, with bytes that are not valid UTF-8 escaped."""
     return path.name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -225,7 +225,7 @@ def draw_timeline(
     buckets: Mapping[int, Sequence[BucketStep]],
     steps: Container[int] | None = None,
 ) -> Timeline:
-    """Draw the profiled steps that the report measures, or only those with these numbers. `buckets`: by rank."""
+    """Return the timeline of the measured steps, or only of `steps` (numbers). `buckets`: rank → its buckets."""
     across = report[ACROSS]
     clock = across.clock if across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report[BUCKETS] or ()}
@@ -273,10 +273,10 @@ def _is_on(clock: CommonClock | None, rank: int) -> bool:
 
 
 def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
-    """Return an additional shift in ns of each rank's times; 0 for ranks on the common clock.
+    """Return an additional shift of each rank's times, in ns; 0 for ranks on the common clock.
 
-    Ranks of a job run at the same time. If a host's clock contradicts this, it is ignored: the first step that the rank
-    shares with the first rank of the clock is then made to begin at the same time.
+    Ranks of a job run at the same time. If a host's clock contradicts this, the rank is shifted so that its first step
+    in common with the first rank begins at the same time.
     """
     moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
     for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):
@@ -295,7 +295,7 @@ def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[i
 
 
 def _moved_ns(rank: DrawnRank, clock: CommonClock | None, at_ns: int) -> int:
-    """Return the shift of times near `at_ns`; the drift within one step is less than the clock's error."""
+    """Return the shift of times near `at_ns` to the common clock. Drift within one step is negligible."""
     epoch = rank.epoch_ns or 0
     own = clock.find(rank.rank) if clock is not None else None
     if own is None or clock is None:
@@ -312,19 +312,19 @@ def _clock_error(clock: CommonClock | None, ranks: Sequence[int]) -> int | None:
 
 
 def typical_lanes(timeline: Timeline | None, report: ReportView) -> tuple[Section, ...]:
-    """Draw the step that the report shows, if there is a timeline that has it."""
+    """Return the lanes of the typical step, if the timeline contains it."""
     number = typical_step(report)
     return () if timeline is None or number is None else tuple(step_lanes(timeline, number))
 
 
 def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
-    """Draw the step with that number, if the timeline has it."""
+    """Yield the lanes of the step with this number, if the timeline contains it."""
     shown = [(rank, step) for rank in timeline.ranks for step in rank.steps if step.step == number and step.parts]
     if not shown:
         return
     start = min(_begin(step) for _, step in shown)
     end = max(_end(step) for _, step in shown)
-    if end == start:  # nothing in it has a duration
+    if end == start:  # no work with a duration
         return
     lanes = tuple(lane for rank, step in shown for lane in _lanes(rank, step, start))
     letters = {span.what for lane in lanes for span in lane.spans}

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, how much communication is hidden, and what DDP and ddpprof cost."""
+"""Report on how the time of a step is divided, hidden communication, and the overhead of DDP and ddpprof."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """parts of the bar for light recording"""
 
 _UNUSUAL = 1.5
-"""factor above which steps are unusually long"""
+"""factor at which steps count as unusually long"""
 _LEAST_STEPS = 20
-"""minimum number of ordinary steps for a typical step time"""
+"""minimum number of steps without special events for a typical step time"""
 
 WRAPPER_PARTS = {
     "pre_forward_ns": "pre-forward",
@@ -51,9 +51,7 @@ WRAPPER_PARTS = {
     "finalise_ns": "finalise",
 }
 """names of the fields of `WrapperCost` and `WrapperParts`"""
-_LAUNCHES = (
-    "time that the host took to launch each part; only profiled steps show when and for how long the accelerator worked"
-)
+_LAUNCHES = "time in which the host launched each phase; only profiled steps show the accelerator's own times"
 
 
 def step_bars(report: ReportView) -> Iterable[Section]:
@@ -71,7 +69,7 @@ def step_bars(report: ReportView) -> Iterable[Section]:
 
 
 def of_device(report: ReportView) -> str:
-    """Return the end of a title that says that times are device times, if there is an accelerator."""
+    """Return a title suffix that says that times are device times, if there is an accelerator."""
     return " of device time" if report.on_accelerator else ""
 
 
@@ -82,7 +80,7 @@ def mean_of_steps(report: ReportView) -> str:
 
 
 def left_out(report: ReportView) -> dict[int, float]:
-    """Return the profiled steps left out of all means because they took far longer, with the factor of each."""
+    """Return the profiled steps excluded from all means: step number → its duration relative to usual steps."""
     lengths: dict[int, int] = {}
     measured = [step for rank in steps_of(report) for step in rank.measured_steps]
     cut_off = {step.step for step in measured if not step.is_whole}
@@ -128,8 +126,8 @@ def idle_table(report: ReportView) -> Iterable[Section]:
             f"Why the accelerator is idle, ms{of_device(report)} per step ({mean_of_steps(report)})",
             ("rank", "host is late", "host reads", "waits for comm", "other", "waits for data"),
             rows,
-            "host is late: the kernel that ends the gap had not been launched; host reads: likewise, because the host "
-            "waited for a result of the accelerator; other: gaps between dependent kernels",
+            "host is late: the next kernel had not been launched; host reads: the same, because the host waited for a "
+            "result of the accelerator; other: gaps between dependent kernels",
         )
 
 
@@ -200,7 +198,7 @@ def overlap_table(report: ReportView) -> Iterable[Section]:
 
 
 def typical_step(report: ReportView) -> int | None:
-    """Return the profiled step of median length, judged by its slowest rank: one step for all ranks."""
+    """Return the number of the profiled step with the median duration, where a step's slowest rank counts."""
     longest: dict[int, int] = {}
     for rank in steps_of(report):
         for step in rank.measured_steps:
@@ -210,7 +208,7 @@ def typical_step(report: ReportView) -> int | None:
 
 
 def worth_seeing(report: ReportView, most: int = MAX_RANKS) -> tuple[int, ...]:
-    """Return all ranks if they are few; otherwise stragglers, slowest, fastest, first, last and some in between."""
+    """Return up to `most` ranks: stragglers, the slowest, fastest, first and last rank, and some in between."""
     numbers = [rank.rank for rank in steps_of(report)]
     if len(numbers) <= most:
         return tuple(numbers)
@@ -224,7 +222,7 @@ def worth_seeing(report: ReportView, most: int = MAX_RANKS) -> tuple[int, ...]:
 
 
 def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
-    """Return ranks by computing time, longest last. Waiting is left out, because it makes all steps of a job alike."""
+    """Return the ranks in ascending order of the step's time without exposed communication and idle time."""
     busy = {
         rank.rank: one.parts.step_ns - one.parts.exposed_comm_ns - one.parts.idle_ns
         for rank in steps_of(report)
@@ -237,13 +235,13 @@ def _by_own_time(report: ReportView, step: int | None) -> Sequence[int]:
 def rank_table(
     report: ReportView, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
 ) -> Table:
-    """Return a table with one row per rank, or per rank worth showing. The first cell of each row is the rank."""
+    """Return a table with one row per rank, of selected ranks if there are many. The first cell is the rank."""
     shown, left_out = _rows_worth_seeing(report, rows)
     return Table(title, columns(*names), shown, notes(note, left_out))
 
 
 def _rows_worth_seeing(report: ReportView, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """Return the rows worth showing, and a note about the others. The first cell of each row is the rank."""
+    """Return the rows of selected ranks, and a note about the others. The first cell of each row is the rank."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
     worth = set(map(str, worth_seeing(report)))
@@ -264,7 +262,7 @@ def spread_table(report: ReportView) -> Iterable[Section]:
 
 
 def parts_of_ranks(report: ReportView) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Return the ranks that have the step of median length, and the `PARTS` of each."""
+    """Return the ranks that have the typical step, and the `PARTS` of each."""
     number = typical_step(report)
     found = [
         (rank.rank, bar_parts_ns(step.parts))
@@ -316,11 +314,11 @@ def wrapper_table(report: ReportView) -> Iterable[Section]:
 
 
 def unusual_steps_line(report: ReportView) -> Iterable[Section]:
-    """Warn if the profiled steps, which all tables describe, took much longer than other steps."""
+    """Yield a warning if the profiled steps, on which all tables are based, took much longer than other steps."""
     costs = [rank.recording_cost for rank in steps_of(report) if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
-    others = "those before them"
+    others = "the steps before them"
     why = "The machine was busy, or the step is so short that profiler overhead dominates it."
     if ratio < max(_UNUSUAL, 1 + spread):
         ratio, usual_ns = _against_the_whole_run(report)
@@ -331,7 +329,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
 
 
 def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
-    """Return how many times as long as most steps the profiled steps were, and most steps' length (ns); or zeros."""
+    """Return the ratio of profiled steps to the median step of the whole run, and that median, ns; or zeros."""
     shown = None if (run := report[WHOLE_RUN]) is None else run.shown
     steps = shown.whole if shown is not None else None
     profiled = [
@@ -347,7 +345,7 @@ def _against_the_whole_run(report: ReportView) -> tuple[float, int]:
 
 
 def recording_cost_line(report: ReportView) -> Iterable[Section]:
-    """Report how much longer steps take while ddpprof records them."""
+    """Yield a line on how much longer steps take while ddpprof records them."""
     cost = _of_slowest_rank(report)
     if cost is None:
         return
@@ -399,5 +397,5 @@ STEPS: Topic[RankReport, tuple[RankReport, ...]] = Topic(
 
 
 def steps_of(report: ReportView) -> tuple[RankReport, ...]:
-    """Return the measures of the steps of each rank."""
+    """Return the step measures of each rank."""
     return report[STEPS] or ()

@@ -1,14 +1,14 @@
-"""What does DDP itself cost the training thread? Host time per step, by part, without waits for communication.
+"""Measure DDP's own work on the training thread, per step, without waiting for communication.
 
     pre-forward       buffer sync (host side), join bookkeeping, `prepare_for_backward`, without its communication
     unused search     search of the autograd graph for unused parameters
-    copy in           gradients scaled and copied into buckets
+    copy in           scaling gradients and copying them into buckets
     launch            passing all-reduces to the backend
-    copy out          buckets copied back into `.grad`
-    finalise          the rest between each pass's last backward node and its last copy out, without the time in which a
-                      launched collective has not ended, since it may still wait in the backend's queue
+    copy out          copying buckets back into `.grad`
+    finalise          the rest between the last backward node and the last copy out of each pass, without the time in
+                      which a launched collective has not ended, because it may wait in the backend's queue
 
-The forward's own parts come from ddpprof's record; traces not recorded by ddpprof lack them.
+The pre-forward part comes from ddpprof's record, so it is unknown for traces not recorded by ddpprof.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddpprof.topics.steps.overlap import BackwardCompute, backward_passes, marke
 
 @dataclass(frozen=True, slots=True)
 class WrapperCost:
-    """Time of the training thread in one step, ns; ``None`` if not observed."""
+    """Time of the training thread in one step, in ns; ``None`` if unknown."""
 
     pre_forward_ns: Annotated[int | None, Number("DDP's own work before the forward")]
     unused_search_ns: Annotated[int, Number("DDP's search for unused parameters")]
@@ -56,7 +56,7 @@ def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None)
 
 
 def _reducer_calls(trace: Trace, step: int) -> Spans:
-    """Return the collectives that the host launched inside the backward pass."""
+    """Return the host spans of collective calls inside the backward pass."""
     calls, backward = (marked_spans(trace, mark, step) for mark in (Mark.COLLECTIVE_CALL, Mark.BACKWARD))
     inside = backward.contains(calls.start_ns)
     return union_of(calls, inside)
@@ -92,6 +92,6 @@ def _finalise(trace: Trace, step: int, copy_out: Spans) -> int | None:
 
 
 def _copies_by_pass(passes: Sequence[BackwardCompute], copy_out: Spans) -> list[Int64Column]:
-    """Return the ends of the copies out of the buckets that follow each pass."""
+    """Return, for each backward pass, the ends of the bucket copies that follow it."""
     after = np.searchsorted([one.start_ns for one in passes], copy_out.end_ns)
     return [copy_out.end_ns[after == place] for place in range(1, len(passes) + 1)]

@@ -43,7 +43,7 @@ def test_ranks_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.Capture
 def test_a_json_report_has_none(written: Path, tmp_path: Path) -> None:
     page = page_of("report", written, out=tmp_path / "page.htm")
     assert 'id="timeline-data"' not in page
-    assert "There is no timeline: it needs the run itself" in page
+    assert "There is no timeline, because this page was made from a JSON report" in page
 
 
 def test_a_comparison(written: Path, tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_a_step_without_length_is_drawn() -> None:
 def test_profiled_steps_that_are_not_like_the_others_are_pointed_out(profiled_ms: int, warns: bool) -> None:
     cost = RecordingCost(60_000_000, 60_000_000, profiled_ms * 1_000_000, 1.0, 4, 0.1, None)
     text = " ".join(drawn(report(ranks=(rank(0, step(12, 4000, 10, 5, 0, 10), recording_cost=cost),))).split())
-    assert ("the profiled steps took 4.2 × as long as those before them" in text) is warns
+    assert ("the profiled steps took 4.2 × as long as the steps before them" in text) is warns
 
 
 def test_a_predicted_gain_has_an_interval_and_a_bound_none() -> None:

@@ -103,14 +103,14 @@ def test_charts_say_whose_times_they_draw(device: str, says_so: bool) -> None:
     shown = replace(on(device), overlap_slowdown=slowdown())
     (buckets,) = bucket_chart(shown)
     assert ("on the host's clock" in buckets.layout["xaxis"]["title"]["text"]) is says_so
-    assert ("how long the device takes" in buckets.note) is says_so
+    assert ("time on the device" in buckets.note) is says_so
     (kernels,) = slowdown_chart(shown)
     assert ("ms of device time" in kernels.layout["xaxis"]["title"]["text"]) is says_so
     step = step_timeline(trace([(0, 100)], [(0, 20, Phase.FORWARD, 0)], []), 0)
     step = move_timeline(step, 0, ())
     page = report_page(shown, Timeline((RankTimeline(0, device, ("x",), True, (0,), (step,)),), None))
     assert ("The step in numbers, ms of device time" in page) is says_so
-    assert ("The lanes show when the device worked" in page) is says_so
+    assert ("The lanes show when the device works" in page) is says_so
 
 
 def test_the_json_report_has_the_fields_whose_times_it_tells() -> None:

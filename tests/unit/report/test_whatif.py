@@ -87,7 +87,7 @@ def test_of_larger_batches_only_a_part_of_what_they_save_is_communication() -> N
     """A step of 20 has 2 of exposed communication; 4 batches need 4 + 14 × 4 + 2, and each step the optimizer once."""
     answered = answer(accumulation=4, label="accumulation 4")
     [said] = [
-        one.text for one in whatif_sections(answered) if isinstance(one, Line) and "communication; the" in one.text
+        one.text for one in whatif_sections(answered) if isinstance(one, Line) and "communication. The" in one.text
     ]
     assert "Of the 4.72 ms saved, 1.57 ms is communication" in said
     assert "Each optimizer step then uses a batch 4 times as large." in said

@@ -77,7 +77,7 @@ def test_a_bucket_waits_for_the_graph_of_its_last_gradients() -> None:
     )
     finding = only(found)
     assert finding.title == (
-        "The compiled model is cut into 3 graphs; bucket 0 waits 9.00 ms for a gradient of the next graph"
+        "The compiled model is split into 3 graphs; bucket 0 waits 9.00 ms for a gradient of the next graph"
     )
     assert finding.subject == {"bucket": 0}
     assert finding.numbers == {"num_graphs": 3, "waiting_ns": 9 * MS, "exposed_ns": 20 * MS}
@@ -139,7 +139,7 @@ def test_one_graph_whose_communication_is_cheap_is_fine() -> None:
 def test_two_graphs_of_which_one_has_nearly_all() -> None:
     module = of_mib([1], [8, 8])
     finding = only(measured([10, 60, 61], module, num_graphs=2), module)
-    assert finding.title == "The compiled model is cut into only 2 graphs, so communication starts late"
+    assert finding.title == "The compiled model is split into only 2 graphs, so communication starts late"
     assert finding.change is not None
     assert finding.change.values == {"bucket_cap_mb_list": (1, 2)}
     assert finding.subject == {"bucket": 1}
@@ -189,6 +189,6 @@ def test_what_the_report_says() -> None:
     (line,) = compiled_lines(measured([10, 20, 20.1, 30, 30.1, 30.2]), None)  # type: ignore[arg-type]
     assert isinstance(line, Line)
     assert line.text == (
-        "Compiled: torch.compile around DDP, optimize_ddp=ddp_optimizer, 3 graphs. Gradients become ready together, "
-        "after ms: 10.00, 20.10, 30.20."
+        "Compiled: torch.compile around DDP, optimize_ddp=ddp_optimizer, 3 graphs. Groups of gradients are ready after "
+        "(ms): 10.00, 20.10, 30.20."
     )

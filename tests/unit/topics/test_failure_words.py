@@ -61,7 +61,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         pytest.param(
             Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
             "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
-            "The out-of-memory killer may have ended it; if so, the host's log (dmesg) has a line about it.\n"
+            "The out-of-memory killer may have ended it. If so, the host's log (dmesg) says so.\n"
             "Rank 0 was still running after 1 step, and got SIGTERM, which launchers send to all ranks when one fails.",
             id="killed",
         ),
@@ -96,7 +96,7 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),
             "The job failed: rank 1 ended without a message after 9 steps.\n"
             "It may have been killed. "
-            "The out-of-memory killer may have ended it; if so, the host's log (dmesg) has a line about it.\n"
+            "The out-of-memory killer may have ended it. If so, the host's log (dmesg) says so.\n"
             "Rank 0 then failed after 9 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.",
             id="without-a-word",
         ),

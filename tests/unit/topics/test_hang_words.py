@@ -112,15 +112,15 @@ def test_signals_that_say_enough(exit_code: int, advice: str) -> None:
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        ("MemoryError", "It could not allocate memory"),
+        ("MemoryError", "The rank could not allocate memory"),
         ("bdb.BdbQuit", "A breakpoint() was reached"),
-        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "A disk was full, or /dev/shm"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "A disk or /dev/shm, where"),
         ("DataLoader worker (pid 7) is killed by signal: Killed.", NOT_KNOWN),
         (
             "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers …",
             "Shared memory (/dev/shm) was probably full",
         ),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "It ran out of memory"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "The rank ran out of memory"),
     ],
 )
 def test_advice_on_memory(error: str, advice: str) -> None:
@@ -228,7 +228,7 @@ def test_all_ranks_are_stopped() -> None:
 
 
 def test_a_job_that_stands_still_on_purpose() -> None:
-    assert standstill_line(Standstill(8.0, step=7)).startswith("step 7 takes longer than usual, but the job pauses on")
+    assert standstill_line(Standstill(8.0, step=7)).startswith("step 7 takes longer than usual, but the job is busy")
     debugged = Standstill(70.0, rank=1, waits_for="a person in a debugger", place="a.py:1 in f", waiting=(0, 2))
     assert standstill_line(debugged) == (
         "rank 1 has waited for a person in a debugger at a.py:1 in f for 70 s; ranks 0, 2 wait for it"

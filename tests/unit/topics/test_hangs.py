@@ -86,14 +86,14 @@ def test_unequal_batches_that_are_accumulated(numbers: tuple[int, int], per_step
     told = [one for one in found if one.rule == "unequal-batches"]
     title = "The ranks have different numbers of batches: they will end up in different epochs, and the job may hang"
     assert [one.title for one in told] == [title] * (depends is not None)
-    assert all((f"A step accumulates {per_step}" in one.evidence) is depends for one in told)
+    assert all((f"Gradients accumulate over {per_step}" in one.evidence) is depends for one in told)
 
 
 def test_passes_that_all_reduce_meet_one_by_one() -> None:
     accumulation = (Accumulation(module=0, num_passes=4, num_superfluous=3, num_steps=5),)
     seen = observed(loaders=of_lengths(9, 10), group_size=2, num_micro_steps=4, accumulation=accumulation)
     told = only(seen)
-    assert "A step accumulates" not in told.evidence
+    assert "Gradients accumulate over" not in told.evidence
 
 
 @pytest.mark.parametrize(

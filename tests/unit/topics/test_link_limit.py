@@ -170,8 +170,8 @@ def sentences(made: View) -> list[str]:
 def test_what_a_report_says() -> None:
     assert sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(1175)])) == [
         (
-            "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP itself "
-            "needs about 4% of a link."
+            "All-reduces of 16 MiB to 32 MiB reached 1.18 GB/s of bus bandwidth, 94% of 10 Gbit/s (eth0). TCP overhead "
+            "is about 4% of a link."
         )
     ]
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(100)], link_bits_per_s=GBIT))
@@ -298,7 +298,7 @@ ALONE = LinkFacts("lo", no_peer_access=((0, 1),))
 
 def test_gpus_without_access_to_each_other() -> None:
     found = findings(view(ALONE, ALONE, backend="nccl", hosts=["a", "a"], devices=[0, 1]))["no-peer-access"]
-    assert found.evidence == "no access between GPUs 0 and 1"
+    assert found.evidence == "no peer-to-peer access between GPUs 0 and 1"
     assert (found.change, found.gain_ns, found.numbers) == (None, None, {"num_pairs": 1})
     log = NcclChoices(without_p2p=((0, 1),), transports={"SHM": 4})
     told = findings(view(LOOPBACK, LOOPBACK, backend="nccl", logs=[log], hosts=["a", "a"]))["no-peer-access"]
@@ -328,7 +328,7 @@ def bench(*links: LinkFacts, speed: int | None = None) -> NetBench:
 
 
 def test_what_netbench_reached() -> None:
-    said = "16 MiB reached 0.839 GB/s of bus bandwidth, 67% of 10 Gbit/s (eth0). TCP itself needs about 4% of a link."
+    said = "16 MiB reached 0.839 GB/s of bus bandwidth, 67% of 10 Gbit/s (eth0). TCP overhead is about 4% of a link."
     assert reached_by_netbench(bench(SOCKETS, SOCKETS)) == said
     assert reached_by_netbench(bench(LOOPBACK, LOOPBACK)) is None
     assert reached_by_netbench(bench()) is None

@@ -113,19 +113,19 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
     [
         pytest.param(
             APART, "diverge",
-            "in 13 steps they diverged by 50% of the distance they moved, as sampled values of Net on both ranks "
-            "show",
+            "in 13 steps they diverged by 50% of the distance they moved, according to sampled values of Net on both "
+            "ranks",
             "Look for anything that changes parameters", id="unknown-cause",
         ),
         pytest.param(
             DIFFERENT, "differ",
-            "they already differed when the recording began, as sampled values of Net on 3 ranks show",
+            "they already differed when the recording began, according to sampled values of Net on 3 ranks",
             "DDP makes the copies equal when it wraps the model.", id="from-the-start",
         ),
         pytest.param(
             TWICE, "diverge",
-            "in one step they diverged by 25% of the distance they moved, as sampled values of Net on both ranks "
-            "show",
+            "in one step they diverged by 25% of the distance they moved, according to sampled values of Net on both "
+            "ranks",
             "Call backward() once for each forward", id="second-backward",
         ),
     ],
@@ -178,7 +178,7 @@ def test_parameters_of_a_module_that_is_not_called_come_first() -> None:
     assert first.title.endswith("DDP does not average the gradients of 2 parameters of Head: weight, bias")
     assert first.evidence == (
         "the script never calls the DDP module that contains them, and in 13 steps they diverged by 50% of the "
-        "distance they moved, as sampled values on both ranks show"
+        "distance they moved, according to sampled values on both ranks"
     )
     assert first.advice.startswith("Compute the loss from the output of the DDP module itself")
 
@@ -191,7 +191,7 @@ def test_parameters_that_no_module_has_come_after_gains() -> None:
     assert last.title == "Each rank trains its own copy of 1 parameter outside all modules: shape (2,)"
     assert last.evidence == (
         "no DDP module contains them; they were equal on both ranks before the first step, and in 13 steps they "
-        "diverged by 50% of the distance they moved, as sampled values show"
+        "diverged by 50% of the distance they moved, according to sampled values"
     )
     assert "meant to train its own" in last.advice
 

@@ -99,7 +99,7 @@ def test_rpcs_in_a_row_of_the_rank_that_loses_most() -> None:
     ranks = (calling(sync=3, waited=6 * MS, longest=2 * MS), calling(sync=3, waited=9 * MS, longest=3 * MS, rank=1))
     (finding,) = beside("rpc", ranks)
     assert (finding.rule, finding.gain_ns) == ("rpcs-in-a-row", 6 * MS)
-    assert finding.title == "Rank 1 waits 9.00 ms per step for 3 RPCs, one after the other"
+    assert finding.title == "Rank 1 waits 9.00 ms per step for 3 RPCs, one after another"
 
 
 def test_one_long_call_could_be_sent_earlier() -> None:

@@ -190,7 +190,7 @@ def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> 
 
 def test_a_run_without_recorded_steps_has_a_verdict(whole: Report) -> None:
     bare = replace(whole, ranks=(), usual_steps=())
-    said = "A step takes 100.00 ms. The steps were only watched: profiled steps would show where the time goes."
+    said = "A step takes 100.00 ms. The steps were only watched. Profiled steps would show how the time is spent."
     assert verdict(bare).text == said
 
 
@@ -261,7 +261,7 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
 def test_the_page_has_it(whole: Report) -> None:
     page = report_page(whole)
     assert 'id="whole-run"' in page
-    assert "Length of steps over time" in page
+    assert "Step time during the run" in page
     assert data_of(page, "report-data")["whole_run"]["num_steps"] == 203
 
 
@@ -300,8 +300,8 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
         ),
         pytest.param(
             {"last_step": 4300, "cause": SlowdownCause.LINK, "ranks": (0, 1, 2, 3)},
-            "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer for "
-            "each other in collectives, and no rank takes longer by itself",
+            "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer in collectives, and "
+            "no rank's own work takes longer",
             id="link-and-over",
         ),
         pytest.param(

@@ -205,7 +205,7 @@ def test_collectives_that_no_run_has_are_not_drawn(changes: dict[str, int]) -> N
     """A report in JSON may hold any number."""
     made = across()
     odd = tuple(replace(one, **changes) for one in made.collectives)
-    assert "The link's rate by message size" not in report_page(report(across=replace(made, collectives=odd)))
+    assert "Bandwidth by message size" not in report_page(report(across=replace(made, collectives=odd)))
 
 
 def test_plotly_is_compiled_at_once() -> None:

@@ -232,8 +232,8 @@ def test_few_ranks_need_no_summary() -> None:
 def test_traces_alone_do_not_tell_that_no_setting_helps() -> None:
     made = report(findings=())
     assert change_sentence(replace(made, job=replace(made.job, modules=()))) == (
-        "Change nothing yet: traces alone cannot tell which DDP setting would shorten the step. They do not contain "
-        "DDP's buckets and options. Use ddpprof trace to record them."
+        "Change nothing yet: traces alone do not show which DDP setting would shorten the step, because they do not "
+        "contain DDP's buckets and options. Use ddpprof trace to record them."
     )
 
 

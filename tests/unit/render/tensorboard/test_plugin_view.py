@@ -42,7 +42,7 @@ def test_a_step_with_other_collectives_on_one_rank_counts_nowhere() -> None:
     made = views([collective(100, 300), collective(1100, 1300, step=1)], [collective(100, 300)], steps=steps)
     assert shown(made) == [("gloo:all_reduce", 100, 300)]
     assert made.missing == (
-        "1 collectives of a rank are not counted: the Distributed view pairs only those that all loaded ranks have",
+        "1 collectives of a rank are not counted: the Distributed view pairs only collectives of all loaded ranks",
     )
 
 
@@ -57,7 +57,7 @@ def test_where_ranks_begin_in_different_order_the_lowest_one_rules() -> None:
     names = [one.name for _, one in sorted(made.of_rank[1].collectives.items(), key=lambda item: starts[item[0]])]
     assert names == ["gloo:all_reduce", "gloo:broadcast"]
     assert sorted(starts.values()) == [109, 110]
-    assert made.missing == ("collectives that ranks began in different orders are shown up to 5 µs early",)
+    assert made.missing == ("collectives that ranks start in different orders are shown up to 5 µs early",)
 
 
 def test_a_kernel_that_is_moved_counts_as_long_as_it_runs() -> None:
@@ -82,7 +82,7 @@ def test_a_collective_of_the_host_is_cut_where_its_step_ends() -> None:
         pytest.param([collective(100, 200)], "only one rank was read", id="one-rank"),
         pytest.param(
             [collective(100, 200, kind=CollectiveKind.ALL_TO_ALL)],
-            "all-to-all appear as all_reduce: the plugin knows only five collectives",
+            "all-to-all are shown as all_reduce, because the plugin knows only five collectives",
             id="unknown-to-the-plugin",
         ),
     ],

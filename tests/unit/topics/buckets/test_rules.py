@@ -236,7 +236,7 @@ def test_first_bucket_late(module: DdpModule, known: Any, advice: str | None) ->
 def test_late_parameter(known: Any, exposed_ns: int | None, gain_ns: int | None) -> None:
     findings = find_all(observed(HELD, known, exposed_ns=exposed_ns))
     assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("late-parameter", gain_ns)])
-    assert all(f.title == "p1 holds back 2 buckets" for f in findings)
+    assert all(f.title == "p1 delays 2 buckets" for f in findings)
 
 
 def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> None:

@@ -12,7 +12,7 @@ from ddpprof.topics.ranks.across import straggler_table, waiting_table
 NOBODY = across(stragglers=replace(found, stragglers=()) if (found := across().stragglers) else None, late_gradients=())
 BUT = (
     ", although rank 1 arrives last in 5 of 6 collectives and other ranks wait up to 11.00 ms per step: its own work "
-    "takes longer in too few steps to rule out chance. Record more steps (--steps 20)."
+    "takes longer, but there are too few steps to rule out chance. Record more steps (--steps 20)."
 )
 
 
@@ -38,4 +38,4 @@ def test_of_one_rank_there_is_no_bandwidth_and_it_says_why() -> None:
     ]
     (table,) = collective_table(alone)
     assert isinstance(table, Table)
-    assert "not matched between ranks: transfer includes waiting for others, so no bandwidth is shown" in table.note
+    assert "not matched between ranks: transfer includes waiting for other ranks, so no bandwidth is" in table.note

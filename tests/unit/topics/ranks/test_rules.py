@@ -19,8 +19,8 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     assert (finding.rule, finding.gain_ns) == ("straggler", 50 * MS)
     assert finding.title == "All ranks wait for rank 1 in its backward"
     assert finding.evidence == (
-        "it is late by 200.00 ms per step; it was last in 9 of 10 steps since step 7; the gradient of c.weight is "
-        "ready 190.00 ms late, after that of d.weight; late by less: rank 3"
+        "it is late by 200.00 ms per step; it arrived last in 9 of 10 steps since step 7; the gradient of c.weight is "
+        "ready 190.00 ms late, after the gradient of d.weight; also late, but by less: rank 3"
     )
 
 
