@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ddpprof.comparison import Comparison, MetricChange
+from ddpprof.comparison import METRICS, Comparison, MetricChange
 from ddpprof.errors import DdpprofError, did_you_mean
 from ddpprof.statistics.between_runs import MOST_RUNS
 
@@ -27,8 +27,6 @@ class Condition:
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
     """Parse the conditions. Raises `DdpprofError`."""
-    from ddpprof.comparison import METRICS
-
     return tuple(_parse(part, METRICS) for part in text.split(","))
 
 

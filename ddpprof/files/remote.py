@@ -172,8 +172,6 @@ class RemotePath:
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         assert mode == "rb", "callers decode text themselves, and write whole files"
-        from ddpprof.files.remote import open_stream
-
         with explained(self.url):
             fs, path = self._reached()
             return open_stream(fs, path, self.url)
