@@ -124,21 +124,11 @@ class FindingList:
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
-    text: str
-    """cut off if the line is too short for it, unless it is advice"""
-    number: str
-    """the part that must stay in the line; may be empty"""
-    is_advice: bool = False
-    """whether text and number are shown in full, on two lines if necessary"""
-
-
-@dataclass(frozen=True, slots=True)
 class Remarks:
-    """Further facts in one line each."""
+    """Further facts, one sentence each."""
 
     title: str
-    remarks: tuple[Remark, ...]
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +153,21 @@ Section = Line | Bars | Lanes | Table | FindingList | Remarks | Commands | Defin
 
 def ms(ns: float | None) -> str:
     return ABSENT if ns is None else f"{ns / 1e6:z.2f}"
+
+
+def in_ms(ns: float | None) -> str:
+    """Return milliseconds with their unit for a sentence: three significant digits, but at most two decimals."""
+    if ns is None:
+        return ABSENT
+    value = ns / 1e6
+    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:z.{decimals}f} ms"
+
+
+def range_in_ms(low_ns: float, high_ns: float) -> str:
+    """Return a range of milliseconds in parentheses, for a sentence that has just given a value with its unit."""
+    low, high = (in_ms(ns).removesuffix(" ms") for ns in (low_ns, high_ns))
+    return f"({low}–{high})" if low_ns >= 0 else f"({low} to {high})"
 
 
 def megabytes(num_bytes: int | None) -> str:

@@ -280,10 +280,6 @@ def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | N
     return at_most(gain_ns, predicted), predicted
 
 
-def in_ms(ns: float) -> str:
-    return f"{ns / 1e6:z.2f} ms"
-
-
 def size(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 

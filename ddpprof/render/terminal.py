@@ -201,25 +201,10 @@ def _remarks(console: Console, section: Section) -> None:
     console.print()
     console.print(Text(section.title, style="bold"))
     for remark in section.remarks:
-        text, number = Text(f"- {remark.text}"), Text(f"  [{remark.number}]" if remark.number else "", style="green")
-        if remark.is_advice and text.cell_len + number.cell_len > console.width:
-            console.print(text)
-            if remark.number:
-                console.print(number)  # begins with two spaces, below the text of the line above
-            continue
-        text = _shortened(text, max(console.width - number.cell_len, 20))
-        console.print(text + number, no_wrap=True, overflow="ignore", crop=False)
-
-
-def _shortened(text: Text, width: int) -> Text:
-    """Return as many whole words as fit into `width` columns, followed by an ellipsis if any are cut off."""
-    whole = text.plain
-    if text.cell_len <= width:
-        return text
-    text.truncate(width, overflow="ellipsis")
-    kept = text.plain.removesuffix("…")
-    is_cut = whole[len(kept) : len(kept) + 1] != " " and " " in kept.strip()[2:]
-    return Text(f"{kept.rpartition(' ')[0] if is_cut else kept.rstrip()}…")
+        first, *others = Text(f"- {remark}").wrap(console, max(console.width - 2, 20))
+        console.print(first)
+        for line in others:
+            console.print(Padding(line, (0, 0, 0, 2)))
 
 
 def _commands(console: Console, section: Section) -> None:

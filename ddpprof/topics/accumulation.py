@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from ddpprof.engine.finding import Change, ChangeKind, Finding, hoped_for, in_ms, only_known, size
+from ddpprof.engine.finding import Change, ChangeKind, Finding, hoped_for, only_known, size
 from ddpprof.engine.frameworks import reduce_once
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import in_ms
 from ddpprof.model import BackwardPass, RecordedStep
 
 

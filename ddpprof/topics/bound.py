@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from ddpprof.engine.finding import ACCUMULATED, Predicted, within
 from ddpprof.engine.numbers import DEVICE
 from ddpprof.engine.topic import ReportView, Topic, View, may_be_chance
-from ddpprof.layout import Line, Remark, Section, count, megabytes, ms, percent
+from ddpprof.layout import Line, Section, count, in_ms, megabytes, percent, range_in_ms
 from ddpprof.topics.accumulation import ACCUMULATION
 from ddpprof.topics.buckets.rows import BucketRow
 from ddpprof.topics.buckets.rules import BUCKETS
@@ -181,23 +181,23 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
         yield Line(_NOT_REPLAYED[bound.by])
 
 
-def bound_remarks(report: ReportView) -> Iterable[Remark]:
-    """Yield short remarks on the communication time and on the changes that would reduce it."""
+def bound_remarks(report: ReportView) -> Iterable[str]:
+    """Yield sentences on the communication time and on the changes that would reduce it."""
     bound = report[BOUND]
     if bound is None or report[FAILURE] is not None:
         return
-    waiting = f"; {ms(bound.waiting_ns)} ms of it is spent waiting for late ranks" if bound.waiting_ns else ""
-    yield Remark(f"Communication takes {ms(bound.comm_ns)} ms per step{waiting}", "", is_advice=True)
+    waiting = f"; {in_ms(bound.waiting_ns)} of it is spent waiting for late ranks" if bound.waiting_ns else ""
+    yield f"Communication takes {in_ms(bound.comm_ns)} per step{waiting}."
     for one in bound.would_help:
         if not one.is_noise and one.predicted.gain_ns > 0:
-            gain, batch = _saved(one), _NEW_BATCH.get(one.what)
-            yield Remark(f"{_WHAT[one.what]} would save", gain if batch is None else f"{gain}; {batch}", is_advice=True)
+            what, batch = _WHAT[one.what], _NEW_BATCH.get(one.what)
+            yield f"{what[0].upper()}{what[1:]} would save {_saved(one)}{'' if batch is None else f', {batch}'}."
 
 
 def bound_sentence(bound: Bound) -> str:
     """Return a sentence that names the limit and the share of the step that is exposed communication."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
-    return f"{_BY[bound.by]}: {share} of it, {ms(bound.exposed_ns)} ms, is exposed communication."
+    return f"{_BY[bound.by]}: {share} of it, {in_ms(bound.exposed_ns)}, is exposed communication."
 
 
 _BY = {
@@ -214,7 +214,7 @@ def _why(bound: Bound, hooked: bool) -> str:
     if bound.by is BoundBy.WAITING:
         waiting_ns = bound.waiting_ns or 0
         return (
-            f"Of {ms(bound.comm_ns)} ms in {calls}{volume}, a rank spends about {ms(waiting_ns)} ms waiting for "
+            f"Of {in_ms(bound.comm_ns)} in {calls}{volume}, a rank spends about {in_ms(waiting_ns)} waiting for "
             f"ranks that arrive later. No DDP setting can remove this time."
         )
     if bound.by is BoundBy.LATENCY:
@@ -246,7 +246,7 @@ def _gain(one: WouldHelp) -> str:
 
 def _saved(one: WouldHelp) -> str:
     predicted, per = one.predicted, "batch" if one.what in _NEW_BATCH else "step"
-    return f"{ms(predicted.gain_ns)} ms per {per} ({ms(predicted.low_ns)} – {ms(predicted.high_ns)})"
+    return f"{in_ms(predicted.gain_ns)} per {per} {range_in_ms(predicted.low_ns, predicted.high_ns)}"
 
 
 _NOT_REPLAYED = {

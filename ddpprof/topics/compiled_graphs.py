@@ -23,12 +23,11 @@ from ddpprof.engine.finding import (
     compilation_change,
     ddp_change,
     hoped_for,
-    in_ms,
     only_known,
     size,
 )
 from ddpprof.engine.topic import ReportView, Topic, View
-from ddpprof.layout import Line, ms
+from ddpprof.layout import Line, in_ms, ms
 from ddpprof.model import DdpModule, Rank, Record
 from ddpprof.model.compilation import CompileOrder, OptimizeDdp
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB

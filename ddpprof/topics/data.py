@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpprof.engine.finding import Change, Finding, in_ms, loader_change, only_known
+from ddpprof.engine.finding import Change, Finding, loader_change, only_known
 from ddpprof.engine.frameworks import divide_data, reshuffle
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import in_ms
 from ddpprof.model import Batch, Loader
 
 _FEWEST_BATCHES = 3

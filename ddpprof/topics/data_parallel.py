@@ -19,10 +19,10 @@ from statistics import median
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, merge, subtract, union_of
-from ddpprof.layout import Column, Line, Section, Table, clean, count, megabytes, ms
+from ddpprof.layout import Column, Line, Section, Table, clean, count, in_ms, megabytes, ms
 from ddpprof.model import UNKNOWN, DataParallelModule, Mark, Rank, Trace
 from ddpprof.topics.devices import DEVICES, imbalance_ns
 from ddpprof.topics.steps.overlap import spans_of

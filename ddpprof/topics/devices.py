@@ -8,9 +8,10 @@ from statistics import mean, median
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, merge, union_of
+from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, Collectives, Int32Column, Trace, Work
 
 

@@ -15,10 +15,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import Spans, union_of
+from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, Collectives, HostRead, Int64Column, Mark, Trace, Work
 from ddpprof.model.tables import InterruptibleEnum
 

@@ -20,10 +20,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, only_known, sync_batch_norm_change
+from ddpprof.engine.finding import Finding, only_known, sync_batch_norm_change
 from ddpprof.engine.numbers import Number
 from ddpprof.engine.topic import Topic, View
 from ddpprof.intervals import subtract, union_of
+from ddpprof.layout import in_ms
 from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.topics.buckets.steps import gradient_hooks
 from ddpprof.topics.script_collectives import barriers, busy_around, spans_of_ddp

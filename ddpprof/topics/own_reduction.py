@@ -9,10 +9,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, only_known, size
+from ddpprof.engine.finding import Finding, only_known, size
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import Spans, subtract, union_of
-from ddpprof.layout import Line, Section, count, megabytes, ms
+from ddpprof.layout import Line, Section, count, in_ms, megabytes
 from ddpprof.model import UNKNOWN, Mark, Trace
 from ddpprof.statistics import median_known
 from ddpprof.topics.buckets.steps import gradient_all_reduces, reduces_without_ddp
@@ -97,7 +97,7 @@ def own_reduction_line(own: OwnReduction, _report: ReportView) -> Iterable[Secti
     size = "" if own.num_bytes is None else f" of {megabytes(own.num_bytes)} MB in all"
     yield Line(
         "Gradients are all-reduced without torch's DDP (Apex-like), in backward hooks: "
-        f"{count(own.num_all_reduces, 'all-reduce')} per step{size}, {ms(own.comm_ns)} ms, {ms(own.exposed_ns)} ms of "
+        f"{count(own.num_all_reduces, 'all-reduce')} per step{size}, {in_ms(own.comm_ns)}, {in_ms(own.exposed_ns)} of "
         "it exposed."
     )
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import union
-from ddpprof.layout import ABSENT, Line, Section, clean, cut_off, ms, notes, table_of
+from ddpprof.layout import ABSENT, Line, Section, clean, cut_off, in_ms, ms, notes, table_of
 from ddpprof.model import Record, RpcCall, StepMode
 from ddpprof.statistics import median_known
 

@@ -18,10 +18,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.engine.finding import Finding, in_ms, only_known, size
+from ddpprof.engine.finding import Finding, only_known, size
 from ddpprof.engine.topic import ReportView, Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
-from ddpprof.layout import ABSENT, Section, clean, ms, table_of
+from ddpprof.layout import ABSENT, Section, clean, in_ms, ms, table_of
 from ddpprof.model import (
     UNKNOWN,
     CollectiveKind,

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from ddpprof.engine.finding import Finding, at_most, ddp_change, hoped_for, in_ms, only_known, size
+from ddpprof.engine.finding import Finding, at_most, ddp_change, hoped_for, only_known, size
 from ddpprof.engine.frameworks import ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import in_ms
 from ddpprof.model import DdpModule
 from ddpprof.words import listed
 

@@ -19,6 +19,7 @@ from ddpprof.layout import (
     count,
     cut_off,
     duration,
+    in_ms,
     ms,
     notes,
     percent,
@@ -59,7 +60,7 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
     """Yield a summary of the whole run for the first screen."""
     if run is None or run.steps is None:
         return
-    step = _at_first_and_last(run) or f"median step {ms(run.steps.median_ns)} ms"
+    step = _at_first_and_last(run) or f"median step {in_ms(run.steps.median_ns)}"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
@@ -92,7 +93,7 @@ def _at_first_and_last(run: WholeRun) -> str:
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
         return ""
-    return f"median step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} ms at the end"
+    return f"median step {in_ms(parts[0].median_ns)} at first, {in_ms(parts[-1].median_ns)} at the end"
 
 
 def _growth(run: WholeRun) -> list[str]:
@@ -117,7 +118,7 @@ def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
     else:
         yield Line(
             f"{count(run.num_steps, 'step')} in {duration(run.duration_ns)}, recorded from step {run.first_step} on. "
-            f"Median {ms(steps.median_ns)} ms, longest {ms(steps.longest_ns)} ms."
+            f"Median {in_ms(steps.median_ns)}, longest {in_ms(steps.longest_ns)}."
         )
         yield Line(_shares(run.ranks))
         yield from _events(run)
@@ -241,8 +242,8 @@ def _own_times(ranks: Sequence[RankWholeRun]) -> str:
     usual_ns = median_known(ns for rank, ns in own.items() if rank != slowest) or 0
     if own[slowest] - usual_ns < _WORTH_A_ROW * usual_ns:
         return "own: step time minus waits for other ranks, about the same on all ranks"
-    longer, others = ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the median of the others"
-    return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} ms longer than {others}"
+    longer, others = in_ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the median of the others"
+    return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} longer than {others}"
 
 
 _NS_PER_S = 1e9

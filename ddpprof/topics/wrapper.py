@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddpprof.engine.finding import Finding, at_most, ddp_change, in_ms, only_known, size
+from ddpprof.engine.finding import Finding, at_most, ddp_change, only_known, size
 from ddpprof.engine.frameworks import ddp_argument
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import in_ms
 from ddpprof.model import DdpModule, RecordedStep
 from ddpprof.statistics import median_known
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
-from ddpprof.layout import PARTS, Bars, Line, Section, clean, ms
+from ddpprof.layout import PARTS, Bars, Line, Section, clean, in_ms
 from ddpprof.render.html import Page, PagePart, definitions, render_page
 from ddpprof.render.html.charts import (
     Block,
@@ -28,7 +28,7 @@ from ddpprof.render.sections.overview import (
     finding_texts,
     first_change,
     first_words,
-    gain_after_title,
+    gain_sentence,
     verdict,
 )
 from ddpprof.report import Report, StepReport
@@ -105,8 +105,8 @@ def _leads(report: Report) -> str:
     text, finding = first
     num_others = sum(bool(one.advice) for one, _ in finding_texts(report)) - 1
     more = f' (<a href="#findings">{num_others} more</a>)' if num_others else ""
-    gain = escape(gain_after_title(text, finding))
-    return f'{first_words(finding)}: <a href="#finding-{text.number}">{escape(text.title)}</a>{gain}{more}.'
+    gain = escape(gain_sentence(finding))
+    return f'{first_words(finding)}: <a href="#finding-{text.number}">{escape(text.title)}</a>{more}.{gain}'
 
 
 def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:
@@ -180,7 +180,7 @@ _ON_ACCELERATORS = (
 def _how_to_read(report: Report, timeline: Timeline) -> str:
     words = [_KEYS, _LANES, *([_ON_ACCELERATORS] if report.times else [])]
     if len(timeline.ranks) > 1 and timeline.clock_error_ns is not None:
-        words.append(f"All ranks are on one clock, accurate to ±{ms(timeline.clock_error_ns)} ms.")
+        words.append(f"All ranks are on one clock, accurate to ±{in_ms(timeline.clock_error_ns)}.")
     apart = [str(rank.rank) for rank in timeline.ranks if not rank.on_common_clock]
     if len(timeline.ranks) > 1 and apart:
         words.append(f"Times of these ranks are on their own host's clock and not comparable: {', '.join(apart[:16])}.")

@@ -13,7 +13,7 @@ from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCurve, SweepPoint, SweepReport
 from ddpprof.experiments.tuning import TuneReport
-from ddpprof.layout import Line, Section, clean, ms
+from ddpprof.layout import Line, Section, clean, in_ms
 from ddpprof.predict.predict import PredictedParts
 from ddpprof.render.html import Page, PagePart, definitions, render_page
 from ddpprof.render.html.charts import Chart, bar_trace, bars_layout, blocks_html, decade_ticks, error_bars, limit_line
@@ -138,7 +138,7 @@ def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
     yield {
         "type": "scatter", "mode": "markers", "name": name, "x": [size for size, _ in pairs],
         "y": [ns / 1e6 for _, ns in pairs], "customdata": [ns for _, ns in pairs],
-        "text": [f"{name}, {size:g}: {ms(ns)} ms" for size, ns in pairs], "hoverinfo": "text",
+        "text": [f"{name}, {size:g}: {in_ms(ns)}" for size, ns in pairs], "hoverinfo": "text",
         "marker": {"size": 9, "symbol": _SYMBOLS[number % len(_SYMBOLS)]}, "meta": {"role": role},
     }  # fmt: skip
     if curve.model is not None:
@@ -194,7 +194,7 @@ def _efficiency(scaling: Scaling, points: Sequence[ScalePoint], number: int) -> 
     return {
         "type": "scatter", "mode": "lines+markers", "name": f"{scaling} scaling",
         "x": [point.nproc for point in points], "y": values, "hoverinfo": "text", "line": {"width": 1.5},
-        "text": [f"{scaling} scaling, {p.nproc} processes: {p.efficiency:.0%}, {ms(p.step_ns)} ms" for p in points],
+        "text": [f"{scaling} scaling, {p.nproc} processes: {p.efficiency:.0%}, {in_ms(p.step_ns)}" for p in points],
         "marker": {"size": 9, "symbol": _SYMBOLS[number]}, "meta": {"role": f"series-{number}"},
         "error_y": error_bars(below, beyond),
     }  # fmt: skip

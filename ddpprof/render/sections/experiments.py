@@ -22,9 +22,11 @@ from ddpprof.layout import (
     clean,
     columns,
     count,
+    in_ms,
     ms,
     notes,
     percent,
+    range_in_ms,
     table_of,
     three_digits,
 )
@@ -76,7 +78,7 @@ def _verdict(report: OverheadReport) -> str:
     ratio = report.ratio
     world = report.job.world_size or 1
     on = "on one rank" if world == 1 else f"on {world} ranks, communication included"
-    pairs, times = count(ratio.num_pairs, "pair"), f"{ms(report.with_ns)} against {ms(report.without_ns)} ms"
+    pairs, times = count(ratio.num_pairs, "pair"), f"{in_ms(report.with_ns)} against {in_ms(report.without_ns)}"
     if ratio.is_beyond_noise:
         return f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {times}."
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
@@ -114,7 +116,7 @@ def interval(ratio: Ratio) -> str:
         return f"{ratio.ratio:.3f}"
     if ratio.is_vague:
         return f"{ratio.ratio:.2f} (trials vary too much to tell)"
-    return f"{ratio.ratio:.3f} ({ratio.low:.3f} – {ratio.high:.3f})"
+    return f"{ratio.ratio:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
 
 
 def _parts(report: OverheadReport) -> Section:
@@ -182,7 +184,7 @@ def _is_it_normal(point: ScalePoint) -> str:
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
         return f"{gained}."
-    why = f"a step's communication takes {ms(point.transfer_ns)} ms, and its computation {ms(point.ideal_ns)} ms"
+    why = f"a step's communication takes {in_ms(point.transfer_ns)}, and its computation {in_ms(point.ideal_ns)}"
     return f"{gained}. At best it would be {most:.2f} times: {why}."
 
 
@@ -228,7 +230,7 @@ _CELLS: Mapping[str, Callable[[ScalePoint], str]] = {
 def _interval(ratio: Ratio) -> str:
     if ratio.is_vague:
         return "varies too much"
-    return "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} – {ratio.high:.2f}"
+    return "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f}–{ratio.high:.2f}"
 
 
 def _losses(points: Iterable[ScalePoint]) -> Section:
@@ -273,7 +275,7 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
         fastest = min(points, key=lambda point: point.step_ns)
         of_what = f" for the work that {first} does in a step" if unequal else ""
         return (
-            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. This may be due to "
+            f"Lowest median{work}: {_name(fastest, points)}, {in_ms(fastest.step_ns)}{of_what}. This may be due to "
             "chance: at least three rounds are needed to tell."
         )
     faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
@@ -346,12 +348,12 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     if not found.is_measured or c.low is None or c.high is None:
         return (
             f"These sizes do not show whether {clean(found.above)} becomes faster than {clean(found.below)}: the "
-            f"models cross at {_size_name(report)} {three_digits(c.size)} (95 % interval {low} – {high})."
+            f"models cross at {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high})."
         )
     grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} × as slowly."
     return (
         f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
-        f"(95 % interval {low} – {high}).{grows}"
+        f"(95% interval {low} to {high}).{grows}"
     )
 
 
@@ -387,8 +389,8 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
     best = report.tried[report.best]
     assert best.ratio is not None
     yield Line(
-        f"Best: {clean(best.label)}: {ms(best.step_ns)} ms per step, {interval(best.ratio)} × the {ms(now.step_ns)} "
-        f"ms of the unchanged job{_predicted(best)}."
+        f"Best: {clean(best.label)}: {in_ms(best.step_ns)} per step, {interval(best.ratio)} × the {in_ms(now.step_ns)} "
+        f"of the unchanged job{_predicted(best)}."
     )
     yield Line(f"In the script: {clean(best.code, most=800)}")
     if best.is_lossy:
@@ -406,7 +408,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 def _nothing(report: TuneReport) -> str:
     """Return a sentence that no setting is faster, or that this is uncertain, with advice."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
-    now = f"the unchanged job ({ms(report.now.step_ns)} ms per step)"
+    now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:
         return f"No setting is faster than {now}. Change nothing."
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
@@ -438,7 +440,7 @@ _ENOUGH = 10
 
 
 def _predicted(tried: TriedSetting) -> str:
-    return f"; the prediction was {ms(tried.forecast.step_ns)} ms" if tried.forecast is not None else ""
+    return f"; the prediction was {in_ms(tried.forecast.step_ns)}" if tried.forecast is not None else ""
 
 
 def _trials(report: TuneReport) -> Section:
@@ -505,7 +507,7 @@ def _part(fraction: float | None) -> str:
 
 def trying_sections(report: TryReport) -> Iterable[Section]:
     """Return sections on the time that each change saved, and the code of the changes that help."""
-    yield Line(f"A step of the unchanged job takes {ms(report.step_ns)} ms, in {count(report.rounds, 'round')}.")
+    yield Line(f"A step of the unchanged job takes {in_ms(report.step_ns)}, in {count(report.rounds, 'round')}.")
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
@@ -522,8 +524,8 @@ def _what_was_tried(promise: Promise) -> str:
 def _promised(promise: Promise) -> str:
     if promise.predicted is not None:
         one = promise.predicted
-        return f": promised {ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)})"
-    return "" if promise.gain_ns is None else f": promised up to {ms(promise.gain_ns)} ms"
+        return f": promised {in_ms(one.gain_ns)} per step {range_in_ms(one.low_ns, one.high_ns)}"
+    return "" if promise.gain_ns is None else f": promised up to {in_ms(promise.gain_ns)} per step"
 
 
 def _given(one: TriedPromise) -> str:

@@ -8,20 +8,19 @@ from dataclasses import dataclass, replace
 
 from ddpprof.engine.finding import Finding
 from ddpprof.layout import (
-    ABSENT,
     Bars,
     Commands,
     FindingList,
     FindingText,
     Line,
-    Remark,
     Remarks,
     Section,
     clean,
     count,
+    in_ms,
     mean_of,
-    ms,
     percent,
+    range_in_ms,
 )
 from ddpprof.model.backends import is_accelerator
 from ddpprof.model.json_files import Measured
@@ -80,7 +79,7 @@ def change_sentence(report: Report) -> str:
     first = first_change(report)
     if first is not None:
         text, finding = first
-        return f"{first_words(finding)}: {text.title}{gain_after_title(text, finding)}."
+        return f"{first_words(finding)}: {text.title}.{gain_sentence(finding)}"
     return change_nothing(report)
 
 
@@ -92,9 +91,15 @@ def first_words(finding: Finding) -> str:
     return "Worth trying" if has_unknown_gain or not finding.is_trusted else "First fix"
 
 
-def gain_after_title(text: FindingText, finding: Finding) -> str:
-    """Return the gain as it follows the title in a sentence; empty if there is none or if it is unknown."""
-    return "" if finding.expected_ns is None else f", {text.gain}"
+def gain_sentence(finding: Finding) -> str:
+    """Return a sentence on the gain that follows the title; empty if the gain is unknown."""
+    if finding.expected_ns is None:
+        return ""
+    if finding.measured is not None:
+        return f" ddpprof try measured {measured_gain(finding.measured)}."
+    if finding.predicted is not None:
+        return f" Changing this {_predicted_gain(finding)}."
+    return f" This costs {_gain(finding)}."
 
 
 def change_nothing(report: Report) -> str:
@@ -105,7 +110,7 @@ def change_nothing(report: Report) -> str:
         if finding.is_worth_trying:
             what = finding.change.code if finding.change is not None else finding.title
             return (
-                f"Worth trying: {clean(what)}, which may save {_ms(finding.expected_ns)} per step, but this run "
+                f"Worth trying: {clean(what)}, which may save {in_ms(finding.expected_ns)} per step, but this run "
                 f"cannot predict it. Measure it with ddpprof try --finding {number}."
             )
     if any(not one.is_noise for one in report.findings):
@@ -195,31 +200,28 @@ _NOT_RECORDED = (
 )
 
 
-def short_gain(finding: Finding) -> str:
-    """Return the gain in short."""
-    if finding.measured is not None:
-        return measured_gain(finding.measured)
-    if finding.predicted is not None:
-        one = finding.predicted
-        return f"{ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)})"
-    return _gain(finding).removesuffix(" per step")
-
-
 def measured_gain(measured: Measured) -> str:
     """Return the measured gain with its interval."""
+    gain = f"{in_ms(measured.gain_ns)} per step"
     if measured.low_ns is None or measured.high_ns is None:
-        return f"{ms(measured.gain_ns)} ms"
-    return f"{ms(measured.gain_ns)} ms ({ms(measured.low_ns)} – {ms(measured.high_ns)})"
+        return gain
+    return f"{gain} {range_in_ms(measured.low_ns, measured.high_ns)}"
+
+
+def _predicted_gain(finding: Finding) -> str:
+    one = finding.predicted
+    assert one is not None
+    saves = "may save" if finding.is_noise or one.low_ns <= 0 else "is predicted to save"
+    return f"{saves} {in_ms(one.gain_ns)} per step {range_in_ms(one.low_ns, one.high_ns)}"
 
 
 def _gain(finding: Finding) -> str:
     if finding.measured is not None:
-        return f"measured: {measured_gain(finding.measured)} per step, {finding.measured.outcome.value}"
+        return f"measured: {measured_gain(finding.measured)}, {finding.measured.outcome.value}"
     if finding.predicted is not None:
-        saves = "may save" if finding.is_noise or finding.predicted.low_ns <= 0 else "saves"
-        return f"{saves} {short_gain(finding)} per step, predicted"
+        return _predicted_gain(finding).removeprefix("is ")
     if finding.gain_ns is not None:
-        return f"up to {ms(finding.gain_ns)} ms per step"
+        return f"up to {in_ms(finding.gain_ns)} per step"
     return "correctness" if finding.is_correctness else "gain not measured"
 
 
@@ -256,24 +258,22 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
     profiled_ns = report.profiled_step_ns or 0
     exposed_ns = min(exposed_ns, profiled_ns)  # communication of the last step may end after the step
-    numbers = [Number("step", _ms(step_ns))]
+    numbers = [Number("step", in_ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
         return StepVerdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
     share = exposed_ns / profiled_ns if profiled_ns else None
     numbers += [
-        Number("communication", _ms(comm_ns)),
+        Number("communication", in_ms(comm_ns)),
         Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
-        Number("exposed", _ms(exposed_ns)),
-        Number("trailing", _ms(trailing_ns)),
+        Number("exposed", in_ms(exposed_ns)),
+        Number("trailing", in_ms(trailing_ns)),
     ]
-    is_ = "is" if report.failure is None else "was"
+    exposed = f"xposed communication {'is' if report.failure is None else 'was'} {in_ms(exposed_ns)}"
+    text = f"{_step_takes(report, step_ns)}. "
     if step_ns == profiled_ns:
-        text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
+        text += f"E{exposed} of it, {percent(share)}."
     else:
-        text = (
-            f"{_step_takes(report, step_ns)}. In the profiled steps, exposed communication {is_} {_ms(exposed_ns)} of "
-            f"{_ms(profiled_ns)}, {percent(share)}."
-        )
+        text += f"In the profiled steps, e{exposed} of {in_ms(profiled_ns)}, {percent(share)}."
     text += _larger_cost(
         steps, exposed_ns, profiled_ns, _IDLE_OF_DEVICE if is_accelerator(report.job.device) else _IDLE_OF_HOST
     )
@@ -295,7 +295,7 @@ def _larger_cost(steps: Sequence[StepReport], exposed_ns: float, profiled_ns: fl
     name, largest_ns = max(costs.items(), key=lambda one: one[1])
     if largest_ns <= max(exposed_ns, _WORTH_NAMING * profiled_ns):
         return ""
-    return f" The largest cost is {name}: {_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}."
+    return f" The largest cost is {name}: {in_ms(largest_ns)}, {percent(largest_ns / profiled_ns)}."
 
 
 _WORTH_NAMING = 0.05
@@ -337,7 +337,7 @@ def _of_light_steps(report: Report) -> StepVerdict:
     unknown = " The steps were only watched. Profiled steps would show how the time is spent."
     if any(rank.light_steps for rank in report.ranks):
         unknown = "" if file_of(report) is not None else " Only profiled steps show how much of it is communication."
-    return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
+    return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", in_ms(step_ns)),))
 
 
 _NO_STEPS = (
@@ -348,11 +348,7 @@ _NO_STEPS = (
 
 def _step_takes(report: Report, step_ns: int | None) -> str:
     said = "A step takes" if report.failure is None else "Before the failure a step took"
-    return f"{said} {_ms(step_ns)}"
-
-
-def _ms(ns: float | None) -> str:
-    return ABSENT if ns is None else f"{ms(ns)} ms"
+    return f"{said} {in_ms(step_ns)}"
 
 
 MAX_RANKS = 4
@@ -422,7 +418,7 @@ def _findings(report: Report) -> Iterator[Section]:
 
 
 def _remarks(report: Report) -> Iterator[Section]:
-    """Yield further findings, in one line each."""
+    """Yield further findings, in one sentence each."""
     beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
     uncertain = [finding for finding in report.findings if finding.is_worth_trying]
     noise = [finding for finding in report.findings if not finding.has_advice]
@@ -435,11 +431,11 @@ def _remarks(report: Report) -> Iterator[Section]:
         yield Remarks(NOT_BEYOND_NOISE, tuple(_in_short(noise)))
 
 
-def _in_short(findings: Sequence[Finding]) -> Iterator[Remark]:
+def _in_short(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings[:_MOST_REMARKS]:
-        yield Remark(clean(finding.title), short_gain(finding))
+        yield f"{clean(finding.title)} [{_gain(finding)}]"
     if len(findings) > _MOST_REMARKS:
-        yield Remark(f"{len(findings) - _MOST_REMARKS} more: --section findings", "")
+        yield f"{len(findings) - _MOST_REMARKS} more: --section findings"
 
 
 def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Section]:

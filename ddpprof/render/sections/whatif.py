@@ -17,6 +17,7 @@ from ddpprof.layout import (
     columns,
     count,
     gigabytes_per_s,
+    in_ms,
     ms,
     percent,
     table_of,
@@ -113,8 +114,8 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
     yield Line(_network(answer))
     replayed_ns = (1 + answer.replay_error) * answer.measured_step_ns
     yield Line(
-        f"Replay of the recorded step: {ms(replayed_ns)} ms, measured {ms(answer.measured_step_ns)} ± "
-        f"{ms(answer.measured_error_ns)} ms."
+        f"Replay of the recorded step: {in_ms(replayed_ns)}, measured {in_ms(answer.measured_step_ns)} ± "
+        f"{in_ms(answer.measured_error_ns)}."
     )
     for text in dict.fromkeys(text for one in answer.outcomes for text in one.prediction.widened):
         yield Line(f"Intervals are wider: {clean(text)}.", is_warning=True)
@@ -146,15 +147,15 @@ def _row(outcome: PredictedSetting) -> tuple[str, ...]:
 def _of_world(answer: WhatIf) -> Iterable[Section]:
     if answer.without_world_ns is None:
         return
-    step_ns, before = answer.outcomes[0].prediction.step_ns, ms(answer.without_world_ns)
-    said = f"With {clean(answer.world)} and the recorded buckets a step takes {ms(step_ns)} ms"
+    step_ns, before = answer.outcomes[0].prediction.step_ns, in_ms(answer.without_world_ns)
+    said = f"With {clean(answer.world)} and the recorded buckets a step takes {in_ms(step_ns)}"
     if answer.work_ratio != 1:
         more = f"{three_digits(answer.work_ratio)} times as many samples per rank"
         yield Line(
-            f"{said} for {more}: the current number of samples takes {ms(step_ns / answer.work_ratio)} ms instead of "
+            f"{said} for {more}: the current number of samples takes {in_ms(step_ns / answer.work_ratio)} instead of "
             f"{before}.{_of_which_ddp(answer, step_ns)}"
         )
-    elif ms(step_ns) != before:
+    elif in_ms(step_ns) != before:
         yield Line(f"{said} instead of {before}.")
 
 
@@ -166,7 +167,7 @@ def _of_which_ddp(answer: WhatIf, step_ns: float) -> str:
     saved_ns = answer.without_world_ns - step_ns / ratio
     comm_ns = was_ns - answer.outcomes[0].prediction.parts.communication_ns / ratio
     return (
-        f" Of the {ms(saved_ns)} ms saved, {ms(comm_ns)} ms is communication. The rest is saved because the "
+        f" Of the {in_ms(saved_ns)} saved, {in_ms(comm_ns)} is communication. The rest is saved because the "
         f"optimizer steps less often. Each optimizer step then uses a batch {three_digits(ratio)} times as large."
     )
 
@@ -179,7 +180,7 @@ def _best(answer: WhatIf) -> Iterable[Section]:
         yield Line("Best buckets found: the recorded ones.")
         return
     caps = f"{best.label}{equal_caps(answer.equal_mb)}"
-    found = f"Best buckets found: {caps}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
+    found = f"Best buckets found: {caps}: {in_ms(best.prediction.step_ns)}, {_saving(best)}"
     if best.gain.low_ns <= 0:
         yield Line(f"{found}. This is within the prediction's error: measure it with ddpprof sweep.")
     else:
@@ -191,7 +192,7 @@ def _best(answer: WhatIf) -> Iterable[Section]:
 def _saving(best: PredictedSetting) -> str:
     gain = best.gain
     saves = "saves" if gain.low_ns > 0 else "may save"
-    return f"which {saves} {ms(gain.gain_ns)} ms ({_span(gain.low_ns, gain.high_ns)}) per step"
+    return f"which {saves} {in_ms(gain.gain_ns)} ({_span(gain.low_ns, gain.high_ns)}) per step"
 
 
 def _network(answer: WhatIf) -> str:
@@ -217,4 +218,4 @@ def _network(answer: WhatIf) -> str:
 def _span(low_ns: float, high_ns: float) -> str:
     """Format a range in ms with few digits, because predictions are not more precise."""
     digits = 0 if high_ns >= _HUNDRED_MS else 1 if high_ns >= _HUNDRED_MS / 10 else 2
-    return f"{low_ns / 1e6:.{digits}f} – {high_ns / 1e6:.{digits}f}"
+    return f"{low_ns / 1e6:.{digits}f}–{high_ns / 1e6:.{digits}f}"

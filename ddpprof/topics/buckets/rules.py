@@ -18,13 +18,13 @@ from ddpprof.engine.finding import (
     at_most,
     bucket_change,
     equal_caps,
-    in_ms,
     only_known,
     since_torch,
     size,
 )
 from ddpprof.engine.frameworks import accumulation, compression, ddp_argument, without_ddp_argument
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import in_ms
 from ddpprof.model import DdpModule
 from ddpprof.model.backends import Compression, backend_of
 from ddpprof.model.ddp_module import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, Caps, buckets_under, is_rebuilt

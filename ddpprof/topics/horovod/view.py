@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddpprof.engine.finding import Finding, in_ms, only_known
+from ddpprof.engine.finding import Finding, only_known
 from ddpprof.engine.topic import FileMeasures, ReportView, Topic, View
 from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract, union
-from ddpprof.layout import Section, Table, columns, median_of, ms, notes
+from ddpprof.layout import Section, Table, columns, in_ms, median_of, ms, notes
 from ddpprof.model import OtherFile
 from ddpprof.statistics import median_known
 from ddpprof.topics.horovod.timeline_file import HOROVOD_TIMELINE, HorovodTimeline, TensorOp
@@ -248,7 +248,7 @@ def horovod_table(summary: HorovodSummary, _report: ReportView) -> Iterable[Sect
             "waiting: for ranks or for the next cycle, while no collective or copy runs",
             "nothing: no gradient is announced because rank 0 computes",
             "trailing: from rank 0's last gradient until all are reduced",
-            "" if summary.cycle_ns is None else f"a cycle takes {ms(summary.cycle_ns)} ms",
+            "" if summary.cycle_ns is None else f"a cycle takes {in_ms(summary.cycle_ns)}",
             f"the last {_MAX_ROWS} of {len(steps)} steps" if len(steps) > _MAX_ROWS else "",
         ),
     )

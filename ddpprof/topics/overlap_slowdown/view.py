@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddpprof.engine.finding import Finding, environment_change, in_ms, only_known
+from ddpprof.engine.finding import Finding, environment_change, only_known
 from ddpprof.engine.numbers import Number, Part
 from ddpprof.engine.topic import ReportView, TableSchema, Topic, View
-from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, percent, table_of
+from ddpprof.layout import ABSENT, Line, Section, Table, clean, in_ms, median_of, ms, percent, table_of
 from ddpprof.model import Kernel
 from ddpprof.model.backends import backend_of
 from ddpprof.topics.kernels import MOST_KERNELS, KernelSummary, kernel_name
@@ -155,11 +155,11 @@ def slowdown_section(slowdown: OverlapSlowdownReport, report: ReportView) -> Ite
 
 
 def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str:
-    known = f"known for {percent(slowdown.known_share)} of its {ms(slowdown.covered_ns)} ms per step"
+    known = f"known for {percent(slowdown.known_share)} of its {in_ms(slowdown.covered_ns)} per step"
     if lost_ns <= 0:
         return f"Communication does not slow concurrent computation: it takes {ratio:.2f} × as long ({known})"
     return (
-        f"Communication makes concurrent computation take {ratio:.2f} × as long: {ms(lost_ns)} ms lost per step "
+        f"Communication makes concurrent computation take {ratio:.2f} × as long: {in_ms(lost_ns)} lost per step "
         f"({known})"
     )
 

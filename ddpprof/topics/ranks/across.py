@@ -21,6 +21,7 @@ from ddpprof.layout import (
     columns,
     count,
     cut_off,
+    in_ms,
     ms,
     notes,
     optional,
@@ -213,7 +214,7 @@ def _yet_last(waiting: Sequence[RankWaiting]) -> str:
     waits_ns = max(one.waiting_per_step_ns or 0 for one in waiting)
     return (
         f", although rank {last.rank} arrives last in {last.num_last} of {last.num_collectives} collectives and "
-        f"other ranks wait up to {ms(waits_ns)} ms per step: its own work takes longer, but there are too few "
+        f"other ranks wait up to {in_ms(waits_ns)} per step: its own work takes longer, but there are too few "
         "steps to rule out chance. Record more steps (--steps 20)"
     )
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, median, stdev
 
-from ddpprof.engine.finding import Finding, hoped_for, in_ms, only_known
+from ddpprof.engine.finding import Finding, hoped_for, only_known
 from ddpprof.engine.topic import Topic, View
+from ddpprof.layout import in_ms
 from ddpprof.statistics.paired_ratio import student_quantile
 from ddpprof.topics.ranks.stragglers import LateGradient, OwnTimePart, Straggler
 from ddpprof.words import ranks_in_words

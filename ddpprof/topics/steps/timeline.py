@@ -16,7 +16,7 @@ import numpy as np
 from ddpprof.engine.topic import ReportView
 from ddpprof.files import Location, location
 from ddpprof.intervals import Spans, intersect, merge, shift, subtract
-from ddpprof.layout import PARTS, Lane, Lanes, LaneSpan, Section, ms, notes
+from ddpprof.layout import PARTS, Lane, Lanes, LaneSpan, Section, in_ms, notes
 from ddpprof.model import Collectives, Rank, Step, Trace, Work
 from ddpprof.model.tables import moved, rows_of
 from ddpprof.topics.buckets.rules import BUCKETS
@@ -346,7 +346,7 @@ def _clock(timeline: Timeline, shown: list[RankTimeline]) -> str:
         return f"rank {shown[0].rank}"
     if not all(rank.on_common_clock for rank in shown):
         return "each rank on its own clock"
-    error = "" if timeline.clock_error_ns is None else f", accurate to ±{ms(timeline.clock_error_ns)} ms"
+    error = "" if timeline.clock_error_ns is None else f", accurate to ±{in_ms(timeline.clock_error_ns)}"
     return f"all ranks on one clock{error}"
 
 

@@ -21,6 +21,7 @@ from ddpprof.layout import (
     columns,
     count,
     cut_off,
+    in_ms,
     mean_of,
     median_of,
     ms,
@@ -322,7 +323,7 @@ def unusual_steps_line(report: ReportView) -> Iterable[Section]:
     why = "The machine was busy, or the step is so short that profiler overhead dominates it."
     if ratio < max(_UNUSUAL, 1 + spread):
         ratio, usual_ns = _against_the_whole_run(report)
-        others = f"most steps of the whole run, {ms(usual_ns)} ms"
+        others = f"most steps of the whole run, {in_ms(usual_ns)}"
         why = "The machine was busy, the profiler slowed these steps, or they did more work."
     if ratio >= _UNUSUAL:
         yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}. {why}", is_warning=True)
@@ -352,7 +353,7 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
     light, profiled = cost.light_ratio, cost.profiled_ratio
     by_chance = [ratio for ratio in (light, profiled) if ratio is not None and cost.is_noise(ratio)]
     measured = [
-        f"{name} took {ratio:.2f} × as long ({ms(took_ns)} against {ms(cost.off_ns)} ms)"
+        f"{name} took {ratio:.2f} × as long ({in_ms(took_ns)} against {in_ms(cost.off_ns)})"
         for name, ratio, took_ns in (
             ("profiled steps", profiled, cost.profiled_ns),
             ("lightly recorded steps", light, cost.light_ns),
@@ -365,7 +366,7 @@ def recording_cost_line(report: ReportView) -> Iterable[Section]:
         whose = "profiling had " if measured and light not in by_chance else whose
         measured.append(f"{whose}no measurable cost (± {within:.0%})")
     if cost.profiler_pause_ns is not None:
-        measured.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
+        measured.append(f"starting and stopping the profiler paused training once, for {in_ms(cost.profiler_pause_ns)}")
     if measured:
         yield Line(f"Recording overhead: {'; '.join(measured)}.", is_aside=True)
 

@@ -151,7 +151,7 @@ def test_other_buckets_add_in_another_order_only_on_more_than_two_ranks(world_si
 
 def test_what_is_printed() -> None:
     lines = [one.text for one in trying_sections(trying(PREDICTED, (90, 91, 89, 90)).report()) if isinstance(one, Line)]
-    assert lines[1].startswith("Finding 1, bucket_cap_mb=1: promised 10.00 ms (4.00 – 12.00), measured 10.0")
+    assert lines[1].startswith("Finding 1, bucket_cap_mb=1: promised 10.0 ms per step (4.00–12.0), measured 10.0 ms")
     assert lines[1].endswith(": confirmed")
     assert lines[2] == "Write: DistributedDataParallel(model, bucket_cap_mb=1)"
 

@@ -46,7 +46,7 @@ def shown(brief: Brief) -> dict[str, Any]:
 def test_each_finding_has_its_gain_its_change_and_the_command_that_confirms_it() -> None:
     whole = shown(brief_report(made(CAP, HOOK, LOOP, SEEDS, NOISE), ["runs/a b"]))
     assert whole["verdict"].endswith(
-        "First fix: trailing-communication, saves 10.00 ms (4.00 – 12.00) per step, predicted."
+        "First fix: trailing-communication. Changing this is predicted to save 10.0 ms per step (4.00–12.0)."
     )
     first, hook, loop, seeds = whole["findings"]
     assert (first["number"], first["gain_ns"], first["low_ns"], first["high_ns"]) == (1, 10 * MS, 4 * MS, 12 * MS)

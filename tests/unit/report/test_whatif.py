@@ -80,7 +80,7 @@ def test_the_step_is_the_one_that_the_report_tells() -> None:
     assert steps(answered) == {"as recorded": 24, "bucket_cap_mb=1": 23}
     assert answered.measured_step_ns == 24 * UNIT
     said = [section.text for section in whatif_sections(answered) if isinstance(section, Line)]
-    assert any(text.startswith("Replay of the recorded step: 25.17 ms, measured 25.17 ± ") for text in said)
+    assert any(text.startswith("Replay of the recorded step: 25.2 ms, measured 25.2 ms ± ") for text in said)
 
 
 def test_of_larger_batches_only_a_part_of_what_they_save_is_communication() -> None:

@@ -91,7 +91,7 @@ def test_what_three_of_four_passes_send_is_sent_for_nothing() -> None:
     assert finding.title == "Gradients accumulate over 4 backward passes, and every pass all-reduces them"
     assert finding.evidence == (
         "each pass sends 4.0 MB in 2 buckets, but the optimizer uses only the result of the last pass; seen in 9 "
-        "recorded steps; 40.00 ms of communication per step is exposed"
+        "recorded steps; 40.0 ms of communication per step is exposed"
     )
     assert "model.no_sync()" in finding.advice
 

@@ -54,7 +54,7 @@ def test_what_is_sent_decides_between_latency_and_bandwidth() -> None:
     assert (bound.by, bound.step_ns, bound.exposed_ns) == (BoundBy.BANDWIDTH, 50 * MS, 25 * MS)
     small = exposing(0.5, buckets=tuple(replace(bucket, num_bytes=1000) for bucket in large.buckets))
     assert said(small).startswith(
-        "The step is long because of communication latency: 50% of it, 25.00 ms, is exposed communication."
+        "The step is long because of communication latency: 50% of it, 25.0 ms, is exposed communication."
     )
 
 
@@ -85,7 +85,7 @@ def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
     [
         pytest.param(
             Predicted(5 * MS, 2 * MS, 8 * MS),
-            "these changes would help: a network with twice the bandwidth, 5.00 ms per step (2.00 – 8.00).",
+            "these changes would help: a network with twice the bandwidth, 5.00 ms per step (2.00–8.00).",
             id="helps",
         ),
         pytest.param(Predicted(5 * MS, -MS, 8 * MS), "within its uncertainty): a network with twice", id="may-help"),

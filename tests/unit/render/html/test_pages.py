@@ -141,7 +141,7 @@ def test_the_page_holds_the_whole_json_report() -> None:
 def test_what_comes_first_is_the_job_and_its_verdict() -> None:
     texts = Document(report_page(report())).texts
     said = " ".join(text.strip() for text in texts if text.strip())
-    assert said.index("python train.py --epochs 1 · 2 ranks") < said.index("A step takes 65.20 ms.")
+    assert said.index("python train.py --epochs 1 · 2 ranks") < said.index("A step takes 65.2 ms.")
     assert said.index("First fix:") < said.index("What to change") < said.index("Where the time of a step goes")
     assert said.index("Where the time of a step goes") < said.index("Buckets from ready to finished")
 

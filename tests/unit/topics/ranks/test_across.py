@@ -11,7 +11,7 @@ from ddpprof.topics.ranks.across import straggler_table, waiting_table
 
 NOBODY = across(stragglers=replace(found, stragglers=()) if (found := across().stragglers) else None, late_gradients=())
 BUT = (
-    ", although rank 1 arrives last in 5 of 6 collectives and other ranks wait up to 11.00 ms per step: its own work "
+    ", although rank 1 arrives last in 5 of 6 collectives and other ranks wait up to 11.0 ms per step: its own work "
     "takes longer, but there are too few steps to rule out chance. Record more steps (--steps 20)."
 )
 
