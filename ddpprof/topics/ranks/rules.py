@@ -203,7 +203,7 @@ def _advice(view: View, part: OwnTimePart | None, *, sleeps: bool) -> str:
 
 
 _NEARLY_ALL = 0.9
-_SLEEPS = 0.1
+_SLEEPS = 0.05
 """minimum share of the step for which a straggler must have slept"""
 
 _WHERE = {
