@@ -182,7 +182,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
-    """Return a sentence for each of the last slow-downs found by the job's launcher."""
+    """Return a sentence for each of the last slowdowns found by the job's launcher."""
     from ddpprof.monitor.pulse_files import read_slowdowns
     from ddpprof.topics.whole_run import slowdown_sentence
 
