@@ -100,7 +100,7 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
         raise DdpprofError(f"{path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         why = " ".join(str(error).split())[:_MOST_CHARACTERS_OF_ERROR]
-        raise DdpprofError(f"{path} is not a torch flight-recorder dump: {why}.") from error
+        raise DdpprofError(f"{path} is not a PyTorch flight-recorder dump: {why}.") from error
 
 
 def _unpickled(content: bytes) -> Any:

@@ -34,7 +34,7 @@ _ENDING = """## All commands
 |---|---|
 | `-q`, `--quiet` | print only results and errors |
 | `-v`, `--verbose` | print the Python traceback of an error |
-| `--color auto`, `always`, `never` | when to use colours; `NO_COLOR` is respected with `auto` |
+| `--color auto`, `always`, `never` | when to use colors; `NO_COLOR` is respected with `auto` |
 | `--json` | print the result as JSON on stdout, in every command that prints one; sentences go to stderr |
 | `--world-readable` | let other users on this machine read the files that ddpprof writes, subject to your umask |
 
