@@ -184,7 +184,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         command=job.words,
         as_module=bool(job.options.module),
         is_wrapped=job.is_wrapped,
-        variants=(Variant(1, label="as it is", any_number=True),),
+        variants=(Variant(1, label="unchanged", any_number=True),),
         rounds=2 * options.rounds,
         enough_rounds=options.rounds,
         skip_first=options.skip_first,

@@ -1,7 +1,7 @@
 """Find the rank that called a different collective than the other ranks, or skipped one.
 
 PyTorch numbers the collectives of each process group. Ranks diverged at the first number at which they called different
-collectives. The majority of ranks is assumed to be right. If there is no majority, earlier steps decide: If the
+collectives. The majority of ranks is assumed to be right. If there is no majority, earlier steps decide: if the
 collective was called as regularly as before, the rank that skipped it is at fault. If it is new, the rank that called
 it is at fault.
 """

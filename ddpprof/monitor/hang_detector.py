@@ -1,4 +1,4 @@
-"""Detect hangs: no rank finishes its step within ten times the usual step time, and within several seconds.
+"""Detect hangs: no rank has finished its step for ten times the usual step time, and for at least a few seconds.
 
 Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
 and a script that computes, reads or writes by itself or that waits for a program or for something outside the job. Time
