@@ -9,7 +9,7 @@
     rank-0.losses.json     rank 0: the loss of each step, if the run is a trial of ``ddpprof tune``
     exits.jsonl            how the ranks and the job ended, as seen by the processes that started them
     tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
-    slowdowns.json         slow-downs of the whole run so far, written by the process that watches it
+    slowdowns.json         slowdowns of the whole run so far, written by the process that watches it
     hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
     hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
     nccl/                  NCCL's own log, one file per process, with ``--nccl-log``

@@ -1,4 +1,4 @@
-"""Numbers and picture of the study on slow-downs, from its recordings.
+"""Compute the numbers and the picture of the study on slowdowns from its recordings.
 
 Each job is shown to ddpprof again as it came, 5 steps at a time.
 """
@@ -65,7 +65,7 @@ def _samples(kept: Any, rank: int) -> PulseSamples:
 
 
 def replayed(ranks: dict[int, tuple[PulseSteps, PulseSamples]]) -> list[tuple[int, StepSlowdown]]:
-    """Return the slow-downs, each with the step in which it was found. Those that were withdrawn are not among them."""
+    """Return the slowdowns that were not withdrawn, each with the step in which it was detected."""
     watch, found = SlowdownWatch(), dict[int, int]()
     begin, end = (int(ranks[0][0].number[index]) for index in (0, -1))
     for until in range(begin + FED, end + 1 + FED, FED):
@@ -213,13 +213,13 @@ def table(results: dict[str, Any]) -> list[str]:
             share(simulated["found_in_time"], planted),
             share(real["found_in_time"], real["plants"]),
         ),
-        ("in a slow-down already when it began", "", share(real["slow_already"], real["plants"])),
+        ("already in a slowdown when it began", "", share(real["slow_already"], real["plants"])),
         ("found at all", "", share(found, real["plants"])),
         (points, share(simulated["within_3_points"], planted), share(real["within_3_points"], found)),
         ("its end found", share(simulated["ended"], planted), ""),
         ("right cause, part and rank", "", share(real["right_cause"], found)),
-        ("slow-downs without a plant", "", f"{real['without_a_plant']} in {real['steps']:,} steps"),
-        ("slow-downs of steady jobs", of_steady, f"{steady['slowdowns']} in {steady['steps']:,} steps"),
+        ("slowdowns that were not injected", "", f"{real['without_a_plant']} in {real['steps']:,} steps"),
+        ("slowdowns in steady jobs", of_steady, f"{steady['slowdowns']} in {steady['steps']:,} steps"),
     )
     return [
         "| | simulated jobs | real jobs of two ranks |",
@@ -243,7 +243,7 @@ def draw(results: dict[str, Any], figure: Figure) -> None:
         colour, marker = COLOURS[number % len(COLOURS)], "^" if again else "o"
         axes.scatter(sizes, found_after, s=18, label=kind, color=colour, marker=marker)
     axes.axhline(WITHIN, color="#888888", linewidth=0.8)
-    axes.set_xlabel("size of the planted slow-down, % of the normal step")
+    axes.set_xlabel("size of the planted slowdown, % of the normal step")
     axes.set_ylabel("steps until it was found")
     axes.legend(frameon=False, fontsize=8, ncols=2)
     axes.spines[["top", "right"]].set_visible(False)

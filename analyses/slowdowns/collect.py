@@ -1,4 +1,4 @@
-"""Plant slow-downs in real jobs of two ranks, which have hosts of their own with a link of 700 Mbit/s.
+"""Plant slowdowns in real jobs of two ranks, which have hosts of their own with a link of 700 Mbit/s.
 
 python analyses/slowdowns/collect.py                  all jobs: some 25 minutes, as root
 python analyses/slowdowns/collect.py --only JOB       that job anew, and the others as they are

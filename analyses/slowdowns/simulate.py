@@ -1,4 +1,4 @@
-"""Simulate jobs whose steps stay as long as they are, and jobs that become slower, for the detector of slow-downs.
+"""Simulate jobs whose steps stay as long as they are, and jobs that become slower, for the detector of slowdowns.
 
 python analyses/slowdowns/simulate.py          writes recordings/simulation.json, in a few minutes
 """
@@ -105,11 +105,11 @@ NOISES: dict[str, Callable[[np.random.Generator, int], Any]] = {
     "restless": restless,
 }
 TOO_NOISY = ("restless",)
-"""kinds of noise in which nobody would see the slow-downs that are planted"""
+"""kinds of noise in which nobody would see the slowdowns that are planted"""
 
 
 def found_in(logs: Any, flagged: Any = None, fed: int = FED) -> list[tuple[int, LevelShift]]:
-    """Return the slow-downs that are found in a job, and after how many steps each was."""
+    """Return the slowdowns that are found in a job, and after how many steps each was."""
     detector, found = LevelShifts(), list[int]()
     lengths = np.round(STEP_NS * np.exp(logs)).astype(np.int64)
     usual = np.ones(len(logs), bool) if flagged is None else ~flagged

@@ -1,4 +1,4 @@
-"""Watch real jobs of two ranks in which nothing is planted, and keep what ddpprof calls a slow-down.
+"""Watch real jobs of two ranks in which nothing is planted, and keep what ddpprof calls a slowdown.
 
 python analyses/slowdowns/steady.py     some 17 minutes, as root, with nothing else on the machine
 """
@@ -28,7 +28,7 @@ JOBS = {"computing": {"num_steps": 85_000, "sleep": 0.0}, "sleeping": {"num_step
 
 
 def record(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job; return its steps, the slow-downs that ddpprof kept, and what the launcher said while it ran."""
+    """Run a job; return its steps, the slowdowns that ddpprof kept, and what the launcher said while it ran."""
     with tempfile.TemporaryDirectory() as folder, linked_hosts(2, RATE, BURST) as hosts:
         told, now, run = Path(folder) / "told.json", Path(folder) / "now", Path(folder) / "run"
         told.write_text(json.dumps({**job, "plants": []}), encoding="utf-8")

@@ -1,7 +1,7 @@
 """A training under DDP that becomes slower when a file says so, and normal again.
 
 Its steps consist of sleep for the most part, so that two ranks on two cores do not disturb each other more than ranks
-on hosts of their own. It saves and evaluates now and then, which is no slow-down.
+on hosts of their own. It saves and evaluates now and then, which is no slowdown.
 
 train.py TOLD NOW     TOLD: a JSON file: how many steps, the share of the usual sleep, and what to do in which steps
                       NOW: a file into which rank 0 writes what has to be done from outside

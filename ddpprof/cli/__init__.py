@@ -1,4 +1,4 @@
-"""The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed."""
+"""The command-line interface. Commands parse, call and print, and import heavy modules only when needed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _CLEAN_UP_S = 0.01
 _BEFORE_SIGNALS = 128
-"""the exit code of a process that is ended by a signal is this plus the signal's number"""
+"""added to the number of a signal, the exit code of a process that was ended by this signal"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; the code is 2 for a mistake that the user can fix."""
+    """Run one command and return its exit code, which is 2 for an error that the user can fix."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_process()
     CHOICES.forget()
     try:
-        from ddpprof.cli.commands import parsers, refuse_unknown  # inside the try, which catches Ctrl-C
+        from ddpprof.cli.commands import parsers, refuse_unknown  # inside the try block, which catches Ctrl-C
 
         arguments = _with_command(arguments)
         parser, of_commands = parsers(wanted=arguments[:1])
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_command(words: list[str]) -> list[str]:
-    """Return the words, with ``report`` in front if the first word is a path instead of a command."""
+    """Return the words, preceded by ``report`` if the first word is a path instead of a command."""
     from ddpprof.cli.commands import COMMANDS
 
     first = words[0] if words else "-"
@@ -76,13 +76,13 @@ def _with_command(words: list[str]) -> list[str]:
 
 def _prepare_process() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack the bars
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack bar characters
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _interrupt_again
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Repeat a signal later if its exception was raised where Python drops it, as in an import's clean-up."""
+    """Send a signal again if its exception was raised where Python ignores it, for example while an import ends."""
     error = unraisable.exc_value
     if isinstance(error, KeyboardInterrupt):
         number = int(signal.SIGINT)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
-    """Print the report, or why there is none. `inside`: whether this process is itself a rank."""
+    """Print the report, or why there is none. `inside`: whether this process is a rank."""
     from ddpprof import rundir
 
     if has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
@@ -27,9 +27,9 @@ def after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
 def has_run_to_tell_of(
     job: JobCommand, out: Path, inside: bool, end: JobEnd, ranks_in: Callable[[Location], list[int]]
 ) -> bool:
-    """Return True if this process should report on the run. If not, print where it is, or why there is none.
+    """Return True if this process should report on the run. Otherwise, print where the run is, or why there is none.
 
-    `ranks_in`: returns the ranks that left the data recorded by the command.
+    `ranks_in`: returns the ranks in a run directory that have data recorded by the command.
     """
     from ddpprof import rundir
     from ddpprof.record.launch import is_first_rank
@@ -50,7 +50,7 @@ def has_run_to_tell_of(
 
 
 def _say_how_it_failed(out: Path) -> None:
-    """Print which rank failed before there was a run, if one did."""
+    """Print which rank failed before the run was created, if any."""
     from ddpprof.monitor.examination import examine
     from ddpprof.topics.hang_words import verdict_lines
 
@@ -60,9 +60,9 @@ def _say_how_it_failed(out: Path) -> None:
 
 
 def report_stream() -> TextIO:
-    """Return the stream for the report after the job: stderr if stdout goes to a file or program.
+    """Return the stream for the report after the job.
 
-    That stdout then contains only the job's output.
+    It is stderr if stdout goes to a file or program, which then receives only the job's output.
     """
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 
@@ -97,19 +97,19 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
     try:
         make_folder(out / TENSORBOARD_DIRECTORY)
         write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
-    except Exception as error:  # noqa: BLE001 (the user asked for the report, not for this)
+    except Exception as error:  # noqa: BLE001 (these files are optional)
         say(f"ddpprof: cannot write the files for TensorBoard: {error}", file=sys.stderr)
 
 
 _NOT_REACHED = (
-    "ddpprof: nothing was recorded: no Python process in the job appears to have loaded ddpprof. The job must pass "
-    "PYTHONPATH on to its Python processes and must not start them with python -I, -E or -S. Alternatively, use `with "
+    "ddpprof: nothing was recorded: no Python process of the job loaded ddpprof. The job must pass PYTHONPATH on to "
+    "its Python processes and must not start them with python -I, -E or -S. Alternatively, use `with "
     "ddpprof.profile(…):` in the script."
 )
 
 
 def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, is_one_node: bool = True) -> str:
-    """Return why the run directories are empty; the first forward of a DDP module creates a run."""
+    """Return why nothing was recorded. The first forward pass of a DDP module creates a run."""
     from ddpprof import rundir
 
     if failed and not any(map(rundir.is_run, attempted)):
@@ -123,8 +123,8 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         )
     elif not is_one_node:
         return (
-            f"ddpprof: {attempted[0]} is empty. If the ranks on all nodes can access the --out directory of rank 0's "
-            "node, they record into it. Look there, and pass the same --out on every node."
+            f"ddpprof: {attempted[0]} is empty. If all nodes share a file system, the ranks record into the --out "
+            "directory of rank 0's node. Look there, and pass the same --out on every node."
         )
     else:
         why = (

@@ -1,4 +1,4 @@
-"""Parsers for option values. argparse prints their errors in one line."""
+"""Parsers for option values."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def add_profiler_options(parser: ArgumentParser) -> None:
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
-    """Return a suggestion if argparse's error is about an unknown option or value; otherwise an empty string.
+    """Return a suggestion if argparse's error is about an unknown option or value, else an empty string.
 
-    `others`: the options of all commands. If this command has no similar option, the commands that have it are named.
+    `others`: the options of all commands. If no option of this command is similar, the commands that have the option
+    are named.
     """
     if unknown := _UNKNOWN.search(message):
         words, known = [word.partition("=")[0] for word in unknown[1].split()], list(options)
@@ -140,13 +141,13 @@ def bits_per_s(text: str) -> int:
 
 
 def add_link_speed(parser: ArgumentParser) -> None:
-    """Add the option that states the speed of the link."""
+    """Add ``--link-speed``."""
     parser.add_argument(
         "--link-speed",
         type=bits_per_s,
         metavar="RATE",
-        help="speed of the link between the hosts, such as 10Gbit, where their network interfaces do not state it, as "
-        "in virtual machines and containers",
+        help="speed of the link between the hosts, such as 10Gbit, if their network interfaces do not report it, as in "
+        "virtual machines and containers",
     )
 
 

@@ -1,4 +1,4 @@
-"""`ddpprof capture`: let a running job profile the next steps on all ranks."""
+"""`ddpprof capture`: profile the next steps of a running job on all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
         "--when",
         type=_factor,
         metavar="'step>1.2x'",
-        help="wait until steps take this many times as long as usual, then profile",
+        help="start profiling when steps take this many times as long as usual",
     )
     add_profiler_options(parser)
     parser.set_defaults(run=run_capture)

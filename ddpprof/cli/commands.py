@@ -1,4 +1,4 @@
-"""All commands with their purposes and options. Help, shell completion and parsers are made from them."""
+"""Table of all commands, from which parsers, help texts and shell completion are made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Parser = argparse.ArgumentParser
 
 
 class Command(NamedTuple):
-    """A command. Its module has ``add_NAME_options``, which also sets a default for the function that runs the command.
+    """A command. Its module has a function ``add_NAME_options``, which also sets the function that runs the command.
 
-    The default is either ``run``, which receives the parsed options, or ``run_words``, which receives the parser and
-    the command's words, for a command that splits them itself, for example at ``--``.
+    That function is the parser default ``run``, which receives the parsed options, or ``run_words``, which receives the
+    parser and the unparsed arguments.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Command(NamedTuple):
     question: str
     example: str
     module: str = ""
-    """its module, if its name differs from the command's"""
+    """name of its module, if it differs from the name of the command"""
     writes_files: bool = True
 
     def add_options(self, parser: Parser) -> None:
-        """Import the command's module, and let it add its options to the parser."""
+        """Import the command's module, and add its options to the parser."""
         module = import_module(f"ddpprof.cli.{self.module or self.name}")
         getattr(module, f"add_{self.name}_options")(parser)
 
@@ -187,7 +187,7 @@ COMMANDS = {command.name: command for commands in GROUPS.values() for command in
 
 
 class _Parser(Parser):
-    """Parser that reports mistakes in one line, like the rest of ddpprof, and begins its help with an example."""
+    """Parser that reports errors in one line, like the rest of ddpprof, and whose help begins with an example."""
 
     beginning = ""
 
@@ -202,7 +202,7 @@ class _Parser(Parser):
 
 
 class _WorldReadable(argparse.Action):
-    """Option that sets the environment variable read by this process, its helpers and the ranks of its job."""
+    """Option that sets an environment variable for this process, its helpers and the ranks of its job."""
 
     def __call__(self, *_: object) -> None:
         from ddpprof.own_files import WORLD_READABLE
@@ -211,14 +211,14 @@ class _WorldReadable(argparse.Action):
 
 
 class _Color(argparse.Action):
-    """Option that sets the environment variable from which consoles read whether to use colours."""
+    """Option that sets the environment variable that controls the use of colors."""
 
     def __call__(self, _parser: object, _namespace: object, value: object, _option: object = None) -> None:
         os.environ["DDPPROF_COLOR"] = str(value)
 
 
 class _Root(_Parser):
-    """Parser whose help lists the commands by group, on one screen."""
+    """Parser whose help lists the commands by group."""
 
     def format_help(self) -> str:
         question = "What does DistributedDataParallel cost, and which setting should you change?"
@@ -230,10 +230,7 @@ class _Root(_Parser):
 
 
 def refuse_unknown(words: Sequence[str]) -> NoReturn:
-    """Raise `DdpprofError`, because the first word is not a command.
-
-    The message suggests the command that was meant.
-    """
+    """Raise a `DdpprofError` that says that the first word is not a command and suggests a similar one."""
     word = words[0]
     if word.endswith(".py"):
         raise DdpprofError(f"{word} is not a command. To trace it: ddpprof trace {shlex.join(words)}")
@@ -245,7 +242,7 @@ def refuse_unknown(words: Sequence[str]) -> NoReturn:
 def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str, Parser]]:
     """Return ddpprof's parser, and the parser of each command by name.
 
-    `wanted`: names of the commands whose options are added; modules of other commands are not imported.
+    `wanted`: names of the commands whose options are added. The modules of other commands are not imported.
     """
     parser = _Root(prog="ddpprof")
     parser.add_argument("-V", "--version", action="version", version=f"ddpprof {__version__}")
@@ -269,7 +266,7 @@ def _add_options(parser: Parser, command: Command) -> None:
 
     command.add_options(parser)
     parser.add_argument(
-        "--color", choices=COLORS, action=_Color, help="when to use colours (default: auto, only on a terminal)"
+        "--color", choices=COLORS, action=_Color, help="when to use colors (default: auto, only on a terminal)"
     )
     add_saying_options(parser)
     if parser.get_default("run_words") is not None:

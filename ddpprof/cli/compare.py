@@ -1,6 +1,6 @@
-"""`ddpprof compare`: compare two jobs, each given by one or more runs, and check the second against limits.
+"""`ddpprof compare`: compare two jobs, each given by one or more runs, and check the second one against limits.
 
-`--env` first records the runs: one job in two Python environments.
+With `--env`, first record the runs of one job in two Python environments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ENV = "--env"
 _ROUNDS = 8
-"""runs of each side, enough to tell which parts of the step became slower: 13 intervals that hold together"""
+"""number of runs per side that suffices for 13 simultaneous confidence intervals, one per part of the step"""
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
 """exit codes of ``--fail-on``; 2 means an error in the command line"""
@@ -52,22 +52,24 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--fail-on",
         metavar="LIMITS",
-        help="exit with 0 (pass) if it is certain that no measure of B grew beyond its limit; with 1 (fail) if a "
-        "measure certainly grew and may exceed its limit; with 3 if there are too few runs to tell, and print how many "
-        "more are needed. Example: 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, comm, overlap, "
-        "exposed, trailing, forward, backward, backward and comm, optimizer, data, other, idle, wrapper; units: %%, s, "
-        "ms, us",
+        help="exit with 0 (pass) if it is certain that no measure of B increased beyond its limit; with 1 (fail) if a "
+        "measure increased beyond noise and may exceed its limit; with 3 if there are too few runs to decide, and "
+        "print how many more are needed. Example: 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, "
+        "comm, overlap, exposed, trailing, forward, backward, backward and comm, optimizer, data, other, idle, "
+        "wrapper; units: %%, s, ms, us",
     )
     add(
-        "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
+        "--on-unknown",
+        choices=["pass", "fail"],
+        help="exit with 0 or 1 instead of 3 if there are too few runs to decide",
     )
     add(
         _ENV,
         nargs=2,
         metavar=("OLD", "NEW"),
-        help="record the job in two Python environments in turn, such as before and after an upgrade of torch, and "
-        "compare these runs. Each is an interpreter, or the folder of a virtual environment, with torch and this "
-        "version of ddpprof. What follows is the command line of ddpprof trace. Must be the last option",
+        help="record the job in two Python environments in turn, for example before and after an upgrade of PyTorch, "
+        "and compare the runs. OLD and NEW are Python interpreters or folders of virtual environments with PyTorch and "
+        "this version of ddpprof. Must be the last option; the arguments of ddpprof trace follow",
     )
     add(
         "--rounds",
@@ -115,7 +117,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words for `ddpprof compare`, up to ``--env OLD NEW``, and the words for `ddpprof trace`."""
+    """Return the arguments of `ddpprof compare`, up to ``--env OLD NEW``, and those of `ddpprof trace`."""
     if _ENV not in arguments:
         return arguments, []
     end = arguments.index(_ENV) + 3
@@ -165,7 +167,7 @@ def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet
 
 
 def _how_to_record(comparison: Comparison, verdicts: Sequence[ConditionVerdict], a: RunSet, b: RunSet) -> list[str]:
-    """Return the commands that record the runs still needed on each side."""
+    """Return the commands that record the runs that are still needed on each side."""
     from ddpprof.render.sections.comparison import runs_wanted
     from ddpprof.statistics.between_runs import MOST_RUNS
 

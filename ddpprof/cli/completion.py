@@ -1,4 +1,4 @@
-"""`ddpprof completion`: print a script that makes a shell complete commands, options and file names."""
+"""`ddpprof completion`: print a shell script that completes commands, options and file names."""
 
 from __future__ import annotations
 

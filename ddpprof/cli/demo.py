@@ -1,4 +1,4 @@
-"""`ddpprof demo`: trace the example training scripts included in ddpprof."""
+"""`ddpprof demo`: trace the example training scripts that are part of ddpprof."""
 
 from __future__ import annotations
 

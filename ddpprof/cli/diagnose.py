@@ -1,4 +1,4 @@
-"""`ddpprof diagnose`: report which rank holds up a job or made it fail, and where."""
+"""`ddpprof diagnose`: report which rank blocks a job or made it fail, and where."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         "run_directory",
         type=local,
         metavar="RUN",
-        help="run directory of a running or finished job, or a folder with one torch flight-recorder dump per rank "
-        "(file names must end in the rank)",
+        help="run directory of a running or finished job, or a folder with one PyTorch flight-recorder dump per rank "
+        "(file names must end with the rank)",
     )
     parser.add_argument(
         "--format",
         choices=("text", "json", "line"),
         default="text",
-        help="text for people, json for programs (null if the job is healthy), or one line for logs (%(default)s)",
+        help="text, JSON (null if the job is healthy), or one line for logs (%(default)s)",
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     parser.add_argument(
         "--dump-stacks",
         action="store_true",
-        help="also print the stacks of all threads of the ranks on this machine, as read by py-spy",
+        help="also print the stacks of all threads of the ranks on this machine (needs py-spy)",
     )
     parser.epilog = "The exit code is 0 if the job is healthy, and 1 if it hangs or has failed."
     parser.set_defaults(run=run_diagnose)
@@ -78,7 +78,7 @@ def run_diagnose(options: argparse.Namespace) -> int:
 
 
 def _starts_again(run: Path, directory: Path) -> bool:
-    """Return True if an earlier attempt of the job was watched, and the last one, in `directory`, may be starting."""
+    """Return True if an earlier attempt of the job was watched, and the last one (`directory`) may be starting."""
     from ddpprof import rundir
     from ddpprof.load.record import load_exits
     from ddpprof.model.json_files import last_exit_of_job
@@ -100,7 +100,7 @@ def _why_unknown(run: Path, directory: Path) -> str:
 
     if rundir.pulses_in(directory):
         return (
-            f"no pulse file in {directory} can be read: the disk was full, or another version of ddpprof wrote the "
+            f"no pulse file in {directory} can be read. The disk was full, or another version of ddpprof wrote the "
             "files."
         )
     return (
@@ -148,14 +148,14 @@ def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
 
 
 def _judge_dumps(folder: Path, form: str) -> int:
-    """Compare the dumps of torch's flight recorder in a folder."""
+    """Compare the PyTorch flight-recorder dumps in a folder."""
     from ddpprof.layout import clean, count
     from ddpprof.monitor.flight_dumps import dumps_in, judge_dumps, lonely_calls, read_dump
 
     dumps = dumps_in(folder)
     if not dumps:
         raise DdpprofError(
-            f"{folder} is neither a run nor a folder with torch flight-recorder dumps. "
+            f"{folder} is neither a run nor a folder with PyTorch flight-recorder dumps. "
             "Record a run with: ddpprof watch train.py"
         )
     called = {rank: read_dump(path) for rank, path in dumps.items()}
@@ -166,8 +166,8 @@ def _judge_dumps(folder: Path, form: str) -> int:
         )
     if verdict is None:
         lonely = "".join(
-            f" In group {clean(group)} only rank {rank} called collectives. If the group has other ranks, they may "
-            "have missed these calls."
+            f" In group {clean(group)}, only rank {rank} called collectives. If the group has other ranks, they may "
+            "have skipped these calls."
             for group, rank in lonely_calls(called).items()
         )
         said = (

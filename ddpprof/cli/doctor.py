@@ -1,4 +1,4 @@
-"""`ddpprof doctor`: run the checks, print the results, and write them to a file for a bug report."""
+"""`ddpprof doctor`: check whether ddpprof works on this machine, and write the results to a file for bug reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HOW_LONG = "This takes about half a minute, or longer with several GPUs or on a busy machine."
 _WIDTH = 21
-"""width of the names, in characters"""
+"""width of the column of names, in characters"""
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
         "--gpus",
         type=count,
         metavar="N",
-        help="use N GPUs, and fail if torch sees fewer (default: all that torch sees)",
+        help="use N GPUs, and fail if PyTorch finds fewer (default: all GPUs that PyTorch finds)",
     )
     add("--only", type=_names, default=(), metavar="NAME,…", help="run only these checks")
     add(
@@ -102,7 +102,7 @@ def _show(outcome: CheckResult) -> None:
 
 
 def _show_progress(text: str) -> None:
-    """Show on a terminal which check is running; the next line overwrites it."""
+    """Show on a terminal which check is running, in a line that the next one overwrites."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -1,6 +1,4 @@
-"""`ddpprof compare --env OLD NEW train.py`: one job in two Python environments, such as before and after an upgrade of
-torch.
-"""
+"""`ddpprof compare --env OLD NEW train.py`: record one job in two Python environments."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _VERSIONS = "import json, torch, ddpprof.version as v; print(json.dumps([torch._
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python interpreter that has torch and ddpprof, and the folder for its runs."""
+    """A Python interpreter with PyTorch and ddpprof, and the folder for its runs."""
 
     python: Path
     folder: Path
@@ -40,11 +38,11 @@ class Environment:
 
 
 def record_in_turn(job: JobCommand, interpreters: tuple[str, str], rounds: int) -> tuple[Environment, Environment]:
-    """Record the job `rounds` times in each environment, and change the order of the two after every round.
+    """Record the job `rounds` times in each environment, in alternating order, and return the environments.
 
-    `job`: the words for ``ddpprof trace``. `interpreters`: the interpreters, or the folders of their environments.
-    Returns the environments. Their folders ``old`` and ``new``, in the job's output folder, contain the runs.
-    Raises `DdpprofError` if an environment lacks torch or this version of ddpprof, or if the job fails.
+    `job`: the arguments of ``ddpprof trace``. `interpreters`: Python interpreters, or folders of virtual environments.
+    The folders ``old`` and ``new`` in the job's output folder contain the runs.
+    Raises `DdpprofError` if an environment lacks PyTorch or this version of ddpprof, or if the job fails.
     """
     old, new = (_environment(given, job.out / name) for given, name in zip(interpreters, ("old", "new"), strict=True))
     total, seconds = 2 * rounds, list[float]()
@@ -64,9 +62,9 @@ def _environment(given: str, folder: Path) -> Environment:
     found = shutil.which(Path(given) / "bin" / "python" if is_folder else given)
     if found is None:
         raise DdpprofError(f"{given} is neither a Python interpreter nor an environment with bin/python")
-    python = Path(found).absolute()  # not resolved: through the link, Python finds its environment
+    python = Path(found).absolute()  # not resolved, because Python finds its environment by the link
     command, pipe = [str(python), "-c", _VERSIONS], subprocess.PIPE
-    try:  # in a folder without modules, since Python before 3.11 has no option -P
+    try:  # in a folder without modules, because Python before 3.11 has no option -P
         with start(command, _variables(python), cwd=os.sep, stdout=pipe, stderr=pipe, text=True) as asked:
             answer, error = asked.communicate()
     except OSError as problem:
@@ -81,7 +79,7 @@ def _environment(given: str, folder: Path) -> Environment:
 
 
 def _how_to_install(python: Path) -> str:
-    return f"Install what it needs with: {python} -m pip install ddpprof=={__version__}"
+    return f"Install ddpprof there with: {python} -m pip install ddpprof=={__version__}"
 
 
 def _variables(python: Path) -> dict[str, str]:
@@ -91,7 +89,7 @@ def _variables(python: Path) -> dict[str, str]:
 
 
 def _record(environment: Environment, job: JobCommand) -> str:
-    """Record one run. Return its usual step as text. Raises `DdpprofError`."""
+    """Record one run, and return its median step time as text. Raises `DdpprofError`."""
     folder = environment.folder
     number = max(repeated_runs_in(folder), default=0) + 1
     output = folder / f"output-{number}.txt"

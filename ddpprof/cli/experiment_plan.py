@@ -1,4 +1,4 @@
-"""Plan an experiment from the command line of `ddpprof overhead`, `scale` or `sweep`."""
+"""Plan an experiment from the arguments of `ddpprof overhead`, `scale` or `sweep`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ddpprof.experiments.plan import Experiment, Variant
 
 _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
-"""options that may also follow the script; other options after the script belong to the script"""
+"""options that may also follow the script; other options after the script are passed to the script"""
 
 _PROFILED_STEPS = 5
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Return ddpprof's own options, the command, and whether the command follows ``--`` and may be any program."""
+    """Return ddpprof's own options, the command, and whether it follows ``--``, so that it may be any program."""
     arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     own: list[str] = []
     command: list[str] = []
@@ -31,7 +31,7 @@ def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) 
         if name in _AFTER_THE_SCRIPT or (not command and word.startswith("-") and word != "-"):
             action = arity.get(name)
             has_value = not equals and action is not None and action.nargs != 0 and index + 1 < len(arguments)
-            # Joined, because a value may look like an option itself: --vary --batch-size=32,64
+            # Joined, because a value may look like an option: --vary --batch-size=32,64
             own.append(f"{word}={arguments[index + 1]}" if has_value else word)
             index += 2 if has_value else 1
         else:

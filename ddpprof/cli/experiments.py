@@ -1,4 +1,4 @@
-"""`ddpprof overhead`, `scale` and `sweep`: their options, their trials, and what they print."""
+"""`ddpprof overhead`, `scale` and `sweep`: parse the options, run the trials and print the results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _VARY = (
     "a script option (--batch-size=32,64), a DDP argument (bucket_cap_mb=5,25), the compilation of DDP "
-    "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization), sync_batch_norm=True,False "
-    "or, in capitals, an environment variable; several --vary options are combined"
+    "(compile_order=ddp_first,model_first or optimize_ddp=ddp_optimizer,no_optimization), sync_batch_norm=True,False, "
+    "or an environment variable (in capitals). With several --vary options, all combinations are measured"
 )
 
 
 _LONG_S = 60
-"""minimum duration, in seconds, for which the remaining time is shown"""
+"""minimum remaining time to be shown, seconds"""
 
 
 def add_overhead_options(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--apart",
             action="store_true",
-            help="alternate between jobs with and without DDP instead of between blocks of steps in one job; required "
+            help="run separate jobs with and without DDP, instead of alternating blocks of steps in one job; required "
             "for torch.compile",
         )
         add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks per round (%(default)s)")
@@ -73,23 +73,28 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         add(
             "--strong",
             metavar="OPTION=TOTAL",
-            help="also measure scaling with a fixed total batch size, such as '--batch-size=256'",
+            help="also measure strong scaling, with a fixed total batch size, such as '--batch-size=256'",
         )
-        add("--no-weak", action="store_true", help="do not measure scaling with a fixed batch size per process")
+        add(
+            "--no-weak",
+            action="store_true",
+            help="do not measure weak scaling, with a fixed batch size per process",
+        )
     if kind == "sweep":
         add("--vary", action="append", metavar="NAME=VALUES", help=_VARY)
         add(
             "--size-is",
             choices=["share", "total"],
-            help="treat the first varied option as the amount of work, either per process (compared at equal totals; "
-            "the default for a name that contains 'batch') or in total, and fit times as constant + slope × size",
+            help="treat the first varied option as the amount of work and fit times as constant + slope × size; "
+            "'share' is work per process (compared at equal totals; default if the name contains 'batch'), 'total' is "
+            "work of all processes",
         )
     add(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set this in all trials; takes the same names as sweep --vary",
+        help="set this in all trials; accepts the same names as sweep --vary",
     )
     add("--rounds", type=positive, default=rounds, metavar="N", help="number of runs of each variant (%(default)s)")
     add(
@@ -105,7 +110,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
 
 
 def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> None:
-    """Add the options for the trials' directory, and for continuing with the trials in it."""
+    """Add the options for the folder of the trials, and for continuing them."""
     add = parser.add_argument
     add("--out", type=local, metavar="DIR", help=f"folder for the trials (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
@@ -124,8 +129,8 @@ def resumed(
 ) -> Experiment:
     """Read the plan of the experiment to continue, and print the command that it runs.
 
-    `given`: all words of the command line. `kind`: the required kind of experiment; by default any kind in this module.
-    Raises `DdpprofError` if the experiment belongs to another user or another command.
+    `given`: all arguments of the command. `kind`: required kind of experiment; by default, any kind in this module.
+    Raises `DdpprofError` if the experiment belongs to another user or command.
     """
     from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
@@ -135,7 +140,7 @@ def resumed(
     if not options.trust and not is_of_this_user(options.resume, experiment):
         raise DdpprofError(
             f"{options.resume} was started by another user or on another machine. --resume would run: "
-            f"{_what_it_runs(experiment)}. If that is what you want, add --trust."
+            f"{_what_it_runs(experiment)}. Add --trust if you trust this command."
         )
     if not experiment.is_whole:
         raise DdpprofError(
@@ -153,7 +158,7 @@ def resumed(
 
 
 def _what_it_runs(experiment: Experiment) -> str:
-    """Return the command, with the words and environment variables that the variants add to it."""
+    """Return the command, with the arguments and environment variables that the variants add to it."""
     import shlex
 
     words = {shlex.join(variant.words) for variant in experiment.variants}
@@ -174,7 +179,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     if options.resume is None and not command:
         parser.error("nothing to run: give a script, or a command after --")
     planned = plan(options, command, is_wrapped) if options.resume is None else None
-    from ddpprof.experiments.conduct import job_of, open_experiment, working_on  # heavier than mistakes in options
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on  # slow import
 
     if planned is None:
         experiment, directory = resumed(parser, options, [*own, *command]), options.resume
@@ -194,10 +199,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
 
 
 def show_at_the_end(show: Callable[[], None], kind: str, directory: Path, interrupted: bool) -> int:
-    """Show what was measured, if anything, and print how to continue an interrupted experiment.
-
-    Return the exit code.
-    """
+    """Show the results so far, print how to continue an interrupted experiment, and return the exit code."""
     try:
         show()
     except DdpprofError as nothing_yet:
@@ -225,7 +227,7 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
-    """Return the number of steps as text, while the device of the job is not yet known."""
+    """Return the number of steps as text, for a job whose device is not known yet."""
     return f"{cpu} steps{each}" + (f" ({accelerator} on an accelerator)" if cpu != accelerator else "")
 
 
@@ -235,9 +237,9 @@ def in_minutes(seconds: float) -> str:
 
 
 def say_how_long(seconds: float) -> None:
-    """Print, after the first trial, how long the remaining ones will take."""
+    """Print how long the remaining trials will take."""
     if seconds >= _LONG_S:
-        progress(f"About {in_minutes(seconds)} to go. Press Ctrl-C to stop; measurements so far are kept.")
+        progress(f"About {in_minutes(seconds)} left. Press Ctrl-C to stop; the results so far are kept.")
 
 
 def run_trials(directory: Path, experiment: Experiment) -> bool:
@@ -284,7 +286,7 @@ def run_trials(directory: Path, experiment: Experiment) -> bool:
 
 
 def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:
-    """Stop after the first trial if all trials would be too short. Raises `DdpprofError`."""
+    """Raise `DdpprofError` after the first trial if the job trains for too few steps."""
     from ddpprof.experiments.trials import read_trial, refuse_short_job
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in
@@ -305,7 +307,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Trial
 
 
 def usual_step_in_words(run: Path) -> str:
-    """Return the median step of a run that has just been recorded, as text."""
+    """Return the median step time of a run that has just been recorded, as text."""
     from statistics import median
 
     from ddpprof.experiments.joint_ratios import timed_steps
@@ -318,7 +320,7 @@ def usual_step_in_words(run: Path) -> str:
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """Show what is running, on a line that the next one overwrites, if stdout is a terminal."""
+    """Show which trial is running, in a line that the next one overwrites, if stdout is a terminal."""
     from ddpprof.layout import clean
 
     if trial is not None and _redraws():
@@ -342,7 +344,7 @@ def _redraws() -> bool:
 
 
 def print_result(result: Written, sections: Iterable[Section]) -> None:
-    """Print a result as JSON, or as text. `sections`: the result as text."""
+    """Print a result as JSON or as text. `sections`: the result as text."""
     if CHOICES.prints_json:
         from ddpprof.render.json import render_json
 

@@ -1,4 +1,4 @@
-"""`ddpprof explain`: explain a term used in reports."""
+"""`ddpprof explain`: explain a term that is used in reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that a command starts with recording switched on: its command line, its start, and messages about its end."""
+"""Parse the command line of a job, run the job with recording enabled, and report how it ended."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after", "--color")
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """The job that the user wants to run, and where its run is written."""
+    """The job to run, and the directory of its run."""
 
     options: argparse.Namespace
     out: Path
     words: tuple[str, ...]
     """the script and its arguments, or the whole command"""
     is_wrapped: bool
-    """True for a command after ``--``, which may start any process"""
+    """whether it is a command after ``--``, which may be any program"""
     recorded_with: tuple[str, ...]
-    """ddpprof's arguments that record such a run again, without those for the output path"""
+    """arguments of ddpprof that record such a run again, without those for the output path"""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class JobCommand:
 
     @property
     def is_one_node(self) -> bool:
-        """Whether ddpprof's torchrun starts all ranks, as far as its options show."""
+        """Whether, according to the torchrun options, all ranks run on this node."""
         return all(number in ("1", "1:1") for number in self._given_to_torchrun("--nnodes"))
 
     @property
@@ -84,15 +84,14 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--dump-stacks",
         action="store_true",
-        help="if the job hangs, write the stacks of all threads of its ranks, as read by py-spy, to "
-        "DIR/hang-stacks.txt",
+        help="if the job hangs, write the stacks of all threads of its ranks to DIR/hang-stacks.txt (needs py-spy)",
     )
     add(
         "--metrics",
         type=metrics_target,
         metavar="ADDRESS",
-        help="serve Prometheus metrics on this port of this machine or on HOST:PORT, or send them to an "
-        "OpenTelemetry collector: otlp:http://HOST:PORT",
+        help="serve Prometheus metrics on a port of this machine (PORT) or on HOST:PORT, or send metrics to an "
+        "OpenTelemetry collector (otlp:http://HOST:PORT)",
     )
     add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
     add_torchrun_options(parser)
@@ -104,7 +103,7 @@ def add_out_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Add torchrun's options. Their value, ``torchrun``, is the list of words to pass on, or ``None``."""
+    """Add torchrun's options. They are collected in ``torchrun``, a list of arguments, or ``None`` if none is given."""
     from ddpprof.record.torchrun import OPTIONS
 
     torchrun = parser.add_argument_group("torchrun's options", "passed to torchrun, which then starts the ranks")
@@ -121,7 +120,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Passed(argparse.Action):
-    """Action that collects torchrun's options as given."""
+    """Action that collects torchrun's options as they are given."""
 
     def __call__(
         self,
@@ -172,7 +171,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
 
 
 def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return ddpprof's own words without these options."""
+    """Return ddpprof's own arguments without these options."""
     kept, is_value = [], False
     for word in own:
         name = word.partition("=")[0]
@@ -185,17 +184,17 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 def run_recorded(
     job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
-    """Run the job with these settings. If it fails because it needs a launcher, say so.
+    """Run the job with these settings. If it fails because it needs a launcher, print this.
 
-    `settings`: what to record; the command and the output path are added here. `afterwards`: called after the job ends,
-    unless ``--quiet`` is given, with whether this is inside a launcher's job, and how the job ended.
+    `settings`: recording settings, to which the command and the output path are added. `afterwards`: called after the
+    job has ended, unless ``--quiet`` is given, with whether this process runs under a launcher, and how the job ended.
     """
     from ddpprof.record import launch
 
     inside = job.options.torchrun is None and launch.inside_job()
     if (
         not inside and job.is_one_node and not job.is_wrapped
-    ):  # other launchers may start ranks on other machines, with other folders
+    ):  # other launchers may start ranks on machines with other folders
         refuse_unwritable_folder(out)
     if inside or not job.is_one_node:  # the nodes of a job share one folder
         return _run_recorded(job, out, settings, verb, afterwards, inside)
@@ -204,7 +203,7 @@ def run_recorded(
             return _run_recorded(job, out, settings, verb, afterwards, inside)
     except own_files.LockedError as error:
         raise RunExists(
-            f"another ddpprof process ({error.holder}) is recording into {out}: wait until it ends, or choose "
+            f"another ddpprof process ({error.holder}) is recording into {out}. Wait until it ends, or choose "
             "another --out. The job was not started."
         ) from error
 
@@ -236,15 +235,15 @@ def _run_recorded(
         if options.metrics is not None:
             try:
                 ends.append(publish(options.metrics, out))
-            except Exception as error:  # noqa: BLE001 (the job is already running, and must continue)
-                say(f"ddpprof: no metrics: {error}", file=sys.stderr)
+            except Exception as error:  # noqa: BLE001 (the job is already running and must continue)
+                say(f"ddpprof: cannot publish metrics: {error}", file=sys.stderr)
 
     oom_kills = OomKills()
     try:
         outcome = launch.run_job(command, settings, explain_rank=not inside, when_started=job_runs if speaks else None)
     finally:
         for end in ends:
-            with suppress(Exception):  # the job's exit code is what counts
+            with suppress(Exception):  # must not replace the job's exit code
                 end()
     gather_left()
     _note_exit(outcome, settings, inside, oom_kills.since_last_time())
@@ -255,17 +254,18 @@ def _run_recorded(
         sys.stdout.flush()
         try:
             afterwards(inside, outcome)
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
-            say(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (must not replace the job's exit code)
+            say(f"ddpprof: cannot report on the run in {out}: {error}", file=sys.stderr)
     if outcome.signal is not None:
         _die_of(outcome.signal)
     return outcome
 
 
 def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -> Settings:
-    """Add the command and the output path to the settings. If this process acts for the job, clear the output path.
+    """Add the command and the output path to the settings.
 
-    Raises ``RunExists`` if an earlier run must be kept.
+    The first rank, or the launcher on the first node, also clears the output path. Raises ``RunExists`` if it contains
+    an earlier run that must be kept.
     """
     from ddpprof.record import launch
     from ddpprof.record.run_directory import agent_of_this_process
@@ -284,14 +284,14 @@ def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -
 
 
 def _with_launcher(job: JobCommand, verb: str) -> str:
-    """Return how to run the job with a launcher."""
+    """Return a sentence on how to run the job with a launcher."""
     script = " ".join([*(["-m"] if job.options.module else []), *job.words])
     instead = "-- torchrun --nproc-per-node 2 train.py" if job.is_wrapped else f"--nproc-per-node 2 {script}"
     return f"Run: ddpprof {verb} {instead}"
 
 
 def _check_packages(options: argparse.Namespace) -> None:
-    """Check, before the job runs, that the packages needed by these options are installed. Raises `DdpprofError`."""
+    """Raise `DdpprofError` if packages that these options need are not installed. Call this before the job runs."""
     from ddpprof.monitor.evidence import find_py_spy
 
     if options.metrics is not None:
@@ -301,25 +301,25 @@ def _check_packages(options: argparse.Namespace) -> None:
 
 
 def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills: int | None) -> None:
-    """Write how the job (or, inside a job, this rank) ended; a rank that is killed cannot write this itself."""
+    """Write how the job or, under a launcher, this rank ended. A rank that is killed cannot write this itself."""
     from ddpprof.record.launch import rank_given
     from ddpprof.record.torchrun import append_exit
 
     whose = {"rank": int(rank_given() or 0)} if inside else {"is_job": True}
     code = outcome.exit_code if outcome.signal is None else -outcome.signal
-    with suppress(OSError, ValueError):  # the job's exit code is what counts
+    with suppress(OSError, ValueError):  # must not replace the job's exit code
         how = {"exit_code": code, "interrupted": outcome.interrupted, "num_oom_kills": num_oom_kills}
         append_exit(Path(settings.out), {**whose, **how})
 
 
 def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str:
-    """Return the name of a folder made from the job's name and the `kind` of experiment."""
+    """Return the default output folder, named after the `kind` of experiment, the job and the time."""
     name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
     return f"{folder_for_runs()}/{kind and f'{kind}-'}{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _die_of(number: int) -> NoReturn:
-    """End with the same signal as the job, so that the caller of ddpprof sees that signal."""
+    """End this process with the same signal as the job, so that its caller sees this signal."""
     sys.stdout.flush()
     import resource
 

@@ -1,7 +1,7 @@
-"""``--metrics``: where the metrics of a running job are published.
+"""``--metrics``: publish the metrics of a running job.
 
-``--metrics 9464`` serves Prometheus' text format to this machine only, ``--metrics 0.0.0.0:9464`` to everyone, and
-``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
+``--metrics 9464`` serves them in Prometheus' text format to this machine only, and ``--metrics 0.0.0.0:9464`` to all
+machines. ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EVERY_MS = 5000
 
 @dataclass(frozen=True, slots=True)
 class MetricsTarget:
-    """Where metrics go: served at an address, or sent to a collector."""
+    """Address at which metrics are served, or collector to which they are sent."""
 
     host: str = ""
     port: int = 0
@@ -38,7 +38,7 @@ class MetricsTarget:
 
 
 def metrics_target(text: str) -> MetricsTarget:
-    """Parse the option's value."""
+    """Parse the value of ``--metrics``."""
     if text.startswith(_OTLP):
         address = text.removeprefix(_OTLP)
         if not re.match(r"https?://[^/]+", address):
@@ -65,7 +65,7 @@ def check(target: MetricsTarget) -> None:
         try:
             family = socket.getaddrinfo(target.host, target.port)[0][0]
             socket.create_server((target.host, target.port), family=family).close()
-        except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host's name is empty or too long
+        except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host name is empty or too long
             where, why = f"{target.host}:{target.port}", getattr(error, "strerror", "it is not a valid host name")
             raise DdpprofError(f"cannot serve metrics at {where}: {why}. Choose another address.") from error
 
@@ -106,7 +106,7 @@ def _serve(host: str, port: int, read: Callable[[], list[Metric]]) -> Callable[[
 
 
 def prometheus_families(metrics: Iterable[Metric]) -> Iterator[Any]:
-    """Return the metrics as families of the official client."""
+    """Convert the metrics to metric families of the Prometheus client."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for metric in metrics:
@@ -136,7 +136,7 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
     read_at, latest = 0.0, []
 
     def now() -> list[Metric]:
-        """Return the metrics, read once for all instruments of an export."""
+        """Return the metrics. They are read once per export, not once per instrument."""
         nonlocal read_at, latest
         if time.monotonic() - read_at > _EVERY_MS / 2000:
             read_at, latest = time.monotonic(), read()
@@ -157,5 +157,5 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
 
 
 def opentelemetry_name(kind: MetricKind) -> str:
-    """Return the name according to OpenTelemetry's conventions: with dots, and without the unit."""
+    """Return the name of a metric according to OpenTelemetry's conventions: with dots, and without the unit."""
     return f"ddpprof.{kind.name.removesuffix('_seconds').replace('_', '.')}"

@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start the ranks, or run as one of them, and print their measurements."""
+"""`ddpprof netbench`: start ranks that measure collectives, or run as one of them, and print the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         type=sizes_bytes,
         default=_SIZES,
         metavar="SIZES",
-        help="message sizes: a range, doubling from first to last, or a list such as 64K,1M,25M (%(default)s)",
+        help="message sizes: a range of sizes that double, or a list such as 64K,1M,25M (%(default)s)",
     )
     add(
         "--collective",
@@ -52,8 +52,8 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=_SECONDS,
         metavar="S",
-        help="time to spend on each size; stops after the first size at which one collective takes longer "
-        "(%(default)s)",
+        help="time to spend on each size; the measurement stops after the first size at which one collective takes "
+        "longer (%(default)s)",
     )
     add_link_speed(parser)
     add_json_option(parser)
@@ -72,9 +72,7 @@ def run_netbench(options: argparse.Namespace) -> int:
     if options.torchrun is None and launch.inside_job():
         return _run_as_a_rank(options)
     if options.torchrun is None:
-        raise DdpprofError(
-            "give the number of ranks: ddpprof netbench --nproc-per-node 2 (inside a job, it is taken from the job)."
-        )
+        raise DdpprofError("give the number of ranks: ddpprof netbench --nproc-per-node 2 (not needed inside a job).")
     from ddpprof.record.launch import run_netbench
 
     sys.stdout.flush()
@@ -84,7 +82,7 @@ def run_netbench(options: argparse.Namespace) -> int:
 
 
 def _own_words(options: argparse.Namespace) -> list[str]:
-    """Return all options except torchrun's as command-line words."""
+    """Return all options except torchrun's as command-line arguments."""
     sizes = ",".join(map(str, options.sizes))
     words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
     words += [f"--backend={options.backend}"] if options.backend is not None else []

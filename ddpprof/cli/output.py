@@ -1,4 +1,4 @@
-"""Where a command writes its result, and in which format."""
+"""Options for output files and formats, and functions that write results."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def chosen_form(options: argparse.Namespace) -> str:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Raise `DdpprofError`, before any work, if the result cannot be written to ``--out``."""
+    """Raise `DdpprofError` if the result cannot be written to ``--out``. Call this before any work."""
     form = chosen_form(options)
     if form != "tables":
         refuse_unwritable(options.out)
 
 
 def refuse_unwritable(path: Location | None) -> None:
-    """Raise `DdpprofError` if a file cannot be written there, judging by its folder."""
+    """Raise `DdpprofError` if the permissions of its folder do not allow writing a file."""
     if not isinstance(path, Path) or (path.exists() and not path.is_file()):
         return
     folder = path.absolute().parent
@@ -86,7 +86,7 @@ def refuse_unwritable(path: Location | None) -> None:
 
 
 def refuse_unwritable_folder(folder: Path) -> None:
-    """Raise `DdpprofError` if a folder cannot be created, judging by its parent folders."""
+    """Raise `DdpprofError` if the permissions of its parent folders do not allow creating a folder."""
     above = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not above.is_dir():
         raise DdpprofError(f"cannot write {folder}: {above} is not a folder.")

@@ -1,6 +1,6 @@
-"""Options that a user gives once: in the environment, or in the ``pyproject.toml`` of the project.
+"""Default values of options, from environment variables or the ``pyproject.toml`` of the project.
 
-    DDPPROF_STEPS=20                 the environment
+    DDPPROF_STEPS=20                 environment variable
     [tool.ddpprof]                   pyproject.toml, in the current folder or the nearest one above it
     steps = 20
 
@@ -20,7 +20,7 @@ from ddpprof.errors import DdpprofError, did_you_mean
 
 RECORDING = ("trace", "watch")
 NAMES = ("runs", "skip-first", "steps", "profile-ranks", "metrics", "kill-after", "color")
-"""options of `RECORDING` commands; ``color`` is one of every command, and ``runs`` is the folder for new runs"""
+"""options of `RECORDING` commands, ``color`` for all commands, and ``runs``, the folder for new runs"""
 COLOR = "DDPPROF_COLOR"
 COLORS = ("auto", "always", "never")
 _VARIABLE = "DDPPROF_{}"
@@ -30,12 +30,12 @@ _VARIABLE = "DDPPROF_{}"
 class Preset:
     value: str
     source: str
-    """environment variable or file that it comes from"""
+    """environment variable or file in which it is set"""
 
 
 @cache
 def presets() -> Mapping[str, Preset]:
-    """Return the options that are set, by name. Raises `DdpprofError` for an unknown option in the file."""
+    """Return the options that are set, by name. Raises `DdpprofError` if the file has an unknown option."""
     of_file = _in_file()
     of_environment = {
         name: Preset(value, variable)
@@ -46,7 +46,7 @@ def presets() -> Mapping[str, Preset]:
 
 
 def apply_presets(parser: ArgumentParser, command: str) -> None:
-    """Make the presets the defaults of a command's options. Raises `DdpprofError` for an invalid value."""
+    """Set the defaults of a command's options to the presets. Raises `DdpprofError` if a value is invalid."""
     for name, preset in presets().items():
         if name == "color":
             if preset.value not in COLORS:
@@ -79,7 +79,7 @@ def _in_file() -> dict[str, Preset]:
         import tomllib
 
         tables = tomllib.loads(text)
-    except (OSError, ValueError):  # other tools report that
+    except (OSError, ValueError):  # other tools report a broken pyproject.toml
         return {}
     tool = tables.get("tool", {})
     given = tool.get("ddpprof", {}) if isinstance(tool, dict) else {}

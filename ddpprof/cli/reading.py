@@ -1,4 +1,4 @@
-"""Reading a run: which parts of it, with how many processes, and with a progress bar."""
+"""Options for reading runs, and functions that read them with a progress bar."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
 
 _SILENT_S = 0.5
-"""seconds; a shorter read shows no progress bar"""
+"""minimum duration of reading for a progress bar, seconds"""
 _SILENT_BYTES = 8_000_000
 _DRAW_EVERY_S = 0.1
 
 
 def last_attempt_of(run: Path) -> Path:
-    """Return the directory of the last attempt of a job that may still run.
+    """Return the directory of the last attempt of a job, which may still be running.
 
     Raises `DdpprofError` if there is no run.
     """
@@ -57,8 +57,8 @@ def add_choosing_options(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=positive,
         metavar="N",
-        help="read at most N ranks: the ranks that are late according to the light record, and an evenly spaced "
-        "selection of the other ranks",
+        help="read at most N ranks: those that are late according to light recording, and an evenly spaced selection "
+        "of the other ranks",
     )
 
 
@@ -89,9 +89,9 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
-    """Analyse the run with the options of `add_reading_options`. Raises `DdpprofError`."""
+    """Analyze the run with the options of `add_reading_options`. Raises `DdpprofError`."""
     if _written_report(path) is not None:
-        raise DdpprofError(f"{path} is a report, which does not contain the steps. Give the run that it was made from.")
+        raise DdpprofError(f"{path} is a report, which does not contain the steps. Give the run instead.")
     with _analysed_run(path, options, None) as analysis:
         yield analysis
 
@@ -141,7 +141,7 @@ def finding_of(report: Report, path: Location, number: int) -> Finding:
 
 
 def refuse_missing(path: Location) -> None:
-    """Raise `NotARun` if there is nothing at a local path, before anything heavy is imported."""
+    """Raise `NotARun` if a local path does not exist. Call this before heavy imports."""
     if isinstance(path, Path) and not os.path.lexists(path) and path.name != "attempt-0":
         from ddpprof.monitor.overview import refuse_starting
 
@@ -150,7 +150,7 @@ def refuse_missing(path: Location) -> None:
 
 
 def _written_report(path: Location) -> Report | None:
-    """Return the report in a JSON file; ``None`` if the path is something else. Raises `DdpprofError`."""
+    """Return the report in a JSON file; ``None`` if the path is not a JSON report. Raises `DdpprofError`."""
     refuse_missing(path)
     from ddpprof.render.json import read_report
 
@@ -173,7 +173,7 @@ def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder:
 
 @contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """On SIGTERM and SIGHUP, exit through all ``finally`` blocks, unless they are ignored, as under nohup."""
+    """Raise `SystemExit` on SIGTERM and SIGHUP, unless they are ignored (nohup), so that ``finally`` blocks run."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -196,7 +196,8 @@ def measured_network(path: Location | None) -> Network | None:
     network = network_of_bench(bench)
     if network is None:
         raise DdpprofError(
-            f"{path} does not show how times grow with message size: measure at least three sizes that are far apart."
+            f"{path} does not show how times depend on the message size. Measure at least three sizes that are far "
+            "apart."
         )
     return network
 
@@ -211,7 +212,7 @@ def _refuse_experiment(path: Location) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[ReadProgress], None]]:
-    """Show a progress bar on stderr, unless stderr is not a terminal or cannot redraw a line."""
+    """Show a progress bar on stderr if it is a terminal that can redraw a line."""
     if CHOICES.is_quiet or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         yield lambda _step: None
         return

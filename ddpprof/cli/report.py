@@ -1,4 +1,4 @@
-"""`ddpprof report`: read a run, measure it and print the report."""
+"""`ddpprof report`: analyze a run and print the report."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
 """names of the sections of a report, defined in `render.sections`, which is imported only when needed"""
 _OF_SECTIONS = ("terminal", "markdown")
-"""formats that can show single sections"""
+"""formats that can show a single section"""
 _WHOLE = {"json": "JSON always contains", "html": "an HTML page always contains", "tables": "tables always contain"}
-"""formats that show the whole report, by name"""
+"""formats that always contain the whole report, as clauses for an error message"""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--section", choices=TOPICS, metavar="NAME", help=f"print one part: {', '.join(TOPICS)}")
     add_choosing_options(parser)
     parser.add_argument(
-        "--only-steps", type=numbers, metavar="N-M", help="measure only steps with these numbers, such as 15-17,19"
+        "--only-steps", type=numbers, metavar="N-M", help="report only on steps with these numbers, such as 15-17,19"
     )
     add_link_speed(parser)
     add_reading_options(parser)
@@ -92,7 +92,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
     from ddpprof.render.json import render_json
 
     if options.brief and chosen_form(options) not in ("terminal", "json"):
-        raise DdpprofError("--brief prints JSON: leave --format out, or write it with --out NAME.json.")
+        raise DdpprofError("--brief prints JSON. Remove --format, or use --out NAME.json.")
     if options.section is not None and chosen_form(options) in _WHOLE:
         raise DdpprofError(
             f"--section prints a part of the report, but {_WHOLE[chosen_form(options)]} the whole report."
@@ -103,7 +103,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
         if analysis is None:
             _refuse_choice(options, "an existing report")
         if options.brief:
-            from ddpprof.render.brief import brief_report  # it also needs comparisons
+            from ddpprof.render.brief import brief_report  # imports comparisons
 
             paths = [str(options.path), *map(str, options.further_parts)]
             write(options, render_json(brief_report(report, paths)))
@@ -129,7 +129,7 @@ def _report_as_tables(options: argparse.Namespace) -> int:
 
 
 def _refuse_parts(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option selects tables, or a part of a report, although the path is no single run."""
+    """Raise `DdpprofError` if an option requires a single run. `what`: what the path is instead."""
     if options.brief:
         raise DdpprofError(f"--brief summarizes the report on one run, but {options.path} is {what}.")
     if options.section is not None:
@@ -143,12 +143,13 @@ def _refuse_files(paths: Sequence[Location]) -> None:
     for path in paths:
         if path.is_file():
             raise DdpprofError(
-                f"{path} is a file, but several paths must be parts of one run. For several traces, give their folder."
+                f"{path} is a file, but several paths must be the parts of one run. To read several traces, give their "
+                "folder."
             )
 
 
 def _refuse_choice(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if an option selects ranks or steps."""
+    """Raise `DdpprofError` if an option selects ranks or steps. `what`: what the path is instead of a run."""
     given = {"--only-ranks": options.only_ranks, "--sample": options.sample, "--only-steps": options.only_steps}
     for name, value in given.items():
         if value is not None:
@@ -167,7 +168,7 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
 
 
 def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Analysis | None) -> Iterable[Section]:
-    """Return the first screen for a terminal, or everything for a file, unless the user selects sections."""
+    """Return the selected section or, by default, the first screen for a terminal and all sections for a file."""
     from ddpprof.render.sections import sections
     from ddpprof.topics.steps.timeline import MAX_RANKS, typical_lanes
 
@@ -179,7 +180,7 @@ def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Anal
 
 
 def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> tuple[Section, ...]:
-    """Return the first screen. With an analysis, it includes a drawing of a typical step.
+    """Return the first screen. It includes a drawing of a typical step if an analysis is given.
 
     `paths`: the parts of the run.
     """

@@ -1,4 +1,4 @@
-"""The only place that prints sentences; names and texts in them may come from untrusted files."""
+"""Print messages. This is the only module that does so, because messages may contain text from untrusted files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TextIO
 
 _LONGEST_LINE = 2000
-"""characters; long enough to show most command lines in full"""
+"""maximum number of characters, enough to show most command lines in full"""
 
 
 class _Choices:
-    """What the user chose for this process. No dataclass, whose import takes a fifth of the time of ``--help``."""
+    """Output options of this process. Not a dataclass, whose import takes a fifth of the time of ``--help``."""
 
     is_quiet: bool = False
     is_verbose: bool = False
@@ -32,7 +32,7 @@ def add_saying_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``. All sentences then go to stderr, so that stdout has nothing but the JSON."""
+    """Add ``--json``. With it, messages go to stderr, so that stdout contains only JSON."""
     parser.add_argument("--json", action=_Choose, dest="prints_json", help="print the result as JSON")
 
 
@@ -47,12 +47,12 @@ class _Choose(argparse.Action):
 
 
 def text_stream() -> TextIO:
-    """Return the stream for sentences about what a command does: stderr if stdout is for JSON."""
+    """Return the stream for messages: stderr if stdout is for JSON, else stdout."""
     return sys.stderr if CHOICES.prints_json else sys.stdout
 
 
 def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
-    """Print as ``print`` does, but shorten very long lines and remove control characters."""
+    """Print like ``print``, but shorten very long lines and remove control characters."""
     from ddpprof.layout import clean
 
     lines = [_shortened(line) for line in " ".join(map(str, texts)).split("\n")]
@@ -60,7 +60,7 @@ def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool
 
 
 def say_error(error: Exception) -> None:
-    """Print an error in one line and, if ``-v`` is given, its traceback before."""
+    """Print an error in one line, after its traceback if ``-v`` is given."""
     if CHOICES.is_verbose:
         import traceback
 
@@ -69,18 +69,18 @@ def say_error(error: Exception) -> None:
 
 
 def note(text: str) -> None:
-    """Print a sentence that the user may do without, unless ``-q`` is given."""
+    """Print an optional message to stderr, unless ``-q`` is given."""
     if not CHOICES.is_quiet:
         say(f"ddpprof: {text}", file=sys.stderr)
 
 
 def progress(*texts: object) -> None:
-    """Print what a long command does now, unless ``-q`` is given."""
+    """Print the progress of a long command, unless ``-q`` is given."""
     if not CHOICES.is_quiet:
         say(*texts, flush=True)
 
 
 def _shortened(line: str) -> str:
-    """Shorten a long line in the middle, because its end often says what went wrong."""
+    """Remove the middle of a long line. Its end often says what went wrong."""
     half = _LONGEST_LINE // 2 - 1
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"

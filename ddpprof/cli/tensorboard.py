@@ -1,4 +1,4 @@
-"""`ddpprof tensorboard`: write the runs for TensorBoard, serve them to this machine only, and clean up at the end."""
+"""`ddpprof tensorboard`: convert runs for TensorBoard, and serve them to this machine only."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _NOT_FOR_TRACES = re.compile(r"[^A-Za-z0-9-]+")
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
 _ON_PLUGIN = (
-    "The plugin's page PYTORCH_PROFILER loads Google Charts from www.gstatic.com and stays empty without internet "
-    "access; all other pages work offline."
+    "The PYTORCH_PROFILER page loads Google Charts from www.gstatic.com and stays empty without internet access. All "
+    "other pages work offline."
 )
 
 
@@ -54,7 +54,7 @@ def add_tensorboard_options(parser: argparse.ArgumentParser) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port: give 0 to 65535; 0 picks a free one")
+        raise argparse.ArgumentTypeError(f"{text} is not a port. Give 0 to 65535; 0 selects a free port")
     return int(text)
 
 
@@ -75,7 +75,7 @@ def run_tensorboard(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[list[int]]:
-    """Let SIGTERM and SIGHUP, unless ignored (nohup), end TensorBoard as Ctrl-C does. Yield the list of signals."""
+    """Handle SIGTERM and SIGHUP, unless ignored (nohup), like Ctrl-C. Yield a list of the signals received."""
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -88,7 +88,7 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the log directory, and a mapping of names in it to the folders of runs with traces for the plugin."""
+    """Write the runs. Return the log directory, and the folders of runs with traces for the plugin, by name."""
     with_plugin = not options.no_plugin and _has_plugin()
     names = distinct_names(options.runs)
     logdir: Path = options.logdir or scratch
@@ -120,21 +120,21 @@ def _has_plugin() -> bool:
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Return the last part of each path, or as many last parts as are needed to make it unique."""
+    """Return a unique name for each path, from as few of its last parts as possible."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):
         others = {other for index, other in enumerate(parts) if index != number}
         length = next((n for n in range(1, len(mine)) if all(o[-n:] != mine[-n:] for o in others)), len(mine))
         name = "-".join(mine[-length:]).removesuffix(".gz").removesuffix(".json")
-        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:].strip(". ") or "run")  # ".." would leave the folder
+        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:].strip(". ") or "run")  # must not be ".."
     if len(set(names)) == len(names):
         return names
     return [f"{name}-{number}" for number, name in enumerate(names)]
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Write into the run itself. Return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
+    """Write into the run directory. Return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
@@ -165,7 +165,7 @@ def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse
 def write_log_directory(
     directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Sequence[TracedRank] = ()
 ) -> tuple[str, ...]:
-    """Write the log directory. Return descriptions of what the profiler plugin cannot show.
+    """Write the log directory. Return messages about data that the profiler plugin cannot show.
 
     `for_plugin`: the ranks whose traces the plugin shows. Raises ``OSError``, and `DdpprofError` if TensorBoard is not
     installed.
@@ -179,13 +179,12 @@ def write_log_directory(
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """Yield a folder whose content, once complete, replaces the old content of `directory`.
+    """Yield a folder whose content replaces the content of `directory` at the end.
 
-    Each TensorBoard run in it is moved as a directory, because the profiler plugin reads a directory when it first sees
-    it.
+    Directories are moved as a whole, because the profiler plugin reads a directory as soon as it exists.
     """
     make_named_folder(directory)
-    directory = directory.resolve()  # keep a user's link, and replace its target
+    directory = directory.resolve()  # keep a symbolic link, and replace the content of its target
     with temporary_folder(directory, rundir.TENSORBOARD_DIRECTORY) as part:
         yield part
         rundir.remove_tensorboard(directory)
@@ -194,7 +193,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Move a directory. If the old one contains other files, put the new files next to them."""
+    """Move a directory. If the target exists, move its files into it."""
     if target.is_dir() and not target.is_symlink():
         for file in made.iterdir():
             file.rename(target / file.name)
@@ -203,7 +202,7 @@ def _move(made: Path, target: Path) -> None:
 
 
 def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[str, ...]:
-    """Write the plugin's copies of the ranks' traces: one for each window recorded by the profiler."""
+    """Write copies of the ranks' traces for the plugin, one per window that the profiler recorded."""
     from ddpprof.load.plugin_trace import write_plugin_trace
     from ddpprof.render.tensorboard_plugin import plugin_views
 
@@ -220,7 +219,7 @@ def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[
 
 
 def _plugin_file(rank: RankSummary, window: int | None) -> str:
-    """Return a name from which the plugin reads host, process and, for several windows, a number."""
+    """Return a file name from which the plugin reads the host, the rank and, if there are several, the window."""
     host = _NOT_FOR_TRACES.sub("-", rank.host or "")[:60].strip("-") or "host"
     number = "" if window is None else f".{window}"
     return f"{host}_{rank.rank:04}{number}.pt.trace.json.gz"

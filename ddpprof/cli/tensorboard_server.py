@@ -1,4 +1,4 @@
-"""TensorBoard as a child process on loopback that answers this machine only, and ends with this process."""
+"""Run TensorBoard as a child process that serves only this machine and ends with this process."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ _OFTEN_S = 0.2
 _GRACE_S = 5.0
 """seconds to wait for TensorBoard's last output"""
 _PATIENCE_S = 60.0
-"""seconds without an answer or progress after which ddpprof stops waiting for the plugin; the plugin checks for new
-directories every 10 s
+"""seconds without progress after which ddpprof stops waiting for the plugin, which looks for new directories every 10 s
 """
 
 
 class Server:
-    """A running TensorBoard, as a context manager. All its processes have ended when the block ends."""
+    """Context manager for a TensorBoard server. All its processes are ended on exit."""
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
-        """Start TensorBoard. `temporary`: folder for files that it would otherwise leave behind in ``/tmp``."""
+        """Start TensorBoard. `temporary`: folder for the temporary files that it does not delete."""
         command = python_command(["-m", __name__, f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = start(
             guarded(command if port is None else [*command, "--port", str(port)]),
@@ -63,8 +62,8 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with handled_signals(_ENDS, signal.SIG_IGN):  # a second one must not interrupt
-            self._process.terminate()  # the guard, which ends all other processes
+        with handled_signals(_ENDS, signal.SIG_IGN):  # a second signal must not interrupt this
+            self._process.terminate()  # ends the guard, which then ends all other processes
             self._process.wait()
             self._reader.join(_GRACE_S)
             assert self._process.stderr is not None
@@ -78,13 +77,13 @@ class Server:
                 self._address = match[0]
 
     def address(self) -> str:
-        """Wait until it responds, and return its address. Raises `DdpprofError` if it ends instead."""
+        """Wait until TensorBoard responds, and return its address. Raises `DdpprofError` if it ends instead."""
         while self._address is None or self._get("data/environment") is None:
             self._pause()
         return self._address
 
     def wait_for_plugin(self, runs: Iterable[str]) -> bool:
-        """Wait until the profiler plugin has read these runs. Return ``False`` if it does not read one of them."""
+        """Wait until the profiler plugin has read these runs. Return False if it does not read all of them."""
         wanted, idle_since = set(runs), time.monotonic()
         while True:
             answer = self._get("data/plugin/pytorch_profiler/runs")
@@ -123,7 +122,7 @@ class Server:
 
 
 def _serve() -> None:
-    """Run TensorBoard in this process. This is called when the module runs as a program."""
+    """Run TensorBoard in this process, as the main program of this module."""
     from absl import app
     from tensorboard import default, main_lib, program
 

@@ -1,7 +1,7 @@
-"""Make servers that listen on loopback answer only requests that are addressed to this machine.
+"""Restrict servers on the loopback interface to requests that are addressed to this machine (DNS rebinding).
 
-A web page can make its own host name resolve to 127.0.0.1, and its scripts could then read what such a server answers.
-The browser's requests still carry that host name in their ``Host`` header.
+A web page can make its own host name resolve to 127.0.0.1, so that its scripts could read the server's responses. The
+browser still sends that host name in the ``Host`` header.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterab
 
 
 def names_this_machine(host: str) -> bool:
-    """Return True if a ``Host`` header is ``localhost`` or an address. Programs other than browsers may send none."""
+    """Return True if a ``Host`` header is ``localhost``, an IP address or, as from some programs, empty."""
     if not host:
         return True
     try:

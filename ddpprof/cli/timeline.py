@@ -1,4 +1,4 @@
-"""`ddpprof timeline`: export a run as one file for Perfetto."""
+"""`ddpprof timeline`: export a run for Perfetto."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def _why_nothing(report: Report) -> str:
     if not known:
         return "no steps were profiled. Record some with: ddpprof trace train.py"
     ranks = [rank.rank for rank in report.ranks if rank.steps]
-    return f"it has no such steps on these ranks, only steps {known[0]}-{known[-1]} of ranks {ranks[0]}-{ranks[-1]}"
+    return (
+        f"the selected ranks have no such steps. The run has steps {known[0]}-{known[-1]} of ranks "
+        f"{ranks[0]}-{ranks[-1]}"
+    )
 
 
 def _write(path: Location, pieces: Iterable[bytes]) -> int:
@@ -78,7 +81,7 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
 
 
 def _fill(path: Path, pieces: Iterable[bytes], is_compressed: bool) -> int:
-    """Write the pieces. Return the file's size in bytes."""
+    """Write the pieces to a file. Return its size in bytes."""
     import gzip
 
     with gzip.open(path, "wb", compresslevel=5) if is_compressed else path.open("wb") as file:

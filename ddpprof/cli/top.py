@@ -1,4 +1,4 @@
-"""`ddpprof top`: show a running job, rank by rank."""
+"""`ddpprof top`: show the ranks of a running job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort: o own  r rank  w wait  d data"
-"""line with the keys; together with the sort order and the word for a pause, it fits into 80 columns"""
+"""line about the keys; with the sort order and ``PAUSED``, it fits into 80 columns"""
 
 
 def add_top_options(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run_top(options: argparse.Namespace) -> int:
 
 
 def _look(path: Path) -> tuple[Overview, Shown]:
-    """Return the current state of the job, and the launcher's reports to show next to it."""
+    """Return the current state of the job, and the launcher's reports on slowdowns and hangs."""
     from ddpprof.monitor.overview import find_pulses, look_at
     from ddpprof.render.top import Shown
 
@@ -95,7 +95,7 @@ def _print_lines(path: Path, every_s: float) -> None:
 
 
 def _about_end(path: Path, overview: Overview) -> str:
-    """Return why there is no more to see, and the command to run next: diagnose if a rank failed, otherwise report."""
+    """Return a message that the job has ended, with the command to run next."""
     from ddpprof.monitor.overview import Standing
 
     if any(one.standing.is_trouble for one in overview.ranks):
@@ -109,7 +109,7 @@ def _about_end(path: Path, overview: Overview) -> str:
 
 
 def _show_live(path: Path, every_s: float, console: Console) -> None:
-    """Show the view until the user presses q. The terminal is restored at the end, however the program ends."""
+    """Show the view until the user presses q. Restore the terminal in any case."""
     from rich.live import Live
 
     from ddpprof.render.top import ORDERS, rows_that_fit, top_view
@@ -142,7 +142,7 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits up to the given seconds for a key and returns it, or an empty string if none came."""
+    """Yield a function that waits for a key, up to a number of seconds, and returns it or an empty string."""
     if not sys.stdin.isatty():
         yield _no_key
         return
@@ -156,7 +156,7 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         if not select.select([keyboard], [], [], at_most_s)[0]:
             return ""
         pressed = os.read(keyboard, 1)
-        return pressed.decode(errors="replace") if pressed else "q"  # the terminal is gone
+        return pressed.decode(errors="replace") if pressed else "q"  # the terminal was closed
 
     try:
         tty.setcbreak(keyboard)
@@ -171,7 +171,7 @@ def _no_key(at_most_s: float) -> str:
 
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
-    """Return the verdict on a hang that is still going on."""
+    """Return the verdict if the job hangs, as lines of text."""
     from ddpprof.monitor.pulse_files import read_verdict
     from ddpprof.topics.hang_words import verdict_lines
 
@@ -182,7 +182,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
-    """Return a sentence for each of the last slow-downs found by the job's launcher."""
+    """Return a sentence for each of the last slowdowns that the job's launcher has found."""
     from ddpprof.monitor.pulse_files import read_slowdowns
     from ddpprof.topics.whole_run import slowdown_sentence
 

@@ -1,4 +1,4 @@
-"""`ddpprof trace`: run the job with recording switched on, then print its report."""
+"""`ddpprof trace`: run a job with recording enabled, then print its report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=Settings.cost_steps,
         metavar="N",
-        help="then train for N steps, half of them with recording off, to measure ddpprof's own cost (%(default)s)",
+        help="then train for N steps, half of them without recording, to measure the overhead of ddpprof (%(default)s)",
     )
     add(
         "--warmup",
@@ -71,9 +71,9 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=Settings.baseline_steps,
         metavar="N",
-        help="then profile N steps without gradient communication, and run N more unprofiled, to measure how much "
-        "communication slows down computation and to improve predictions. These steps make the model invalid, so the "
-        "job then ends with exit code 0, and torch.save writes nothing during them (%(default)s)",
+        help="then profile N steps without gradient communication, and run N more without the profiler, to measure "
+        "how much communication slows down computation and to improve predictions. Afterwards, the model is invalid: "
+        "the job ends with exit code 0, and torch.save writes nothing during these steps (%(default)s)",
     )
     add("--stop-after", action="store_true", help="end the job with exit code 0 once the steps are recorded")
     add(
@@ -87,10 +87,10 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--nccl-log",
         action="store_true",
-        help="let NCCL log which networks, transports, channels and algorithms it chooses, into DIR/nccl, for the "
-        "report. NCCL variables that you have set are kept",
+        help="let NCCL log the networks, transports, channels and algorithms that it selects to DIR/nccl, and include "
+        "them in the report. NCCL variables that you have set are kept",
     )
-    add("--no-pulse", action="store_true", help="do not watch the steps after the recorded ones")
+    add("--no-pulse", action="store_true", help="do not watch the job after the recorded steps")
     add_job_options(parser)
     parser.set_defaults(run_words=run_trace)
 
@@ -98,14 +98,14 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     job = parse_job(parser, arguments, "trace")
     if job.options.baseline_steps and job.options.no_profiler:
-        parser.error("--baseline-steps needs the profiler: leave --no-profiler out")
+        parser.error("--baseline-steps needs the profiler: remove --no-profiler")
     if job.options.repeat is not None:
         return _trace_repeatedly(parser, job)
     return _trace(job, job.out).exit_code
 
 
 def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
-    """Run the job repeatedly. Stop at the first run that fails, and return its exit code."""
+    """Run the job repeatedly. Stop after the first run that fails, and return its exit code."""
     from ddpprof import rundir
     from ddpprof.layout import count as number_of
     from ddpprof.record import launch
@@ -154,7 +154,7 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
         baseline_steps=options.baseline_steps,
         alone_steps=options.baseline_steps,
         record_shapes=options.record_shapes
-        or options.baseline_steps > 0,  # shapes distinguish kernels of the same name
+        or options.baseline_steps > 0,  # shapes distinguish kernels with the same name
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         stop_after=options.stop_after or options.baseline_steps > 0,

@@ -1,4 +1,4 @@
-"""`ddpprof try`: run a recorded job with and without the changes that its findings recommend, and report the gains."""
+"""`ddpprof try`: run a job with and without the changes that its findings suggest, and report the time saved."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--allow-lossy",
         action="store_true",
-        help="also try changes that alter the results of training, such as rounded gradients",
+        help="also try changes that alter the results of training, such as gradients of lower precision",
     )
     add(
         "--rounds",
         type=positive,
         default=5,
         metavar="N",
-        help="number of runs with each change and without it (%(default)s); doubled if these are not enough",
+        help="number of runs with each change and without changes (%(default)s); doubled if these are not enough",
     )
     add(
         "--skip-first",
@@ -97,8 +97,8 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
             for variant in experiment.variants:
                 job_of(experiment, variant)
         except CannotRecord as error:  # before anything is created
-            where = f"call ddpprof try in the folder in which {options.path} was recorded"
-            raise DdpprofError(f"{str(error).partition('. ')[0]} here: {where}.") from error
+            where = f"Run ddpprof try in the folder in which {options.path} was recorded"
+            raise DdpprofError(f"{str(error).partition('. ')[0]} here. {where}.") from error
         directory = options.out or Path(default_out(experiment.command, is_module=experiment.as_module, kind="try"))
         refuse_unwritable_folder(directory)
         open_experiment(directory, experiment, options.force)
@@ -109,9 +109,9 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 
 def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials, and later rounds only if the first ones cannot decide.
+    """Run the trials. Run further rounds only if the results of the first ones are not conclusive.
 
-    Return True if the user interrupted them.
+    Returns True if the user interrupted them.
     """
     from dataclasses import replace
 
@@ -128,7 +128,7 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
 
 
 def _planned(options: argparse.Namespace) -> tuple[Experiment, list[Promise]]:
-    """Return the experiment, and the promise of each variant after the first. Raises `DdpprofError`."""
+    """Return the experiment, and the expected effect of each variant after the first. Raises `DdpprofError`."""
     from ddpprof.experiments.trying import promise_of, variant_with
 
     report, path = _report(options.path), options.path
@@ -166,7 +166,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
     words = list(report.job.recorded_with)
     if not words:
         raise DdpprofError(
-            f"{options.path} does not say how its job was started, so it cannot be run again. Record it with: "
+            f"{options.path} does not contain the command of its job, so the job cannot be run again. Record it with: "
             "ddpprof trace train.py"
         )
     if any(HIDDEN in word for word in words):
@@ -184,7 +184,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         command=job.words,
         as_module=bool(job.options.module),
         is_wrapped=job.is_wrapped,
-        variants=(Variant(1, label="as it is", any_number=True),),
+        variants=(Variant(1, label="unchanged", any_number=True),),
         rounds=2 * options.rounds,
         enough_rounds=options.rounds,
         skip_first=options.skip_first,
@@ -199,8 +199,8 @@ def _refuse_others_run(options: argparse.Namespace) -> None:
 
     if not options.trust and not is_of_this_user((options.path / RUN_FILE).stat()):
         raise DdpprofError(
-            f"{options.path} was recorded by another user, and their command would be run. If that is what you want, "
-            "add --trust."
+            f"{options.path} was recorded by another user, whose command would be run. Add --trust if you trust this "
+            "user."
         )
 
 
@@ -214,7 +214,7 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
         if not chosen:
             found = ", ".join(dict.fromkeys(one.rule for _, one in numbered))
             raise DdpprofError(
-                f"{options.path} has no finding from the rule {options.rule}. It has: {found or 'none'}."
+                f"{options.path} has no finding of the rule {options.rule}. It has findings of: {found or 'no rule'}."
             )
     else:
         known = [(number, one) for number, one in numbered if one.change is not None and not one.is_noise]
@@ -222,7 +222,7 @@ def _chosen(report: Report, options: argparse.Namespace) -> list[tuple[int, Find
         lossless = [(number, one) for number, one in known if options.allow_lossy or not one.is_lossy]
         first = sorted(lossless, key=lambda one: one[1].expected_ns is None)[
             :1
-        ]  # a finding that promises a gain, if there is one
+        ]  # a finding with an expected gain, if there is one
         chosen = lossless if options.all else first
         if not chosen:
             raise DdpprofError(_nothing_to_try(options.path, numbered, bool(known)))
@@ -239,7 +239,7 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
         )
     beyond = [number for number, one in numbered if not one.is_noise]
     if not beyond:
-        return f"{path} has no finding that exceeds noise, so there is nothing to try."
+        return f"{path} has no findings beyond noise, so there is nothing to try."
     return (
         f"{path} suggests no change that ddpprof can make by itself. Make a change in a copy of your script, and "
         f"compare: ddpprof try {path} --script changed.py"
@@ -249,13 +249,13 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
 def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
     if finding.change is None:
         raise DdpprofError(
-            f"ddpprof cannot by itself make the change that finding {number} suggests: {finding.advice} Make the "
-            f"change in a copy of your script, and compare: ddpprof try {options.path} --script changed.py"
+            f"ddpprof cannot make the change of finding {number} by itself: {finding.advice} Make the change in a "
+            f"copy of your script, and compare: ddpprof try {options.path} --script changed.py"
         )
     if finding.change.is_lossy and not options.allow_lossy:
         raise DdpprofError(
-            f"the change that finding {number} suggests alters the results of training, such as the rounding of "
-            "gradients. Add --allow-lossy to try it."
+            f"the change of finding {number} alters the results of training, for example by rounding gradients. Add "
+            "--allow-lossy to try it."
         )
 
 
@@ -276,14 +276,14 @@ def _other_script(experiment: Experiment, now: Variant, asked: str) -> tuple[lis
             f"{words[found[-1]]}={script}"
         )
     if not Path(script).is_file():
-        raise DdpprofError(f"there is no script {script}.")
+        raise DdpprofError(f"{script} does not exist.")
     changed = (*words[: found[0]], script, *words[found[0] + 1 :])
     promise = Promise(label=script, code=script, title=f"{script} instead of {words[found[0]]}")
     return [promise], [replace(now, label=script, command=changed)]
 
 
 def _say_plan(experiment: Experiment, report: Report, promises: list[Promise], path: Path) -> None:
-    """Print what will be run and about how long it takes, before anything is run."""
+    """Print what will be run, and about how long it will take."""
     import shlex
 
     from ddpprof.experiments.conduct import steps_of
@@ -316,5 +316,5 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     if interrupted:
         return
     kept = keep_in_run(report)
-    where = "" if kept is None else f" The report on {report.run} now also shows this result."
+    where = "" if kept is None else f" The report on {report.run} now includes this result."
     progress(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")

@@ -1,4 +1,4 @@
-"""`ddpprof tune`: profile the job, predict, try the most promising settings in turn, and report."""
+"""`ddpprof tune`: profile a job, predict the effect of settings, measure the most promising ones, and report."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--allow-lossy",
         action="store_true",
-        help="also try settings that round gradients in transit, such as torch's fp16 hook (bf16 for NCCL)",
+        help="also try settings that reduce the precision of gradients in all-reduces, such as PyTorch's fp16 hook "
+        "(bf16 for NCCL)",
     )
     add_place_options(parser, "tune", "tuning")
     parser.set_defaults(run_words=run_tune)
@@ -94,7 +95,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     else:
         experiment = _plan(options, command, is_wrapped)
         job_of(experiment, experiment.variants[0])  # reports a missing script before anything is created
-        measured_network(options.network)  # likewise a network file that cannot be read
+        measured_network(options.network)  # reports an unreadable network file
         directory = options.out or Path(default_out(command, is_module=options.module, kind="tune"))
         was_begun = is_experiment(directory) and not options.force
         open_experiment(directory, experiment, options.force)
@@ -145,7 +146,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
-    """Store the network for when the profile exists, possibly after an interruption. Raises `CannotRecord`."""
+    """Copy the network file, so that an interrupted tuning can be continued. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     with writing(directory, CannotRecord):
@@ -154,7 +155,7 @@ def _keep_network(directory: Path, network: Location | None) -> None:
 
 
 def _profile(directory: Path, experiment: Experiment) -> bool:
-    """Profile the job and choose the settings to try; return ``False`` if interrupted. Raises `DdpprofError`."""
+    """Profile the job and choose the settings to try. Return False if interrupted. Raises `DdpprofError`."""
     from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, write_plan
     from ddpprof.experiments.tuning import TuningPlan, write_choice
@@ -189,7 +190,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 
 def _plan_in_words(experiment: Experiment, profile: tuple[int, int]) -> str:
-    """Return a text that says how often the job is started and for how many steps, to print before anything is run."""
+    """Return a message about the number of runs and steps, to print before anything is run."""
     from ddpprof.experiments.conduct import steps_of
 
     now, rounds, settings = experiment.variants[0], experiment.rounds, experiment.most_variants
@@ -215,9 +216,9 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
 
 
 def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, bool]:
-    """Run all trials. Return what was measured, and whether the user interrupted them.
+    """Run all trials. Return their results, and whether the user interrupted them.
 
-    `command` contains its secrets, which the plan does not store.
+    `command`: the command including secrets, which the plan does not store.
     """
     from ddpprof.experiments.conduct import conduct
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, read_end

@@ -1,4 +1,4 @@
-"""`ddpprof watch`: run the job and record in every step what its ranks do, without recording any step in detail."""
+"""`ddpprof watch`: run a job and watch all its steps, without recording any step in detail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
-    """Print how the job failed, if it did, and what to do with the run.
+    """Print why the job failed, if it did, and the command that shows the run.
 
     `inside`: whether this process is itself a rank.
     """

@@ -1,4 +1,4 @@
-"""`ddpprof whatif`: read a run, replay its step with other settings, and print the predictions."""
+"""`ddpprof whatif`: predict the step time with other settings by replaying a step of a run."""
 
 from __future__ import annotations
 
@@ -48,10 +48,8 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     training = parser.add_argument_group("training")
     add = training.add_argument
     add("--gradient-as-bucket-view", action="store_true", help="do not copy gradients out of buckets")
-    add("--static-graph", action="store_true", help="search for unused parameters only once")
-    add(
-        "--compress", metavar="HOOK", type=_hook, help="one of torch's communication hooks: fp16, bf16 or powersgd:RANK"
-    )
+    add("--static-graph", action="store_true", help="search for unused parameters only in the first step")
+    add("--compress", metavar="HOOK", type=_hook, help="PyTorch communication hook: fp16, bf16 or powersgd:RANK")
     add("--no-overlap", action="store_true", help="start all-reduces only after the backward pass has ended")
     add("--batch-scale", type=factor, default=1.0, metavar="X", help="multiply the batch size by X")
     add(
@@ -65,7 +63,7 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         action="append",
         metavar="RANK",
-        help="predict with this straggler as fast as the other ranks",
+        help="assume that this straggler is as fast as the other ranks",
     )
     network = parser.add_argument_group("network")
     add = network.add_argument
@@ -73,7 +71,7 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
         "--network",
         type=location,
         metavar="FILE",
-        help="network to predict for, as measured by ddpprof netbench -o FILE",
+        help="network for the predictions, as measured by ddpprof netbench -o FILE",
     )
     add(
         "--run-network",
@@ -122,7 +120,7 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job, int | None]:
 
 
 def _take_change(options: argparse.Namespace, report: Report) -> None:
-    """Set the options that make the finding's change. Raises `DdpprofError` if no option can."""
+    """Set the options that correspond to the finding's change. Raises `DdpprofError` if there are none."""
     from ddpprof.engine.finding import ChangeKind
 
     change = finding_of(report, options.path, options.finding).change
@@ -133,7 +131,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
         options.accumulation = values["num_passes"]
     elif change is None or change.kind is not ChangeKind.DDP or not values.keys() <= _REPLAYED:
         raise DdpprofError(
-            f"a replay cannot predict the effect of the change that finding {options.finding} suggests.{_try(options)}"
+            f"ddpprof cannot predict the effect of the change that finding {options.finding} suggests.{_try(options)}"
         )
     if "bucket_cap_mb" in values:
         options.bucket_cap_mb = [values["bucket_cap_mb"]]
@@ -144,7 +142,7 @@ def _take_change(options: argparse.Namespace, report: Report) -> None:
 
 
 _REPLAYED = {"bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"}
-"""arguments of DDP that the replay supports; a static graph removes the search for unused parameters"""
+"""DDP arguments that the replay supports"""
 
 
 def _try(options: argparse.Namespace) -> str:
@@ -199,11 +197,11 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
-"""options for training and network; the label names them all, so a prediction without a label is for the run itself"""
+"""options for training and network, which are named in the label of a prediction"""
 
 
 def _world_label(options: argparse.Namespace) -> str:
-    """Return the settings other than buckets, as the user wrote them."""
+    """Return the settings other than buckets, as given by the user."""
     from ddpprof.words import utf8_text
 
     defaults = {"batch_scale": 1.0, "algorithm": "ring"}

@@ -51,10 +51,10 @@ class LostTime:
     waiting_ns: float
     """waiting for other ranks (skew)"""
     slowdown_ns: float
-    """slow-down of computation by concurrent communication; 0 if unknown"""
+    """slowdown of computation by concurrent communication; 0 if unknown"""
     data_ns: float
     compute_ns: float
-    """slow-down of computation for other reasons: shared cores and memory, smaller batches"""
+    """slowdown of computation for other reasons: shared cores and memory, smaller batches"""
 
 
 @dataclass(frozen=True, slots=True)

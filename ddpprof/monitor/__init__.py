@@ -1,1 +1,1 @@
-"""Monitoring of whole runs: pulses of all ranks, their readers, and verdicts on jobs that slow down, hang or fail."""
+"""Monitor a run from the pulses (heartbeat files) of its ranks, and diagnose slowdowns, hangs and failures."""

@@ -1,9 +1,9 @@
-"""Which rank called a different collective than the others, or skipped one, so that the job hangs or failed?
+"""Find the rank that called a different collective than the other ranks, or skipped one.
 
-Torch numbers the collectives of each process group. The first number at which ranks called different collectives shows
-where they diverged. The majority of ranks is assumed to be right. Without a majority, earlier steps decide: if the
-collective occurs as regularly as before, the rank that skipped it is at fault; if it is new, the rank that called it
-is.
+PyTorch numbers the collectives of each process group. Ranks diverged at the first number at which they called different
+collectives. The majority of ranks is assumed to be right. If there is no majority, earlier steps decide: if the
+collective was called as regularly as before, the rank that skipped it is at fault. If it is new, the rank that called
+it is at fault.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ddpprof.monitor.verdicts import lost_a_peer, unusual_collective_of, verdict
 from ddpprof.words import clauses
 
 _NEW, _OUT_OF_TURN, _OF_DDP, _DUE = range(4)
-"""how well a collective fits the pattern of earlier steps"""
+"""how well a collective matches the pattern of earlier steps"""
 _REGULAR = 3
 """minimum number of calls for a collective to count as regular"""
 
 
 @dataclass(frozen=True, slots=True)
 class OddRank:
-    """The rank at fault, and why. `position` is ``None`` if the calls do not match but no single rank is at fault."""
+    """The rank at fault, and why. `position` is ``None`` if calls do not match but no single rank is at fault."""
 
     position: Position | None
     fault: Fault
@@ -66,8 +66,8 @@ class _Side:
 
 
 def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank whose collectives differ; ``None`` if there is none, or torch does not provide them."""
-    positions = [one for one in positions if one.calls]  # a process that was killed has left no calls
+    """Return the rank whose collectives differ; ``None`` if there is none, or if the collectives are unknown."""
+    positions = [one for one in positions if one.calls]  # a process that was killed has recorded no calls
     if len(positions) < 2:
         return None
     groups = sorted({call.group for one in positions for call in one.calls})
@@ -77,7 +77,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank that has begun fewer collectives of a group than all others; ``None`` unless there is one."""
+    """Return the rank that has begun fewer collectives of a group than all others; ``None`` if there is none."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -93,7 +93,7 @@ def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _call_left_out(position: Position) -> str | None:
-    """Return the name of the script's collective that was due when a rank called one of DDP's instead, or ``None``.
+    """Return the name of the script's collective that was due when a rank called one of DDP's instead; else ``None``.
 
     This does not need the sequence numbers of other ranks.
     """
@@ -110,7 +110,7 @@ def _call_left_out(position: Position) -> str | None:
 
 
 def _is_in_due_call(position: Position) -> bool:
-    """Return True if a rank is, or died, in a collective of the script that occurs as regularly as in earlier steps."""
+    """Return True if a rank is, or died, in a collective that the script calls as regularly as in earlier steps."""
     if not position.calls or position.waits_in_ddp:
         return False
     return _Side(position.calls[-1], (position,)).fits == _DUE
@@ -119,7 +119,7 @@ def _is_in_due_call(position: Position) -> bool:
 def _where_they_part(positions: Sequence[Position], group: str) -> list[_Side] | None:
     """Group ranks by the collective that they called at the first sequence number at which the calls differ.
 
-    Return the largest set of ranks first; ``None`` if the calls do not differ.
+    Returns the largest group first, or ``None`` if the calls do not differ.
     """
     numbered = [(one, {call.sequence: call for call in one.calls if call.group == group}) for one in positions]
     members = [(one, calls) for one, calls in numbered if calls]
@@ -145,7 +145,7 @@ def _odd_of(sides: Sequence[_Side]) -> OddRank | None:
 
 
 def _blame(odd: _Side, usual: _Side) -> OddRank:
-    """Return the fault of the first rank on the odd side."""
+    """Return the first rank of the odd side, with its fault."""
     blamed = odd.callers[0]
     if odd.call.name == usual.call.name and not (odd.is_of_ddp or usual.is_of_ddp):
         said = (
@@ -171,7 +171,7 @@ def _fault_of(blamed: Position) -> Fault:
 
 
 def _left_out(side: _Side) -> str:
-    """Return a clause that names the collective that a rank skipped, and the line where other ranks called it."""
+    """Return a clause that names the collective that a rank skipped, and the line at which other ranks called it."""
     waiting = next((one for one in side.callers if one.calls[-1] == side.call and one.place is not None), None)
     if waiting is None:
         return f"it skipped {side.call.name}"
@@ -180,7 +180,7 @@ def _left_out(side: _Side) -> str:
 
 
 def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
-    """Return True if the collective may be DDP's: it has the size of a bucket, or broadcasts buffers."""
+    """Return True if DDP may have called the collective: it has the size of a bucket, or broadcasts buffers."""
     record = position.evidence.record
     modules = () if record is None else record.modules
     if call.name.startswith("broadcast"):
@@ -192,7 +192,7 @@ def _may_be_of_ddp(call: Call | KindOfCall, position: Position) -> bool:
 
 
 def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
-    """Detect ranks that wait in different process groups, each in a collective that another one has not called yet."""
+    """Detect ranks that wait in different process groups, each in a collective that another rank has not called yet."""
     if any(one.waits_in_ddp for one in positions) or len({one.calls[-1].group for one in positions}) < 2:
         return None
     last = [{call.group: call.sequence for call in one.calls} for one in positions]
@@ -205,12 +205,12 @@ def _in_other_order(positions: Sequence[Position]) -> OddRank | None:
 
 
 def _short_place(position: Position) -> str:
-    """Return the line of the user's code without the folders of its file, which are the same on all ranks."""
+    """Return the line of the user's code without the directories of its file."""
     return "" if position.place is None else f" at {position.place.rpartition('/')[2]}"
 
 
 def of_calls_that_failed(table: Table) -> Verdict | None:
-    """Return the verdict if sequence numbers show whose collective was matched with one of a different size."""
+    """Judge a job in which collectives of different sizes were matched, by the sequence numbers of the calls."""
     odd = odd_by_calls(table) if _died_of_another_size(table) else None
     if odd is None or odd.position is None:
         return None
@@ -218,7 +218,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """Return the verdict of `of_calls_that_failed` if some ranks were killed before they could record their calls."""
+    """Judge the same as `of_calls_that_failed`, if some ranks were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -242,9 +242,9 @@ def _of_unequal_sizes(position: Position) -> bool:
 
 
 def _of_amounts(table: Table, ahead: Position) -> Verdict:
-    """Return the verdict if another rank died in a collective to which ranks may contribute different amounts of data.
+    """Judge a job in which a rank died in a collective to which ranks may contribute different amounts of data.
 
-    `ahead`: the rank that was elsewhere. It may have skipped the collective, or may have completed it.
+    `ahead`: a rank that was elsewhere. It may have skipped the collective or completed it.
     """
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
@@ -256,13 +256,13 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """Return the verdict of `of_calls_that_failed`, based only on lines of code and errors."""
+    """Judge the same as `of_calls_that_failed`, based only on the ranks' lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
 
 def of_collectives_that_met(table: Table) -> Verdict | None:
-    """Return the verdict if a backend thread aborted a rank in a collective, and no rank is known to be at fault."""
+    """Judge a job in which the backend aborted a rank in a collective, if the rank at fault is unknown."""
     records = [one.evidence.record for one in table]
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
@@ -274,7 +274,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
 
 
 _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
-"""errors raised when a collective is matched with one of a different size"""
+"""errors that are raised when a collective is matched with one of a different size"""
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
@@ -284,7 +284,7 @@ def _died_of_another_size(positions: Sequence[Position]) -> bool:
 
 
 def _those_that_left_out_a_collective(positions: Sequence[Position]) -> list[Position]:
-    """Return the ranks that died in DDP's own collectives while most ranks died in one of the script's."""
+    """Return the ranks that died in DDP's own collectives while most ranks died in a collective of the script."""
     if not _died_of_another_size(positions):
         return []
     in_script = [one for one in positions if _collective_of_script(one)]
@@ -302,10 +302,10 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
     if len(in_script) == len(positions):
-        return None  # all ranks called one: see `_of_mismatch`
+        return None  # all ranks called one: see `of_mismatch`
     in_ddp = [one for one in positions if one not in in_script and _is_surely_in_ddp(one)]
     if in_script and len(in_ddp) < len(positions) - len(in_script) and len(in_ddp) <= len(positions) / 2:
-        return None  # ranks of which nothing is known may also have called it
+        return None  # ranks about which nothing is known may also have called it
     went_on = [one for one in dead if lost_a_peer(one.evidence) and unusual_collective_of(one) is not None]
     if not in_script and len(went_on) == 1:
         return went_on[0]
@@ -320,7 +320,7 @@ def _is_surely_in_ddp(position: Position) -> bool:
 
 
 def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
-    """Return the verdict on ranks that called different script collectives at once, if that ended the job."""
+    """Judge ranks that called different collectives of the script at the same time, if this ended the job."""
     dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
     noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
     if len(dead) < 2 or len(dead) < len(positions) or not noticed:
@@ -353,7 +353,7 @@ def _says_another_size(position: Position) -> bool:
 
 
 def _was_aborted_by_gloo(position: Position) -> bool:
-    """Return True if SIGABRT ended the rank in a gloo collective: a known one, or DDP's in a backward pass."""
+    """Return True if SIGABRT ended the rank in a gloo collective, or in a backward pass and thus probably in one."""
     record, seen = position.evidence.record, position.evidence.exit
     if record is None or record.ended is not None or not backend_of(record.backend).aborts:
         return False

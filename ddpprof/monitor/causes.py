@@ -1,12 +1,14 @@
-"""Which ranks cause a slow-down, and in which part of the step?
+"""Find the ranks that cause a slowdown, and the part of the step that takes longer.
 
-    own time    = length of the step - waiting for other ranks, in all-reduces, buffers and the script's collectives
-    guilty      the rank whose own time, or a part of it, grew most, if by at least half of the step's growth,
-                and ranks with at least 0.6 of that
+    own time    = step time - time waiting for other ranks, in DDP's all-reduces and buffer broadcasts and in the
+                  script's collectives
+    guilty      the rank whose own time, or one part of it, grew most, if it grew by at least half of the growth of
+                the step, and all ranks with at least 0.6 of that rank's growth
 
-If all ranks are guilty, all of them are slower. If some are, the others wait for them. If none is and all wait longer,
-the link is the cause, unless only some of the job's ranks are known. The operating system's data about a process is
-checked first, because waiting for a CPU core lengthens a rank's own time and the waiting of all others.
+If all ranks are guilty, all of them became slower. If some are guilty, the other ranks wait for them. If no rank is
+guilty and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The operating
+system's counters are checked first, because a rank that waits for a CPU core has a longer own time and makes all other
+ranks wait.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ _HALF = 0.5
 _AS_BAD = 0.6
 """minimum share of the worst rank's growth for another rank to be guilty as well"""
 _NOTABLE = 0.4
-"""minimum share of a slow-down spent throttled, or waiting for a CPU core, for this to be its cause"""
+"""minimum share of a slowdown spent throttled, or waiting for a CPU core, for that to be its cause"""
 _MOST = 0.8
-"""minimum share of the growth of a rank's own time spent waiting for a CPU core for this to be the cause"""
+"""minimum share of the growth of a rank's own time spent waiting for a CPU core, for that to be the cause"""
 _LEAST_KNOWN = 4
-"""minimum number of steps whose waiting is known"""
+"""minimum number of steps with a known waiting time"""
 _FAULTS_PER_STEP = 1.0
 _CLOCK_FELL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """How a rank spends its steps: typical values per step, in ns unless named otherwise; ``None`` if unknown."""
+    """Median values per step of a rank, in ns unless the name has another unit; ``None`` if unknown."""
 
     length_ns: float
     parts: Mapping[StepPart, float]
-    """parts of the rank's own time"""
+    """duration of each part of the rank's own time"""
     wait_ns: float | None
     first_gradient_ns: float | None = None
     cpu_ns: float | None = None
@@ -51,7 +53,7 @@ class Portrait:
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """A rank's steps before a slow-down and during it."""
+    """Typical values of a rank before and during a slowdown."""
 
     before: Portrait
     after: Portrait
@@ -61,7 +63,7 @@ class RankChange:
         return sum(map(self.part_grew, StepPart))
 
     def part_grew(self, part: StepPart) -> float:
-        """Return the growth of a part of the step, ns; 0 if it is not known both before and after."""
+        """Return the growth of a part of the step, ns; 0 if its duration before or after is unknown."""
         before, after = self.before.parts.get(part), self.after.parts.get(part)
         return 0.0 if before is None or after is None else after - before
 
@@ -72,11 +74,11 @@ class RankChange:
 
     @property
     def slower_ns(self) -> float:
-        """Growth of the rank's own time, or of one part of it if other parts became shorter by chance."""
+        """Growth of the rank's own time or, if that is larger, of the part that grew most."""
         return max(self.own_ns, self.part_grew(self.largest_part))
 
     def grew(self, name: str) -> float:
-        """Return the growth of a value per step; 0 if it is unknown."""
+        """Return the growth of the `Portrait` field with this name; 0 if its value before or after is unknown."""
         before, after = getattr(self.before, name), getattr(self.after, name)
         return 0.0 if before is None or after is None else after - before
 
@@ -90,7 +92,7 @@ class Reason:
 
 
 def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portrait | None:
-    """Return how a rank spends these steps, as medians; ``None`` if there are none."""
+    """Return the median values of these steps; ``None`` if there are no steps."""
     if not len(steps):
         return None
     length = steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
@@ -113,15 +115,15 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portr
 
 
 def _median(column: Int64Column) -> float | None:
-    """Return the median of the known values; ``None`` if too few are known, as with very many gradients."""
+    """Return the median of the known values; ``None`` if too few are known."""
     known = column[column != UNKNOWN]
     return float(np.median(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
 
 
 def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> dict[str, float | None]:
-    """Return the operating system's counts per step, over the steps that lie between two samples.
+    """Return the operating system's counters per step, for the steps between the first and the last sample.
 
-    Samples are a second apart. Between two samples, all totals are assumed to grow evenly.
+    Samples are one second apart. Counters are interpolated linearly between them.
     """
     if len(samples) < 2:
         return {}
@@ -144,7 +146,7 @@ def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> d
 
 
 def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
-    """Return the reason why the steps of these ranks became longer."""
+    """Return why the steps of these ranks became longer."""
     longer_ns = float(np.median([change.grew("length_ns") for change in ranks.values()]))
     everybody = tuple(sorted(ranks))
     if longer_ns <= 0:
@@ -163,7 +165,7 @@ def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
 
 
 def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:
-    """Return the reason that the operating system's data shows for some ranks; ``None`` if it shows none."""
+    """Return a cause that the operating system's counters show for some ranks; ``None`` if they show none."""
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
         (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),
@@ -177,7 +179,7 @@ def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | No
 
 
 def _lacks_processor(change: RankChange, longer_ns: float) -> bool:
-    """Return True if a rank is slower because it waits for a CPU core, not because it computes more or sleeps."""
+    """Return True if a rank became slower because it waits for a CPU core, not because it computes more or sleeps."""
     enough_ns = max(_NOTABLE * longer_ns, _MOST * change.own_ns)
     return change.grew("queued_ns") >= enough_ns and change.grew("cpu_ns") < _HALF * longer_ns
 

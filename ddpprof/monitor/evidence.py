@@ -1,6 +1,6 @@
-"""Evidence about each rank of a run, collected from outside its process.
+"""Collect evidence about each rank of a run from outside its process.
 
-py-spy can read the stacks of all threads of the ranks without stopping a process.
+The stacks of all threads of a process can be read with py-spy, without stopping the process.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ddpprof.monitor.ras import NcclRank
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
-"""seconds between two samples of a process, which show whether it computes"""
+"""time between the two samples of a process that show whether it computes, seconds"""
 _COMPUTES = 0.3
 """minimum share of a core for a process to count as computing"""
 _MOVES_BYTES_PER_S = 2**20
-"""minimum rate of a thread that reads or writes data, even on slow storage; a thread that polls moves less"""
+"""minimum rate for a thread to count as reading or writing data; a thread that polls moves less"""
 _SWAPPING_PER_S = 50
-"""minimum number of pages per second that a swapping thread reads back"""
+"""minimum number of pages that a thread reads back per second to count as swapping"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
 _NO_FACTS = OverdueFacts()
 
@@ -47,7 +47,7 @@ class RankEvidence:
     state: PulseState
     steps: PulseSteps
     stack: tuple[Frame, ...]
-    """stack of the training thread, innermost frame last; empty if unknown"""
+    """stack of the training thread, outermost frame first; empty if unknown"""
     record: Record | None
     process: Process | None
     """the rank's process, if it is on this machine and alive"""
@@ -56,16 +56,16 @@ class RankEvidence:
     helpers_compute: bool
     """whether processes started by the rank, or, on CPU, its other threads, compute"""
     moves_data: bool
-    """whether its main thread reads or writes a lot"""
+    """whether its training thread reads or writes more than `_MOVES_BYTES_PER_S`"""
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
-    """number of processes that the kernel killed on its host because memory was full; see `ProcessExit`"""
+    """number of processes that the kernel's OOM killer has killed on its host; see `ProcessExit`"""
     now_ns: int
     facts: OverdueFacts = _NO_FACTS
     """what the process itself reports while its step is overdue"""
     nccl: NcclRank | None = None
-    """what NCCL's RAS says about the rank, if the job uses NCCL and hangs"""
+    """what NCCL's RAS subsystem reports about the rank, if the job uses NCCL and hangs"""
 
     @property
     def rank(self) -> int:
@@ -94,7 +94,7 @@ class RankEvidence:
 
     @property
     def lingers_s(self) -> float:
-        """Seconds for which its process has stayed alive after its training ended; 0 if it has not."""
+        """Time for which its process has existed after its training ended, seconds; 0 if it has exited."""
         process, ended_ns = self.process, self.state.ended_ns
         if not self.has_ended or self.exit is not None or process is None:
             return 0.0
@@ -104,20 +104,20 @@ class RankEvidence:
 
     @property
     def wait(self) -> Wait | None:
-        """What its training thread waits for, according to the operating system or else to the process itself."""
+        """What its training thread waits for, according to the operating system or, if unknown, the process itself."""
         seen = None if self.process is None else self.process.wait
         return seen if self.is_silent else seen or self.facts.wait
 
     @property
     def is_silent(self) -> bool:
-        """Whether not even ddpprof's own thread in the process runs."""
+        """Whether ddpprof's own thread in the process no longer runs either."""
         return pulse_files.is_silent(self.identity, self.state, self.now_ns)
 
 
 def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
-    """Return the evidence about all ranks that left a pulse. `records`: also read the ranks' records.
+    """Return the evidence about all ranks that have a pulse. `records`: also read the ranks' records.
 
-    Raises ``OSError`` if there is no such directory.
+    Raises ``OSError`` if the directory does not exist.
     """
     before = {rank: _process_now(directory, rank) for rank in rundir.pulses_in(directory)}
     exits, swapped_in_before = load_exits(directory), num_swapped_in()
@@ -139,9 +139,9 @@ def _with_holder(one: RankEvidence, ranks: Collection[int]) -> RankEvidence:
 
 
 def with_nccl(evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
-    """Return the evidence with what NCCL's RAS says about each rank, if a rank on this machine uses NCCL.
+    """Return the evidence with what NCCL's RAS reports about each rank, if a rank on this machine uses NCCL.
 
-    Takes up to two seconds. Another job of this machine may answer, which shows by the PIDs of its ranks.
+    Takes up to two seconds. An answer from another job on this machine is recognized by its PIDs, and ignored.
     """
     asked = next((one for one in evidence if one.process is not None and _uses_nccl(one)), None)
     answer = None if asked is None else ras.ask(ras.address_of(asked.identity.pid))
@@ -161,7 +161,7 @@ def _is_of_another_job(one: RankEvidence, said: NcclRank | None) -> bool:
 
 
 def are_all_on_cpu(evidence: Sequence[RankEvidence]) -> bool:
-    """Return True if all ranks of the job are visible and train on CPU. On an accelerator they may wait at any line."""
+    """Return True if all ranks of the job are known and train on CPU."""
     are_all = {one.identity.world_size for one in evidence} == {len(evidence)}
     return are_all and all(one.identity.device == "cpu" for one in evidence)
 
@@ -173,7 +173,7 @@ def _process_now(directory: Path, rank: int) -> Process | None:
 
 
 def _process_of(head: PulseHead) -> Process | None:
-    """Return the rank's living process on this machine. The PID of a dead process may have been reused."""
+    """Return the rank's process, if it is alive and on this machine."""
     identity = head.identity
     if not is_here(identity) or (head.state.ended == Ended.NOT_YET and is_gone(identity)):
         return None
@@ -216,7 +216,7 @@ def _of_rank(
 
 
 def _facts_of(head: PulseHead) -> OverdueFacts:
-    """Return the facts that the process reported about its current stack, or about its failure."""
+    """Return the facts that the process reported, if they are about its current stack or its failure."""
     if head.facts is None:
         return _NO_FACTS
     is_of_now = head.state.ended == Ended.FAILED or head.facts.stack_crc == crc_of(head.stack or "")
@@ -231,9 +231,9 @@ def _computes(earlier: Process | None, now: Process) -> bool:
 
 
 def _helpers_compute(earlier: Process, now: Process, with_threads: bool) -> bool:
-    """Return True if other threads or processes compute for the main thread.
+    """Return True if child processes or, `with_threads`, other threads of the process compute.
 
-    On an accelerator, threads of libraries may spin forever, so only processes count.
+    With an accelerator, library threads may busy-wait, so they must not count.
     """
     if now.do_children_run and earlier.do_children_run:
         return True
@@ -252,8 +252,8 @@ def _moves_data(earlier: Process, now: Process) -> bool:
 def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
     """Return True if the process keeps reading its memory back from swap.
 
-    Some of its memory may stay in swap, and pages of mapped files are also read from a disk. `swapped_in`: number of
-    pages that the machine has read back from swap in the meantime.
+    `swapped_in`: number of pages that the whole machine has read back from swap between the two samples. It limits the
+    process's own number, which includes pages of mapped files.
     """
     num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
@@ -261,7 +261,7 @@ def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
 
 
 def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:
-    """Return how the rank's process ended, as its launcher saw it. If the job succeeded, so did the rank."""
+    """Return how the rank's process ended, as recorded by its launcher. If the job succeeded, so did the rank."""
     own = (one for one in exits if not one.is_job and _is_of(one, identity))
     of_job = (one for one in exits if one.is_job and one.exit_code == 0 and _is_later(one, identity))
     return next(own, None) or next(of_job, None)
@@ -272,14 +272,14 @@ def _is_later(seen: ProcessExit, identity: PulseIdentity) -> bool:
 
 
 def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
-    """Return True if this is the end of this rank, not of a rank with the same number in an earlier attempt."""
+    """Return True if this is the exit of this rank, not of the same rank in an earlier attempt."""
     if not _is_later(seen, identity):
         return False
     return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
 
 
 def record_of(directory: Path, rank: int) -> Record | None:
-    """Return the record of a rank, or as much of it as can be read."""
+    """Return the record of a rank, or the part of it that can be read."""
     try:
         return load_record(directory, rank)
     except BadRecordError as error:
@@ -300,7 +300,7 @@ def find_py_spy() -> str:
 
 
 def dump_stacks(evidence: Iterable[RankEvidence]) -> str:
-    """Return the stacks of all threads of the ranks on this machine, or the reason why a stack cannot be read.
+    """Return the stacks of all threads of the ranks on this machine. If one cannot be read, return the reason.
 
     Raises `DdpprofError` if py-spy is not installed.
     """
@@ -324,7 +324,7 @@ def _stacks_of(py_spy: str, one: RankEvidence) -> str:
 
 
 def _output_of(command: list[str]) -> tuple[str, str]:
-    """Return a command's output (empty if it fails) and the last line that it wrote to stderr."""
+    """Return a command's output (empty if it fails) and its last line on stderr."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with start(command, helper_environment(), begin=None, **options) as process:
         try:

@@ -1,4 +1,4 @@
-"""What is wrong with the job in a run directory? The launcher's watch and ``ddpprof diagnose`` both call `examine`."""
+"""Find out what is wrong with the job in a run directory, for the launcher and for ``ddpprof diagnose``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ddpprof.monitor.pulse_files import read_heads, read_verdict
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The result of an examination of a job."""
+    """Result of `examine`."""
 
     verdict: Verdict | None = None
-    """what is wrong; ``None`` if nothing is wrong"""
+    """``None`` if nothing is wrong"""
     overdue: Overdue | None = None
-    """overdue step that no rank has completed, if the job is running"""
+    """step that no rank has completed in time, if the job is running"""
     standstill: Standstill | None = None
     """why the overdue step is not a hang"""
     evidence: tuple[RankEvidence, ...] = ()
-    """evidence that was gathered to find out whether the job is still running"""
+    """evidence that was used to find out whether the job is still running"""
     is_over: bool = False
     was_interrupted: bool = False
     hung_at_last: bool = False
@@ -36,10 +36,10 @@ class Examination:
 
 
 def examine(directory: Path, detector: HangDetector | None = None, missed_s: float = 0.0) -> Examination:
-    """Examine a job that is running, whose processes do not exit, or that has ended. Raises ``OSError``.
+    """Examine a job that is running, or that has ended or should have ended. Raises ``OSError``.
 
-    `detector`: the launcher's detector, which has watched the job from the beginning. The job is then taken to be
-    running. `missed_s`: see `HangDetector.look`.
+    `detector`: the launcher's detector, which has watched the job from the beginning. If it is given, the job is
+    assumed to be running. `missed_s`: see `HangDetector.look`.
     """
     evidence: tuple[RankEvidence, ...] = ()
     if detector is None:
@@ -59,7 +59,7 @@ def examine(directory: Path, detector: HangDetector | None = None, missed_s: flo
 
 
 def _examine_end(directory: Path, evidence: tuple[RankEvidence, ...]) -> Examination | None:
-    """Return how the job ended; ``None`` if it is running."""
+    """Return the result for a job that has ended; ``None`` if it is running."""
     if not evidence:  # it may have failed before its ranks had pulses
         records = (record_of(directory, rank) for rank in rundir.ranks_in(directory))
         early = judge_records([one for one in records if one is not None], load_exits(directory))
@@ -84,7 +84,7 @@ def hung_at_last(directory: Path) -> Verdict | None:
     verdict, job = read_verdict(directory), last_exit_of_job(load_exits(directory))
     ended_well = job is None or (job.exit_code == 0 and not job.interrupted)
     if ended_well and _all_have_ended(directory):
-        return None  # it continued, and has exited or is being examined now
+        return None  # the job continued after the hang
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
 
 
@@ -94,5 +94,5 @@ def _all_have_ended(directory: Path) -> bool:
 
 
 def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:
-    """Return True if the job's first process on the rank's host has ended and the rank no longer exists."""
+    """Return True if the launcher on the rank's host has ended and the rank's process no longer exists."""
     return job is not None and job.host in (None, rank.identity.host) and rank.process is None

@@ -1,7 +1,8 @@
-"""Dumps of torch's flight recorder: which rank skipped a collective, or called a different one than the others?
+"""Read PyTorch's flight-recorder dumps, and find the rank that skipped a collective or called a different one.
 
-NCCL's watchdog writes one pickle per rank when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``). Torch can also
-write dumps of gloo's collectives, and write JSON. Dumps are not trusted: the unpickler creates only plain values.
+NCCL's watchdog writes one pickle file per rank when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``). PyTorch
+can also write dumps of gloo's collectives, and dumps in JSON format. Dumps are not trusted: the unpickler creates only
+values of built-in types.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_ENTRIES = 1_000_000
 _MOST_TENSORS = 1_000_000
-"""maximum number of tensors in all collectives of a dump; torch keeps 2,000 collectives"""
+"""maximum number of tensors in all collectives of a dump; PyTorch keeps 2,000 collectives"""
 _MOST_CHARACTERS_OF_ERROR = 200
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Sizes = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**48)]], msgspec.Meta(max_length=64)]
@@ -50,7 +51,7 @@ class DumpedCollective(NamedTuple):
 
     @property
     def call(self) -> tuple[str, int, str]:
-        """The part of the call that is the same on all ranks of a group unless one of them is at fault."""
+        """Name, number of elements and data type, which must be the same on all ranks of the group."""
         if _OF_UNEQUAL_SIZES.match(self.name):
             return self.name, 0, ""
         return self.name, self.numel, self.dtype
@@ -60,7 +61,7 @@ class DumpedCollective(NamedTuple):
 
 
 class _PlainValues(pickle.Unpickler):
-    """Unpickler that creates no objects: it never looks up a class."""
+    """Unpickler that only creates values of built-in types: it never looks up a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump may contain only plain values")
@@ -77,7 +78,7 @@ def dumps_in(folder: Path) -> dict[int, Path]:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A collective as stored in a dump. Sizes are limited, because lists in a pickle may share items and be endless."""
+    """A collective as stored in a dump. Lengths are limited, because a list in a pickle may contain itself."""
 
     process_group: tuple[str | int, ...] | None = None
     collective_seq_id: _Number | None = None
@@ -99,11 +100,11 @@ def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
         raise DdpprofError(f"{path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         why = " ".join(str(error).split())[:_MOST_CHARACTERS_OF_ERROR]
-        raise DdpprofError(f"{path} is not a torch flight-recorder dump: {why}.") from error
+        raise DdpprofError(f"{path} is not a PyTorch flight-recorder dump: {why}.") from error
 
 
 def _unpickled(content: bytes) -> Any:
-    """Return the values in a pickle, after a check of memo indices: the unpickler allocates slots up to the highest."""
+    """Unpickle a dump. Memo indices are checked first, because the unpickler allocates memory up to the highest."""
     for number_of_opcodes, (opcode, argument, _) in enumerate(pickletools.genops(content), 1):
         if opcode.name in _PUTS and int(argument or 0) > number_of_opcodes:
             raise pickle.UnpicklingError(
@@ -134,7 +135,7 @@ def _collectives(entries: Sequence[Any]) -> Iterator[DumpedCollective]:
 def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | None:
     """Return the verdict on the rank at fault; ``None`` if all ranks have called the same collectives.
 
-    A rank whose collective differs from that of most ranks takes precedence over a rank that called fewer collectives.
+    A rank that called a different collective than most ranks takes precedence over a rank that called fewer of them.
     """
     by_group = _by_group(ranks)
     differing = map(_first_difference, by_group.values())
@@ -143,15 +144,15 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the process groups in which only one rank called collectives, and that rank.
+    """Return the process groups in which only one rank called collectives, each with this rank.
 
-    Dumps do not show whether other ranks belong to these groups.
+    Dumps do not show which other ranks belong to these groups.
     """
     return {group: next(iter(called)) for group, called in _by_group(ranks).items() if len(called) == 1}
 
 
 _Numbered = dict[int, dict[int, DumpedCollective]]
-"""rank → number → collective of one group"""
+"""rank → sequence number → collective, for one group"""
 
 
 def _by_group(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, _Numbered]:
@@ -181,7 +182,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
-    """Return the verdict on the member of the group that is behind; it may have called no collective in the group."""
+    """Return the verdict on the rank of the group that has called the fewest collectives, which may be none."""
     last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None

@@ -1,8 +1,8 @@
-"""Does a job hang? Yes, if no rank ends its step for ten times as long as usual, and for at least some seconds.
+"""Detect hangs: no rank has finished its step for ten times the usual step time, and for at least a few seconds.
 
-Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of a pass over the data,
-a script that computes, reads or writes by itself, or that waits for a program or for something outside the job, and a
-debugger. Time for which the machine slept does not count either.
+Intended pauses do not count as hangs: the first steps, saving and evaluation, the first batch of an epoch, a debugger,
+and a script that computes, reads or writes by itself or that waits for a program or for something outside the job. Time
+in which the machine slept does not count either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddpprof.monitor.pulse_files import PulseHead, read_heads, read_verdict
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
-"""seconds that each of the first steps may take, in which torch.compile compiles"""
+"""seconds that each of the first steps may take, because ``torch.compile`` may compile in it"""
 _ON_PURPOSE_S = 600.0
 """seconds that a rank may spend saving or evaluating"""
 _FIRST_BATCH_S = 120.0
@@ -41,32 +41,32 @@ _FIRST_BATCH_S = 120.0
 _WORKS_S = 120.0
 """seconds that a rank may compute, read, write or wait for a program outside DDP in a step without an evaluation"""
 _POLLS_S = 60.0
-"""seconds that a rank may poll for something, sleeping in between"""
+"""seconds that a rank may poll for something and sleep in between"""
 _HELPERS_STEP_S = 5.0
 _OWN_STEP_S = 0.1
-"""seconds of computing that show that a rank is not idle; a rank that only polls for a batch computes less"""
+"""CPU time that shows that a rank is not idle, seconds; a rank that only polls for a batch uses less"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes is no longer in an intended pause"""
 _OUTSIDE_S = {Wait.INPUT: 120.0, Wait.NETWORK: 120.0, Wait.FILE: 120.0, Wait.FOREIGN_LOCK: 120.0, Wait.PIPE: 60.0}
 """seconds that an inactive rank may wait for something outside the job"""
 _LIKE_BEFORE = 2.0
-"""if a pause reported as a hang ended by itself, the next one may last this many times as long"""
+"""if a pause that was reported as a hang ended by itself, the next one at that line may be this many times as long"""
 _REST_S, _REST_OF_FIRST_S = 2.5, 60.0
-"""minimum time in seconds that a step is given to end after a pause in it; the second value is for the first steps"""
+"""minimum seconds that a step may take to finish after a pause in it; the second value is for the first steps"""
 _MOST_MOVES = 3
-"""number of times per step that a job is not reported because a rank has just begun to do something else"""
+"""maximum number of times per step that a job is not reported because the activity of a rank has just changed"""
 _FORWARD_S = 3.0
 """seconds that DDP's broadcast of buffers may take in an evaluation while another rank waits elsewhere"""
 _STEPS = 64
 _SLEPT_S = 5.0
-"""seconds; a check is this late only if the machine slept, this process was stopped, or the clock was set"""
+"""delay of a check that shows that the machine slept, this process was stopped, or the clock was set, seconds"""
 _STACKS_S = 2.5
-"""seconds for the ranks to write their stacks, which they do once their step is overdue"""
+"""seconds that ranks may take to write their stacks, which they do when their step is overdue"""
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A step that no rank completes."""
+    """A step that no rank has finished in time."""
 
     step: int
     waited_s: float
@@ -84,7 +84,7 @@ class HangDetector:
         self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
-        """Return the step that is overdue now; ``None`` if all is well or nothing is known.
+        """Return the step that is overdue now; ``None`` if no step is overdue or nothing is known.
 
         `missed_s`: delay of this check compared with its schedule, or the amount by which the clock was set.
         """
@@ -108,14 +108,14 @@ class HangDetector:
         return None if self._pause.was_just_now(overdue, now) else overdue
 
     def _wakes(self, now_ns: int) -> None:
-        """Ignore timestamps before now from here on, because the machine slept or the clock was set."""
+        """From now on, ignore timestamps before `now_ns`, because the machine slept or the clock was set."""
         self._waking.wakes(now_ns)
         self._idle = _IdleTimes()
 
     def diagnose(self, overdue: Overdue) -> Verdict | Standstill | None:
-        """Return what holds up a job with an overdue step, or why it is not a hang; ``None`` if the job has continued.
+        """Return why a step is overdue, or why this is not a hang; ``None`` if the job has continued.
 
-        Ranks that can still write their stacks get a few seconds to do so.
+        Waits a few seconds for ranks that can still write their stacks.
         """
         deadline = time.monotonic() + _STACKS_S
         evidence = gather(self._directory, records=False)
@@ -131,12 +131,12 @@ class HangDetector:
             evidence = gather(self._directory)
             if _has_gone_on(evidence, overdue):
                 return None
-            # On a busy machine, a rank that computes may have had no core at the first sample.
+            # On a busy machine, a rank that computes may not have been running at the first sample.
             standstill = None if was_told else self.standstill(evidence, overdue, told)
         return judge(with_nccl(evidence)) if standstill is None else standstill
 
     def _was_told(self, told: Verdict | None, overdue: Overdue) -> bool:
-        """Return True if the launcher has reported that the job hangs in this same step."""
+        """Return True if the launcher has already reported that the job hangs in this step."""
         if told is None or told.resumed_unix_ns is not None or told.at_unix_ns is None:
             return False
         return told.at_unix_ns > self._clock() - overdue.waited_s * 1e9
@@ -144,9 +144,9 @@ class HangDetector:
     def standstill(
         self, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None = None
     ) -> Standstill | None:
-        """Return and store why an overdue job does not hang, if a rank is in an intended pause or has just ended one.
+        """Return why an overdue job does not hang, if a rank is in an intended pause or has just ended one.
 
-        `told`: the last hang of the job that was reported.
+        Also store the time of the pause. `told`: the last hang of the job that was reported.
         """
         now = self._clock()
         pauses = [self._pause_of(one, evidence, overdue, told) for one in evidence]
@@ -155,7 +155,7 @@ class HangDetector:
             found = Standstill(overdue.waited_s)
         if found is None:
             moved = _that_moved(evidence, _rest_s(overdue.usual_s))
-            evaluates = any(one.state.activity == Activity.EVALUATION for one in moved)  # each forward is progress
+            evaluates = any(one.state.activity == Activity.EVALUATION for one in moved)  # each forward pass is progress
             if not moved or (self._pause.num_moves == _MOST_MOVES and not evaluates):
                 return None
             self._pause.num_moves += not evaluates
@@ -166,14 +166,14 @@ class HangDetector:
     def _pause_of(
         self, one: RankEvidence, evidence: Sequence[RankEvidence], overdue: Overdue, told: Verdict | None
     ) -> Standstill | None:
-        """Return what the rank pauses for, and until when; ``None`` if it does not pause."""
+        """Return what the rank waits for, and for how long it may; ``None`` if it is not in an intended pause."""
         idle_s = self._idle.of(one, self._clock())
         debugged, outside = is_debugged(one.stack), _outside_of(one)
         works = idle_s < _IDLE_S and overdue.waited_s < pause_limit_s(one) and not _evaluates_alone(one, evidence)
         outside_s = _OUTSIDE_S[outside] if outside is not None else 0.0
         if not (debugged or works or overdue.waited_s < max(outside_s, _as_before_s(one, told))):
             return None
-        waits_for = "a person in a debugger" if debugged else OUTSIDE[outside] if outside is not None else None
+        waits_for = "user input in a debugger" if debugged else OUTSIDE[outside] if outside is not None else None
         place = place_of_user(one.stack)
         return Standstill(
             waited_s=overdue.waited_s,
@@ -192,24 +192,24 @@ class HangDetector:
 
 
 class _Waking:
-    """The time from which timestamps can be trusted: the machine may have slept, and the clock may have been set."""
+    """Knows the time from which timestamps are valid, because the machine may have slept or the clock was set."""
 
     def __init__(self) -> None:
         self._since_ns = 0
         self._took_long = False
         """whether the last check took so long that the machine may have slept during it"""
         self._seen: tuple[int, int] = (-1, 0)
-        """the current step, and since when it has been seen"""
+        """the current step, and when it was first seen"""
 
     def wakes(self, now_ns: int) -> None:
-        """Trust no timestamp before now."""
+        """Ignore timestamps before `now_ns`."""
         self._since_ns = now_ns
         self._seen = (-1, 0)
 
     def may_have_slept(self, took_ns: int) -> bool:
         """Return True if the machine may have slept during a check.
 
-        If several checks in a row take long, storage is slow.
+        If several checks in a row take long, the reason is slow storage.
         """
         took_long_before, self._took_long = self._took_long, took_ns > _SLEPT_S * 1e9
         return self._took_long and not took_long_before
@@ -217,7 +217,7 @@ class _Waking:
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
         """Return when the current step began, ns since 1970.
 
-        This is the time in its pulse, unless that is in the future because the clock was set.
+        This is the time in the pulse, unless it is in the future because the clock was set.
         """
         if self._seen[0] != state.step:
             self._seen = state.step, now_ns
@@ -226,11 +226,11 @@ class _Waking:
 
 
 class _IdleTimes:
-    """Idle times of ranks and their workers, as far as they were observed."""
+    """Observed idle times of ranks, including their DataLoader workers."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[tuple[float, int], int]] = {}
-        """by rank: what its processes had computed, read and written, and since when that has not changed"""
+        """by rank: CPU time used and bytes moved by its processes, and since when these have not changed"""
 
     def of(self, one: RankEvidence, now_ns: int) -> float:
         """Return the idle time of a rank in seconds; 0 if its process is not known."""
@@ -247,7 +247,10 @@ class _IdleTimes:
 
 
 def _of_helpers_s(one: RankEvidence, process: Process) -> float:
-    """Return the CPU seconds of the rank's children and, on CPU, its threads, without ddpprof's own small share."""
+    """Return the CPU seconds of the rank's children and, on CPU, its other threads.
+
+    They are rounded down, so that the CPU time of ddpprof's own thread does not count.
+    """
     computed_s = process.children_cpu_s + (process.threads_cpu_s if one.identity.device == "cpu" else 0.0)
     return computed_s // _HELPERS_STEP_S * _HELPERS_STEP_S
 
@@ -259,15 +262,15 @@ class _Pause:
         self.step: int | None = None
         self.seen_ns = 0
         self.num_moves = 0
-        """how often ranks were seen to progress in the step, outside evaluations"""
+        """number of times that ranks made progress within the step, outside evaluations"""
 
     def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
-        """Return True if the pause ended a moment ago, so that the rest of its step may still be running."""
+        """Return True if the pause ended so recently that the rest of its step may still be running."""
         return self.step == overdue.step and now_ns - self.seen_ns < _rest_s(overdue.usual_s) * 1e9
 
 
 def _outside_of(one: RankEvidence) -> Wait | None:
-    """Return what a living rank waits for outside the job and outside DDP."""
+    """Return what a running rank waits for outside the job; ``None`` if it does not, or is in DDP."""
     process = one.process
     is_free = not (one.is_dead or one.has_ended or one.is_silent or one.is_swapping)
     is_held = process is not None and (process.is_stopped or process.is_traced)
@@ -276,7 +279,7 @@ def _outside_of(one: RankEvidence) -> Wait | None:
 
 
 def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
-    """Return how long a rank may pause at a line where it paused before and then continued."""
+    """Return how many seconds a rank may pause at a line where it paused before and then continued."""
     place = place_of_user(one.stack)
     if told is None or told.resumed_unix_ns is None or told.since_unix_ns is None or place is None:
         return 0.0
@@ -285,7 +288,7 @@ def _as_before_s(one: RankEvidence, told: Verdict | None) -> float:
 
 
 def _has_gone_on(evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
-    """Return True if a rank has ended the step, or all ranks have ended."""
+    """Return True if a rank has finished the step, or all ranks have ended."""
     training = [one.state.step for one in evidence if not one.has_ended]
     return not training or max(training) > overdue.step
 
@@ -295,14 +298,14 @@ def _lacks_stacks(evidence: Sequence[RankEvidence]) -> bool:
 
 
 def _rest_s(usual_s: float | None) -> float:
-    """Return the time in seconds in which a step should end after a pause in it."""
+    """Return the seconds that a step may take to finish after a pause in it."""
     return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
 
 
 def _nobody_waits(evidence: Sequence[RankEvidence]) -> bool:
-    """Return True if every rank is busy with the script's own code, so that none holds up another.
+    """Return True if every rank runs the script's own code, so that no rank waits for another.
 
-    Alternatively, some ranks have finished, and the others are busy after the same number of backward passes.
+    Ranks that have finished are ignored if all ranks have run the same number of backward passes.
     """
     left = [one for one in evidence if one.state.ended != Ended.FINISHED]
     is_after_training = len(left) == len(evidence) or len({one.state.num_passes for one in evidence}) == 1
@@ -317,7 +320,7 @@ def _is_by_itself(one: RankEvidence) -> bool:
 
 
 def _that_moved(evidence: Sequence[RankEvidence], within_s: float) -> list[RankEvidence]:
-    """Return the ranks whose activity began within the last seconds. In a job that hangs, there are none."""
+    """Return the ranks whose activity began within the last seconds. There are none if the job hangs."""
     return [one for one in evidence if not one.has_ended and one.now_ns - one.state.since_ns < within_s * 1e9]
 
 
@@ -355,7 +358,7 @@ def pause_limit_s(one: RankEvidence) -> float:
     process, activity, flags = one.process, one.state.activity, one.state.flags
     if one.is_dead or one.has_ended or (process is not None and process.is_stopped):
         return 0.0
-    if activity == Activity.SAVE:  # which may keep the interpreter's lock
+    if activity == Activity.SAVE:  # saving may hold the GIL
         return _ON_PURPOSE_S
     if one.is_silent:
         return 0.0

@@ -1,8 +1,8 @@
-"""From the evidence to a verdict: which rank holds up the others, and what do they wait for?
+"""Find the rank at fault in a job that hangs or has failed, from the evidence about all ranks.
 
-Each rank is one row of a table (`Position`): where it is, whether it waits for others, what holds it up from outside,
-and which collectives it has called. The rules are tried in order, and the first one that fits gives the verdict. Ranks
-that wait for others are not at fault as long as one rank does not wait.
+Each rank is one row of a table (`Position`): where it is, whether it waits for other ranks, what holds it up from
+outside, and which collectives it has called. The rules are tried in order, and the first rule that applies gives the
+verdict. Ranks that wait for other ranks are not at fault if there is a rank that does not wait.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _WORST_FIRST = (
     Fault.OWN_CODE,
 )
 _HOLDS_A_MACHINE = (Fault.STOPPED, Fault.TRACED, Fault.SWAPPING)
-"""faults that all ranks have at once if something happens to their machine or their job"""
+"""faults that all ranks may have at the same time, because of their machine or job"""
 
 
 def judge(evidence: Sequence[RankEvidence]) -> Verdict:
@@ -81,7 +81,7 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
 
 
 def _communicator(table: Table) -> ras.Communicator:
-    """Return what NCCL's RAS said about the ranks; empty if it was not asked, or did not answer."""
+    """Return what NCCL's RAS reported about the ranks; empty if it was not queried or did not answer."""
     return {one.rank: one.evidence.nccl for one in table if one.evidence.nccl is not None}
 
 
@@ -89,7 +89,7 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 
 def _with_early_ends(table: Table) -> Table:
-    """Mark the ranks that have left the training loop while others have not. Once all have left it, none is early."""
+    """Mark the ranks that have left the training loop while others have not. If all ranks have left it, mark none."""
     trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
     over = [
@@ -111,13 +111,13 @@ def _as_early(position: Position) -> Position:
 
 
 def _is_behind_loop(position: Position) -> bool:
-    """Return True if a rank is in a script collective that is in no loop, and so comes after the training loop."""
+    """Return True if a rank is in a collective that the script calls outside any loop, so after its training loop."""
     is_in_collective = position.waits_in is not None and not position.waits_in_ddp
     return is_in_collective and is_in_a_loop(position.evidence.stack) is False
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """Judge a rank that finished with too few backward passes; the others wait for it, or failed because it left."""
+    """Judge a rank that finished with too few backward passes, so that the others wait for it or have failed."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -139,7 +139,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Judge a rank with more backward passes than another one, in fewer steps or after most have left the loop."""
+    """Judge a rank that ran more backward passes than others, in fewer steps or after most have left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -161,7 +161,7 @@ def _has_more_passes(one: Position, other: Position) -> bool:
 
 
 def _of_barrier_in_vain(table: Table) -> Verdict | None:
-    """Judge a ``monitored_barrier()`` that failed with an error that names the ranks that did not arrive."""
+    """Judge a ``monitored_barrier()`` whose error names the ranks that did not arrive."""
     errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
     named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
     if named is None:
@@ -178,7 +178,7 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Judge collectives that timed out on all ranks but one, which had not taken part and was ended by a launcher."""
+    """Judge collectives that timed out on all ranks but one, which did not take part and was ended by the launcher."""
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -187,7 +187,7 @@ def _of_timeout(table: Table) -> Verdict | None:
 
 
 def _stood_outside(one: Position) -> bool:
-    """Return True if a rank was in no collective when it ended, as far as is known."""
+    """Return True if, as far as is known, a rank was in no collective when it ended."""
     is_outside = one.evidence.state.activity == Activity.OTHER and collective_of(one.evidence.stack) is None
     return one.fault is Fault.DIED and is_outside
 
@@ -198,7 +198,7 @@ def _timed_out(one: Position) -> bool:
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
-    """Judge a rank that has as many backward passes as the finished ranks, and is stuck after its training loop."""
+    """Judge a rank that ran as many backward passes as the finished ranks, and is stuck after the training loop."""
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
@@ -213,10 +213,10 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_fewer_launches(table: Table) -> Verdict | None:
-    """Judge ranks on accelerators, if NCCL has launched fewer collectives on one of them than on all others.
+    """Judge ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all others.
 
-    The host runs ahead of its accelerator, so ranks that wait for others may stand at any line. If the rank stands
-    elsewhere than all others, what it does there holds them up. Otherwise, it has left out a collective.
+    The host runs ahead of its accelerator, so ranks that wait for others may be at any line. If the rank is at a
+    different line than all others, the code there holds them up. Otherwise, the rank has skipped a collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)
@@ -238,16 +238,16 @@ def _of_devices(table: Table) -> Verdict | None:
 
 
 def _may_await_a_device(position: Position) -> bool:
-    """Return True if the rank may be waiting for its accelerator, at a line of the user's code or within torch.
+    """Return True if the rank may be waiting for its accelerator, at a line of the user's code or of PyTorch.
 
-    A thread that waits like this does not sleep: it polls the accelerator.
+    A thread that waits for an accelerator does not sleep: it polls the accelerator.
     """
     innermost = position.evidence.stack[-1]
     return position.evidence.computes and (innermost.is_of_user or "/torch/" in innermost.file)
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Judge ranks that are all held up by the same thing, so that no single rank is at fault."""
+    """Judge ranks that all have the same fault, so that no single rank is at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None
@@ -255,7 +255,7 @@ def _of_all_held(table: Table) -> Verdict | None:
 
 
 def _of_free_rank(table: Table) -> Verdict | None:
-    """Judge a rank that does not wait for the others, so that they wait for it."""
+    """Judge a rank that does not wait for other ranks, so that they wait for it."""
     free = [one for one in table if one.waits_in is None]
     if not free:
         return None
@@ -270,13 +270,13 @@ def _of_free_rank(table: Table) -> Verdict | None:
 
 
 def _were_others_seen_to_fail(table: Table, blamed: Position) -> bool:
-    """Return True if a launcher recorded the exit of all other ranks of the host. It records only failures."""
+    """Return True if the launcher recorded that all other ranks of the host failed."""
     beside = [one for one in others_of(table, blamed) if one.evidence.identity.host == blamed.evidence.identity.host]
     return bool(beside) and all(one.evidence.exit is not None for one in beside)
 
 
 def _guilt(position: Position) -> tuple[int, int, int, tuple[int, int], int]:
-    """Return a sort key that is smaller the more likely the rank is at fault."""
+    """Return a sort key that is smallest for the rank that is most likely at fault."""
     is_dead, seen = position.fault is Fault.DIED, position.evidence.exit
     ended_ns = (seen.unix_ns or 0) if is_dead and seen is not None else 0
     consequence = how_likely_a_consequence(position.evidence) if is_dead else 0
@@ -290,13 +290,13 @@ def _ended_at(evidence: RankEvidence) -> int:
 
 
 def _are_by_themselves(table: Table) -> bool:
-    """Return True if all ranks of the job are seen to be in the script's own code."""
+    """Return True if all ranks of the job are known to be in the script's own code."""
     are_free = all(one.fault in (Fault.OWN_CODE, Fault.LOCK) for one in table)
     return are_free and are_all_on_cpu([one.evidence for one in table])
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """Judge ranks that all wait, at most half of them in an evaluation with the DDP module."""
+    """Judge ranks that all wait, if up to half of them are evaluating the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
@@ -304,7 +304,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """Judge ranks that all wait, if sequence numbers show which one called a different collective or skipped one."""
+    """Judge ranks that all wait, if sequence numbers show which rank called a different collective or skipped one."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -316,7 +316,10 @@ def _on_odd_rank(odd: OddRank | None, table: Table) -> Verdict | None:
 
 
 def _of_odd_place(table: Table) -> Verdict | None:
-    """Judge ranks that all wait, one of them where most do not or, of two ranks, in a collective of the script."""
+    """Judge ranks that all wait, if one waits at a different place than most.
+
+    If there is no majority, a rank that waits in a collective of the script is at fault.
+    """
     places_of = Counter(map(_waits_at, table)).most_common()
     if len(places_of) == 1:
         return None
@@ -334,7 +337,7 @@ def _of_odd_place(table: Table) -> Verdict | None:
 
 
 def _of_different_roots(table: Table) -> Verdict | None:
-    """Judge ranks that wait in a collective with a root, if sequence numbers show that another one has completed it."""
+    """Judge ranks that wait in a collective with a root, if sequence numbers show that another rank completed it."""
     waiting = [one for one in table if one.calls and one.waits_in in _ROOTED]
     if not waiting:
         return None
@@ -360,7 +363,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Judge ranks that all wait in DDP's own collectives, one of them in an earlier backward pass than the others."""
+    """Judge ranks that all wait in DDP's own collectives, if one of them has run fewer backward passes."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -369,7 +372,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Judge ranks that all wait in the same backward pass, if one has not begun a reduction that all others have."""
+    """Judge ranks that all wait in the same backward pass, if one has not begun a reduction that all others began."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 
@@ -395,7 +398,7 @@ RULES: tuple[Callable[[Table], Verdict | None], ...] = (
     _of_fewer_passes,
     _of_fewer_calls,
 )
-"""in order; if none fits, all ranks wait at the same place, and the link is the cause"""
+"""rules, in the order in which they are tried; if none applies, all ranks wait at the same place for the network"""
 
 
 _EXIT_S = 8.0
@@ -403,10 +406,10 @@ _EXIT_S = 8.0
 
 
 def judge_exit(evidence: Sequence[RankEvidence]) -> Verdict | None:
-    """Return the verdict on a job whose training has ended while a process does not exit; ``None`` if all is well.
+    """Return the verdict on a job whose training has ended but which has a process that does not exit, or ``None``.
 
-    Only a process that reported that it exits, and has since written its stack, is examined: after a ``with`` block,
-    the script continues. A process that computes, reads or writes is still busy.
+    Only processes that have reported that they are exiting, and have written their stacks since, are considered: a
+    script may continue after the training. A process that computes, reads or writes is still busy.
     """
     if not evidence or any(one.state.ended != Ended.FINISHED for one in evidence):
         return None

@@ -1,21 +1,21 @@
-"""From which step on do steps take longer, and by how much? Slow-downs are detected online.
+"""Detect online from which step on steps take longer, and by how much.
 
-    value       log of a step's length, mean of two consecutive steps, since in some jobs every second step is longer
+    value       log of the step time, mean of two consecutive steps, because in some jobs every second step is longer
     level       median of the last 512 values of normal steps, or of the last 192 if that is less
     window      mean of the middle half of the last 32 values
-    slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows), but at most log 2
+    slowdown   window - level > threshold = max(log 1.05, 5 × noise of windows), but at most log 2
 
-The noise of windows is learned from the last 1024 values, with each slow-down's own increase subtracted, so that it
-includes the correlation between neighbouring values. Values are measured relative to the median of the 512 around them,
-because a job that became permanently faster is not noisier than before. Windows with two levels more than 10 % apart
-are ignored, because they probably contain a slow-down too short to be detected. A slow-down is withdrawn if its own
-steps turn out to vary by as much. A slow-down among the first 512 values is also withdrawn if later steps vary by as
+The noise of windows is learned from the last 1024 values, with each slowdown's own increase subtracted, so that it
+includes the correlation between neighboring values. Values are measured relative to the median of the 512 values around
+them, because a job that became permanently faster is not noisier than before. Windows with two levels more than 10 %
+apart are ignored, because they probably contain a slowdown too short to be detected. A slowdown is withdrawn if its own
+steps turn out to vary by as much. A slowdown among the first 512 values is also withdrawn if later steps vary by as
 much. Steps that are longer for a known reason (`StepFlag`) are left out.
 
-The medians of each of the last three groups of 9 values must also be above half the threshold and above 4 %, so that a
-burst is not a slow-down. The first step is where the cumulative sum of deviations from the middle between both levels
-is smallest (CUSUM). A slow-down ends when less than 3 % of the normal length remains. Another change of length within a
-slow-down ends it and begins a new one.
+The medians of each of the last three groups of 9 values must also exceed the level by half the threshold and by 4 %, so
+that a short burst is not reported. The first step is where the cumulative sum of deviations from the mean of both
+levels is smallest (CUSUM). A slowdown ends when the step time is less than 3 % above normal. Another change of the step
+time within a slowdown ends it and begins a new one.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _OF_MEDIAN = 1.2533
 _THREE_OF_FOUR = 1.1503
 """three quarters of normally distributed values deviate by less than this, in standard deviations"""
 _FOLLOWED = 1.1
-"""correction factor: the median around windows follows them, and so hides part of their variation"""
+"""correction factor, because subtracting the median of the values around a window removes part of its variation"""
 
 
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
-    """Return the standard deviation of windows of steady values.
+    """Return the standard deviation of the means of windows of steady values.
 
-    It is the larger of the windows' own and the one expected from single values. Values are measured relative to the
-    median of the `around` values around them, so that a lasting change is not noise. Windows whose halves are
-    `two_levels` or more apart are left out. `share_steps`: two consecutive values have a step in common.
+    It is the larger of the observed one and the one expected from single values. Values are measured relative to the
+    median of the `around` values around them, so that a lasting change does not count as noise. Windows whose halves
+    differ by `two_levels` or more are left out. `share_steps`: two consecutive values have a step in common.
     """
     values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
@@ -61,7 +61,7 @@ def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool
 
 
 def _levels_around(values: Floats, width: int, every: int) -> Floats:
-    """Return, for each value, the median of the `width` values around it. `every` values in a row share one."""
+    """Return the median of the `width` values around each value, computed once per `every` values."""
     half = width // 2
     medians = [np.median(values[max(0, at - half) : at + half]) for at in range(0, len(values), every)]
     return np.repeat(medians, every)[: len(values)]
@@ -94,16 +94,16 @@ def change_point(values: Floats, old: float, new: float) -> int:
 
 
 LEAST_GROWTH = 0.05
-"""minimum relative increase of step length in a slow-down"""
+"""minimum relative increase of the step time in a slowdown"""
 LEAST_SHIFT = log(1 + LEAST_GROWTH)
 LASTING = log(1.04)
-"""minimum shift of each of the last parts of a window"""
+"""minimum increase in each of the last parts of a window"""
 OVER = log(1.03)
-"""a slow-down has ended if less than this remains"""
+"""a slowdown has ended if the increase is less than this"""
 TWO_LEVELS = log(1.10)
-"""minimum change of length within a slow-down that begins another one"""
+"""minimum change of the step time within a slowdown that begins another one"""
 MOST_SHIFT = log(2)
-"""a slow-down that doubles the length of a step always counts, however noisy the steps before it were"""
+"""a slowdown that doubles the step time always counts, however noisy the steps before it were"""
 NOISES = 5.0
 _PARTS = 3
 
@@ -116,52 +116,52 @@ class LevelShift:
     last_step: int | None
     """``None`` while it lasts"""
     before_ns: int
-    """normal length of a step, ns"""
+    """normal step time, ns"""
     after_ns: int
     num_steps: int
     """number of values over which `after_ns` is the median"""
     is_noise: bool = False
-    """whether later steps showed that step lengths vary by this much"""
+    """whether later steps showed that step times normally vary by this much"""
 
     @property
     def lost_ns(self) -> int:
-        """Return the total time by which its steps took longer, ns; 0 if it turned out not to be a slow-down."""
+        """Total additional time of its steps, ns; 0 if it turned out not to be a slowdown."""
         return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
 
     @property
     def was_slow(self) -> bool:
-        """Whether it still lasts, or its steps taken together show that it was a slow-down."""
+        """Whether it still lasts, or the median of all its steps shows that it was a slowdown."""
         if self.is_noise:
             return False
         return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
     def holds(self, number: Int64Column) -> Flags:
-        """Return a mask of the given steps that belong to it."""
+        """Return a mask of the steps that belong to it. `number`: step numbers."""
         begun: Flags = number >= self.first_step
         return begun if self.last_step is None else begun & (number <= self.last_step)
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Numbers of values used for each purpose."""
+    """Window sizes, as numbers of values."""
 
     window: int = 32
     part: int = 9
-    """number of values in each of the last `_PARTS` parts of a window, each of which has to be longer"""
+    """number of values in each of the last `_PARTS` parts of a window, all of which must be above the level"""
     least_normal: int = 48
-    """minimum number of normal values for a slow-down to be detected"""
+    """minimum number of normal values for a slowdown to be detected"""
     most_normal: int = 512
-    """number of most recent normal values that determine the normal step length"""
+    """number of most recent normal values that determine the normal step time"""
     most_noise: int = 1024
     """number of most recent values that determine the noise"""
     recent: int = 192
-    """number of most recent normal values that determine the step length just before a slow-down; they also lower the
-    level if they are shorter, as after a busy period
+    """number of most recent normal values that determine the step time just before a slowdown; they also lower the
+    level if they are shorter, for example after a busy period
     """
     refresh: int = 32
     """number of values after which level and noise are computed again"""
     most_slow: int = 2048
-    """number of most recent values that determine the step length in a slow-down"""
+    """number of most recent values that determine the step time in a slowdown"""
     averages_pairs: bool = True
 
 
@@ -180,17 +180,17 @@ OF_SUMMARIES = Windows(
 
 
 class LevelShifts:
-    """A detector that receives all steps once, in order."""
+    """Detector of slowdowns. Pass each step to `feed` once, in order."""
 
     def __init__(self, windows: Windows = OF_STEPS) -> None:
         self.shifts: list[LevelShift] = []
-        """slow-downs in the order of their steps; the last one may still be going on"""
+        """slowdowns in the order of their steps; the last one may not have ended"""
         self._counts = windows
         self._normal = _Values()
         self._steady: Floats = _NOTHING
-        """normal values, and slow-down values without the slow-down's increase, from which the noise is computed"""
+        """values from which the noise is computed: normal ones, and those of slowdowns without the increase"""
         self._pending = _Values()
-        """values since the last change; all before the last window are known to be of one level"""
+        """values since the last change; all values before the last window belong to one level"""
         self._last_log: float | None = None
         self._level: float | None = None
         self._noise, self._knows_noise = 0.0, False
@@ -198,14 +198,14 @@ class LevelShifts:
         self._since_refresh = 0
 
     def normal_before(self, shift: LevelShift, number: Int64Column) -> Flags:
-        """Return a mask of the given steps that came before a slow-down and belong to no earlier one."""
+        """Return a mask of the steps before a slowdown that belong to no earlier one. `number`: step numbers."""
         normal: Flags = number < shift.first_step
         for other in self.shifts:
             normal &= ~other.holds(number)
         return normal
 
     def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
-        """Process more steps: their numbers, lengths in ns, and whether they have no known reason to be longer."""
+        """Process more steps. `is_usual`: whether a step has no known reason to be longer."""
         usual = is_usual & (length_ns > 0)
         numbers, values = number[usual], np.log(length_ns[usual].astype(np.float64))
         if not len(values):
@@ -220,7 +220,7 @@ class LevelShifts:
             numbers, values = numbers[count:], values[count:]
 
     def _take(self, numbers: Int64Column, values: Floats) -> None:
-        """Process values up to the next time at which level and noise are computed again."""
+        """Process values, at most up to the next time at which level and noise are computed again."""
         num_before = len(self._pending)
         self._pending.extend(numbers, values)
         self._since_refresh += len(values)
@@ -233,7 +233,7 @@ class LevelShifts:
             self._refresh()
 
     def _first_change(self, begin: int) -> int | None:
-        """Return the number of pending values by which the length is known to have changed, if greater than `begin`."""
+        """Return the number of pending values, greater than `begin`, after which a change is first detected."""
         window = self._counts.window
         first = max(begin + 1, window)
         if self._level is None or first > len(self._pending):
@@ -254,7 +254,7 @@ class LevelShifts:
         return min(max(LEAST_SHIFT, NOISES * self._noise), MOST_SHIFT)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
-        """Return, for each window, whether it has risen above the level for more than a moment."""
+        """Return, for each window, whether it exceeds the level by the threshold, and not only in a short burst."""
         part = self._counts.part
         ends = [windows.shape[1] - number * part for number in range(_PARTS)]
         parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
@@ -264,7 +264,7 @@ class LevelShifts:
         return above
 
     def _change(self, at: int) -> None:
-        """Handle a change after the first `at` pending values."""
+        """Process a change that is detected after the first `at` pending values."""
         new = float(np.median(self._pending.values[at - self._counts.window // 2 : at]))
         begin = max(1, change_point(self._pending.values[:at], self._level_before(at), new))
         step = int(self._pending.numbers[begin])
@@ -285,7 +285,7 @@ class LevelShifts:
             self.shifts.append(self._slow.shift(self._pending.values, None))
 
     def _level_before(self, at: int) -> float:
-        """Return the log length of the steps before the change after the first `at` pending values."""
+        """Return the level before the change that is detected after the first `at` pending values."""
         assert self._level is not None
         if self._slow is None:
             return self._level
@@ -308,12 +308,12 @@ class LevelShifts:
         self._steady = self._with(values)
 
     def _with(self, values: Floats) -> Floats:
-        """Return the steady values together with some more."""
+        """Return the most recent of the steady values followed by `values`."""
         steady: Floats = np.concatenate((self._steady, values))[-self._counts.most_noise :]
         return steady
 
     def _learn(self) -> None:
-        """Compute the normal step length and its noise from normal values."""
+        """Compute the level from the normal values, and the noise from the steady values."""
         counts = self._counts
         if len(self._normal) < counts.least_normal:
             return
@@ -329,7 +329,7 @@ class LevelShifts:
         )
 
     def _judge_again(self, slow: _Slow) -> None:
-        """Withdraw a slow-down that has not lasted long if its own steps show that step lengths vary by as much."""
+        """Withdraw a short slowdown if its own steps show that step times vary by as much."""
         if not 0 < len(slow.values) <= self._counts.most_normal:
             return
         self._noise = self._noise_of(self._with(slow.without_growth))
@@ -341,7 +341,7 @@ class LevelShifts:
             self._learn()
 
     def _withdraw(self, first: int, least_growth: float = inf) -> None:
-        """Withdraw slow-downs from number `first` on whose relative growth is smaller than `least_growth`."""
+        """Withdraw the slowdowns from index `first` on whose step time grew by less than the factor `least_growth`."""
         for number, shift in enumerate(self.shifts[first:], first):
             if shift.after_ns < least_growth * shift.before_ns:
                 self.shifts[number] = replace(shift, is_noise=True)
@@ -378,22 +378,22 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """A slow-down that is going on."""
+    """A slowdown that has not ended."""
 
     first_step: int
     base: float
-    """normal length, as a log"""
+    """log of the normal step time before it"""
     values: _Values
-    """values that belong to it, without pending ones"""
+    """values that belong to it, without pending values"""
 
     def level(self, pending: Floats) -> float:
-        """Return the median of its values, except the first, which is half the step before."""
+        """Return the median of its values, except for the first one, which includes the step before."""
         values = np.concatenate((self.values.values, pending))
         return float(np.median(values[1:] if len(values) > 1 else values))
 
     @property
     def without_growth(self) -> Floats:
-        """Return its values minus the slow-down's increase."""
+        """Its values minus the increase."""
         values = self.values.values
         return values - (self.level(_NOTHING) - self.base) if len(values) else values
 

@@ -1,4 +1,4 @@
-"""Reports of the launcher's thread about a job: does it hang, do its steps take longer, is a loss NaN, and why?"""
+"""Checks of the launcher's thread that report hangs, slowdowns, and losses that are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from ddpprof.topics.whole_run import slowdown_sentence
 Say = Callable[[str], None]
 
 _LAUNCHER_S = 30.0
-"""seconds that a launcher takes to end the other ranks once one has died"""
+"""seconds that a launcher may take to end the other ranks after one rank has died"""
 _RESTART_S = 600.0
-"""seconds that it takes to restart all ranks, if none of them is left"""
+"""seconds that a launcher may take to restart all ranks after all of them have died"""
 _MAY_GO_ON = (Hint.WAITS_OUTSIDE, Hint.WAITS_FOR_INPUT)
-"""hints with which ``--kill-after`` never ends a job; it also never ends a job whose training is over"""
+"""hints for which ``--kill-after`` does not end a job; it also does not end a job whose training has ended"""
 
 
 class HangLook:
-    """Reports that a job hangs, and why. With `kill_after_s`, it also ends the job."""
+    """Reports that a job hangs, and why. Ends the job after `kill_after_s`, unless this is ``None``."""
 
     every_s = 1.0
 
@@ -56,7 +56,7 @@ class HangLook:
         self._hangs_at: int | None = None
         """step of the current hang"""
         self._told_of: set[tuple[int | None, str | None]] = set()
-        """ranks and lines of standstills that were reported"""
+        """rank and line of each standstill that was reported"""
         self._judged_at = 0.0
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
@@ -75,10 +75,10 @@ class HangLook:
         elif self._is_to_end():
             self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
             self._kill_after_s = None
-            os.kill(os.getpid(), signal.SIGTERM)  # as if a user had sent it: it is passed on to the job
+            os.kill(os.getpid(), signal.SIGTERM)  # the launcher passes it on to the job, like a user's signal
 
     def _examine(self, directory: Path, missed_s: float) -> None:
-        """Report once what is wrong, or what a rank waits for outside the job while others wait for it."""
+        """Report once what is wrong, or what a rank waits for outside the job while other ranks wait for it."""
         seen = examine(directory, self._detector, missed_s)
         if seen.standstill is not None:
             self._tell_of_standstill(seen.standstill)
@@ -92,7 +92,7 @@ class HangLook:
         self._tell(directory, seen.verdict)
 
     def _is_to_end(self) -> bool:
-        """Return True if ``--kill-after`` is due. It is never due if the job waits for something outside."""
+        """Return True if ``--kill-after`` is due. It is never due if the job waits for something outside the job."""
         if self._kill_after_s is None or self._verdict is None:
             return False
         if self._verdict.hint in _MAY_GO_ON or self._verdict.fault is Fault.DOES_NOT_EXIT:
@@ -100,7 +100,7 @@ class HangLook:
         return time.monotonic() - self._judged_at > self._kill_after_s
 
     def _tell_of_standstill(self, found: Standstill) -> None:
-        """Report, once per line, what a rank waits for outside the job at that line while others wait for it."""
+        """Report, once per line of code, what a rank waits for outside the job while other ranks wait for it."""
         place = found.rank, found.place
         if found.waits_for is not None and found.waiting and place not in self._told_of:
             self._told_of.add(place)
@@ -124,7 +124,7 @@ class HangLook:
             self._say(f"Stacks of all threads: {path}")
 
     def _goes_on(self, directory: Path) -> None:
-        """Record that a job that hung has ended the step."""
+        """Record and report that a job that hung has finished the step."""
         if self._verdict is None or self._hangs_at is None:
             return
         if not any(head.state.step > self._hangs_at for head in read_heads(directory, 1)):
@@ -136,19 +136,19 @@ class HangLook:
 
 
 def _patience_s(directory: Path) -> float:
-    """Return the seconds for which a job with a dead rank may stand still while its launcher handles this."""
+    """Return the seconds for which a job with a dead rank may make no progress until its launcher has acted."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
     return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
 
 
 def _has_left(head: PulseHead) -> bool:
-    """Return True if a rank's process is dead, as far as this machine can tell."""
+    """Return True if a rank's process is dead, or silent on another machine."""
     is_dead = is_gone(head.identity)
     return is_silent(head.identity, head.state, time.time_ns()) if is_dead is None else is_dead
 
 
 class LossLook:
-    """Reports once that a loss is NaN or infinite, and on which rank this began."""
+    """Reports once that a loss is NaN or infinite, and the rank on which this began."""
 
     every_s = 2.0
 
@@ -157,7 +157,7 @@ class LossLook:
         self._told_of: Path | None = None
         """the attempt for which this has been reported"""
         self._waits_in: Path | None = None
-        """the attempt in which the report was delayed so that the ranks can write their learning rates"""
+        """the attempt for which the report was delayed, so that the ranks can write their learning rates"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
         """Report the loss once every rank has finished one more step, or the job has ended."""
@@ -179,17 +179,17 @@ class LossLook:
 
 
 _MOST_SAID = 20
-"""maximum number of slow-downs that the launcher reports; all are in the report"""
+"""maximum number of slowdowns that the launcher reports; all are in the report"""
 _WORTH_SAYING = 0.10
 """minimum growth of a step for the launcher to report it"""
 _MUCH_WORSE = 0.5
 """minimum growth beyond the reported one for the launcher to report it again"""
 _LASTING_S = 20.0
-"""seconds that a slow-down must last before the launcher reports it"""
+"""seconds that a slowdown must last before the launcher reports it"""
 
 
 class SlowdownLook:
-    """Reports since when, by how much and why steps take longer, and writes ``slowdowns.json``."""
+    """Reports slowdowns with their start, size and cause, and writes ``slowdowns.json``."""
 
     every_s = 2.0
 
@@ -197,10 +197,10 @@ class SlowdownLook:
         self._say = say
         self._directory: Path | None = None
         self._told: dict[int, float] = {}
-        """reported slow-downs, by their first step, with the reported growth; 0 once they have ended"""
+        """reported slowdowns, by their first step, with the reported growth; 0 once they have ended"""
 
     def at(self, directory: Path, _missed_s: float, is_over: bool) -> None:
-        """Report and store what is new; at the end, also store how long all pauses took."""
+        """Report and store new slowdowns. At the end, also store the durations of all pauses."""
         if self._directory != directory:
             self._directory, self._watch = directory, SlowdownWatch()
             self._told = {}
@@ -222,7 +222,7 @@ class SlowdownLook:
         shown = {one.first_step for one in self._watch.slowdowns}
         for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
             self._told[withdrawn] = 0.0
-            self._say(f"the steps from {withdrawn:,} on turned out to be within this job's normal range")
+            self._say(f"the step times from step {withdrawn:,} on turned out to be within the normal range of this job")
         for chain in chains:
             last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
             told = 0.0 if step is None else self._told[step]
@@ -234,14 +234,14 @@ class SlowdownLook:
             elif told and last.last_step is not None:
                 self._told[step] = 0.0
                 if chain is chains[-1]:
-                    self._say(f"from step {last.last_step + 1:,} on, steps take as long as they did before")
+                    self._say(f"from step {last.last_step + 1:,} on, steps take as long as before the slowdown")
             elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
                 self._say(slowdown_sentence(last, world_size))
                 self._told[step] = last.growth
 
 
 def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
-    """Return groups of slow-downs that follow each other without a normal step in between."""
+    """Group slowdowns that follow each other without a normal step in between."""
     chains: list[list[StepSlowdown]] = []
     for one in slowdowns:
         if chains and chains[-1][-1].last_step == one.first_step - 1:
@@ -252,7 +252,7 @@ def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
 
 
 def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
-    """Return True if slow-downs lasted longer than the usual effect of other work on the machine."""
+    """Return True if slowdowns lasted longer in total than other work on the machine usually does."""
     if any(one.began_ns is None for one in slowdowns):
         return True
     now_ns = time.time_ns()

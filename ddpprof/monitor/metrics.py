@@ -1,7 +1,7 @@
-"""Metrics of a running job, from the pulses of its ranks, with names and units as in Prometheus and OpenTelemetry.
+"""Metrics of a running job, from the pulses of its ranks, named according to Prometheus and OpenTelemetry conventions.
 
-Names end in their unit, seconds or bytes, and those of counters in ``_total``. The only labels are the rank and the
-part or quantile of a step, and at most `MOST_RANKS` ranks have separate values, so the number of series is bounded.
+The number of time series is bounded: the only labels are the rank and the part or quantile of a step, and only the
+first `MOST_RANKS` ranks are exported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MetricKind:
     """name without the prefix ``ddpprof_`` and, for a counter, without ``_total``"""
     documentation: str
     unit: str
-    """UCUM unit, as OpenTelemetry requires; ``"1"`` for a number"""
+    """UCUM unit, as required by OpenTelemetry; ``"1"`` for a dimensionless number"""
     is_counter: bool = False
     """whether its value only increases"""
 

@@ -1,8 +1,8 @@
-"""What is a running job doing? An overview of its ranks, from their pulses.
+"""Overview of the current state of a job, from the pulses of its ranks.
 
-DDP keeps the ranks in step, so the steps of the lowest rank represent the job's. A rank's own time is the length of its
-step without its waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has begun fewer
-backward passes than they have, or for the one with the largest own time.
+DDP synchronizes the ranks, so the steps of the lowest rank represent those of the job. A rank's own time is its step
+time without the time spent waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has
+begun fewer backward passes or, if there is none, for the rank with the largest own time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddpprof.monitor.whole_run import history, nonfinite_steps, usual_length_ns
 from ddpprof.words import clauses
 
 _LATE_SIGN_NS = 2 * 10**9
-"""minimum age of the last sign of life for a check whether the process still exists; there is one every second"""
+"""age of the last heartbeat from which the process may no longer exist; there is one heartbeat per second"""
 
 
 class Standing(StrEnum):
@@ -33,11 +33,11 @@ class Standing(StrEnum):
 
     TRAINING = "training"
     WAITS = "waits"
-    """it has been in its backward pass for longer than it computes there, so it waits for the other ranks"""
+    """it has been in the backward pass for longer than it usually computes there, so it waits for other ranks"""
     NO_SIGN = "no sign"
-    """not even ddpprof's own thread runs: the process is stopped, or something holds Python's GIL"""
+    """no heartbeat, not even from ddpprof's own thread: the process is stopped, or something holds Python's GIL"""
     GONE = "gone"
-    """the process is dead and has recorded no end"""
+    """the process is dead and has not recorded its end"""
     ENDED = "ended"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -46,12 +46,12 @@ class Standing(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Return True if the rank will report nothing more."""
+        """Whether the rank will not report anything more."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property
     def is_trouble(self) -> bool:
-        """Return True if the rank holds up the others, whatever they do."""
+        """Whether the rank cannot continue, so that other ranks have to wait for it."""
         return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 
@@ -65,7 +65,7 @@ _ENDS: Mapping[int, Standing] = {
 
 @dataclass(frozen=True, slots=True)
 class RankNow:
-    """One rank at this moment. Durations are medians over its last steps; ages count until now."""
+    """Current state of a rank. Durations are medians over its last steps; ages are measured until now."""
 
     rank: int
     host: str
@@ -74,7 +74,7 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
-    """``None`` if the waiting is unknown, as on accelerators"""
+    """``None`` if the waiting time is unknown, as on accelerators"""
     data_ns: int | None
     wait_ns: int | None
     """``None`` if unknown, as on accelerators"""
@@ -84,7 +84,7 @@ class RankNow:
     num_passes: int
     stack: str | None
     nonfinite: NonfiniteSteps | None = None
-    """number of its steps whose loss was NaN or infinite"""
+    """its steps whose loss was NaN or infinite"""
 
 
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
@@ -112,13 +112,13 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
 
 
 def _usual(steps: PulseSteps) -> PulseSteps:
-    """Return the steps in which nothing special happened, or all steps if there are none."""
+    """Return the steps without a flag, or all steps if each has one."""
     usual = rows_of(steps, steps.flags == 0)
     return usual if len(usual) else steps
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
-    """Return the steps whose waiting is known; with many gradients, it is not known for every step."""
+    """Return the steps whose waiting time is known. For models with many gradients, it is not known for each step."""
     return rows_of(steps, steps.wait_ns != UNKNOWN)
 
 
@@ -137,7 +137,7 @@ def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
 
 
 def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
-    """Return True if the rank has been in its backward pass for longer than it usually computes in it."""
+    """Return True if the rank has been in the backward pass for longer than it usually computes there."""
     known = _with_waiting(usual)
     if head.state.activity != Activity.BACKWARD or not len(known):
         return False
@@ -147,17 +147,17 @@ def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
 _STUCK_NS = 10**9
 """minimum time without progress before a rank is reported to wait for a rank that is behind"""
 _WORTH = 0.1
-"""minimum share of a step by which a rank's own time must exceed that of others"""
+"""minimum difference between the own times of the slowest and the other ranks, as a share of a step"""
 _MOST_NAMED = 3
 
 
 def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
-    """Return one sentence for each reason why ranks wait."""
+    """Return sentences that say which ranks other ranks wait for."""
     return (*_behind(ranks), *([] if any(one.standing.is_trouble for one in ranks) else _slowest(ranks)))
 
 
 def _behind(ranks: Sequence[RankNow]) -> list[str]:
-    """Return sentences that name ranks with fewer backward passes than others that wait."""
+    """Return a sentence that names the ranks that have begun fewer backward passes than ranks that wait."""
     ahead = max(one.num_passes for one in ranks)
     late = [one for one in ranks if one.num_passes < ahead]
     waiting = [one for one in ranks if one.num_passes == ahead and _stands(one)]
@@ -175,7 +175,7 @@ def _stands(one: RankNow) -> bool:
 
 def _where(one: RankNow, ahead: int) -> str:
     passes = ahead - one.num_passes
-    behind = "a backward pass" if passes == 1 else f"{passes} backward passes"
+    behind = "1 backward pass" if passes == 1 else f"{passes} backward passes"
     at = f"in step {one.step}, {one.activity} for {one.activity_age_ns / 1e9:.0f} s"
     state = "" if one.standing is Standing.TRAINING else f", {one.standing}"
     return f"rank {one.rank}, which is {behind} behind ({at}{state})"
@@ -199,7 +199,7 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
 
 
 WINDOW_NS = 300 * 10**9
-"""the period that percentiles and the sparkline cover"""
+"""period that percentiles and the sparkline cover"""
 _RATE_NS = 60 * 10**9
 _STEPS_OF_A_RANK = 50
 _NUM_PIECES = 60
@@ -207,7 +207,7 @@ _NUM_PIECES = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Steps of the last minutes. DDP keeps the ranks in step, so one rank represents all."""
+    """Step times of one rank over the last minutes. DDP synchronizes the ranks, so one rank represents all."""
 
     rank: int
     num_steps: int
@@ -222,7 +222,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A job at this moment."""
+    """Current state of a job."""
 
     run: str
     world_size: int
@@ -235,7 +235,7 @@ class Overview:
     waiting: tuple[str, ...]
     """sentences that say which ranks wait for which"""
     missing: tuple[str, ...] = ()
-    """pulses that cannot be read, and why"""
+    """messages about pulses that cannot be read"""
 
     @property
     def is_over(self) -> bool:
@@ -253,11 +253,11 @@ def refuse_starting(path: Path) -> None:
 
 
 STARTING = "the job that records into {} is starting: no rank is training yet."
-"""message about a folder that will contain a run"""
+"""message about a directory that will contain a run"""
 
 
 def find_pulses(path: Path) -> Path:
-    """Return the folder with the pulses of a run, that is, of its last attempt.
+    """Return the directory with the pulses of the last attempt of a run.
 
     Raises `NotARun`, and `DdpprofError` if no rank has a pulse.
     """
@@ -281,7 +281,7 @@ def find_pulses(path: Path) -> Path:
 
 
 def look_at(directory: Path, now_ns: int) -> Overview:
-    """Return the current state of the ranks with a pulse in this folder.
+    """Return the current state of the job whose pulses are in this directory.
 
     Raises `DdpprofError` if no pulse can be read.
     """
@@ -302,14 +302,14 @@ def look_at(directory: Path, now_ns: int) -> Overview:
 def _pulse(directory: Path, rank: int) -> Pulse | None:
     try:
         return read_pulse(directory, rank)
-    except (DdpprofError, OSError):  # it has just been replaced
+    except (DdpprofError, OSError):  # it has been replaced since its head was read
         return None
 
 
 def overview_of(
     run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...]
 ) -> Overview:
-    """Return the overview of these ranks. `pulse`: the pulse of the lowest rank, for the last minutes."""
+    """Return the overview of these ranks. `pulse`: pulse of the lowest rank, for the step times of the last minutes."""
     ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
     over = all(one.standing.is_over for one in ranks)
     end_ns = max(head.state.last_ns for head in heads.values()) if over else now_ns
@@ -330,7 +330,7 @@ def overview_of(
 
 
 def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
-    """Return the steps per second over the last minute; this falls while the job stands still."""
+    """Return the steps per second over the last minute, which decrease while the job makes no progress."""
     if not len(rows):
         return None
     since_ns = max(end_ns - _RATE_NS, int(rows.start_ns[0]))
@@ -344,7 +344,7 @@ def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
 
 
 def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | None:
-    """Return the steps of the last minutes. Percentiles use steps that are still stored individually."""
+    """Return the step times of the last minutes. Percentiles are over the steps that are stored individually."""
     recent = rows_of(rows, rows.end_ns > end_ns - WINDOW_NS)
     single = recent.longest_ns[recent.num_steps == 1]
     if not len(single):

@@ -1,7 +1,7 @@
-"""Where is a training thread, and does its rank wait for others, or do they wait for it?
+"""Find out where the training thread of a rank is, and whether the rank waits for others or they wait for it.
 
-Functions of libraries are recognised by their names and files. A `Position` is one row of the table of evidence. The
-first rule that fits a rank makes its row.
+Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence, and is
+made by the first rule that applies to the rank.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OUTSIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One rank's position in the job."""
+    """Where a rank is, and whether it waits for other ranks."""
 
     evidence: RankEvidence
     waits_in: str | None
-    """collective, or `REDUCER`, in which it waits for others; ``None`` if others wait for it"""
+    """collective, or `REDUCER`, in which it waits for other ranks; ``None`` if it does not wait for them"""
     fault: Fault
-    """what holds up the others if this rank is at fault"""
+    """why other ranks have to wait, if this rank is at fault"""
     detail: str | None = None
     hint: Hint | None = None
 
@@ -52,7 +52,7 @@ class Position:
 
     @property
     def waits_in_ddp(self) -> bool:
-        """Whether it waits, or died, in one of DDP's own collectives, not one of the script's."""
+        """Whether it waits, or died, in one of DDP's own collectives rather than one of the script's."""
         if self.fault is Fault.DIED:
             in_pass = self.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
             record = self.evidence.record
@@ -69,12 +69,12 @@ class Position:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Collectives that the rank has called, most recent last, as recorded by torch."""
+        """Collectives that the rank has called, as recorded by PyTorch, most recent last."""
         return self.evidence.facts.calls
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of backward passes, and of buckets in the last one, whose reduction this rank has begun."""
+        """Number of backward passes that this rank has begun, and of buckets that it has launched in the last one."""
         state = self.evidence.state
         return state.num_passes, state.bucket + 1
 
@@ -88,7 +88,7 @@ def others_of(table: Table, blamed: Position) -> list[Position]:
 
 
 def position_of(evidence: RankEvidence) -> Position:
-    """Return the position of a rank, from the first rule that fits it."""
+    """Return the position of a rank, from the first rule that applies."""
     return next(found for rule in _RULES if (found := rule(evidence)) is not None)
 
 
@@ -101,7 +101,7 @@ def _is_over(one: RankEvidence) -> Position | None:
 
 
 def _is_held(one: RankEvidence) -> Position | None:
-    """Return the position of a process that cannot run, or can hardly run."""
+    """Return the position of a process that is stopped or swapping."""
     process = one.process
     if process is not None and process.is_frozen:
         return Position(one, None, Fault.STOPPED, "its control group is frozen", Hint.FROZEN)
@@ -193,7 +193,7 @@ _RULES = (
 
 
 def outside_wait(one: RankEvidence) -> Wait | None:
-    """Return what a rank waits for in the script's own code, if that is outside the job."""
+    """Return what a rank waits for outside the job, in the script's own code."""
     if not one.stack or collective_of(one.stack) is not None:
         return None
     if one.wait is Wait.EVENTS:
@@ -202,18 +202,18 @@ def outside_wait(one: RankEvidence) -> Wait | None:
 
 
 def ran_out(evidence: RankEvidence) -> bool:
-    """Return True if the rank's loader had no more batches, and no other pass over one has begun."""
+    """Return True if the rank's `DataLoader` was exhausted, and no further epoch has begun."""
     flags = evidence.state.flags
     return bool(flags & StepFlag.RAN_OUT) and not flags & StepFlag.BEGAN_EPOCH
 
 
 def why_ended(one: RankEvidence) -> Hint | None:
-    """Return the hint that a rank left its training loop, if no `DataLoader` was exhausted; otherwise ``None``."""
+    """Return `Hint.LEFT_LOOP` if no `DataLoader` of the rank was exhausted, else ``None``."""
     return None if one.state.flags & StepFlag.RAN_OUT else Hint.LEFT_LOOP
 
 
 def _workers(evidence: RankEvidence) -> str | None:
-    """Return a clause about the rank's DataLoader workers: which of them cannot run, or else which ones exist."""
+    """Return a clause that names the rank's DataLoader workers that cannot run or, if all can, all workers."""
     held = [f"process {one.pid} is {_STATES[one.state]}" for one in evidence.workers if one.state in _STATES]
     if held:
         return f"of its workers, {', '.join(held[:4])}"
@@ -230,7 +230,7 @@ _LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subpro
 _SOCKETS = re.compile(r"/(?:socket|ssl|http/.*|urllib3/.*|requests/.*|httpx/.*|httpcore/.*|grpc/.*)\.py$")
 _PROGRAM = re.compile(r"/subprocess\.py$")
 _FRAMES_OF_SUBPROCESS = 4
-"""frames between `subprocess.run` and the selector in which it may wait"""
+"""number of frames from `subprocess.run` to the selector in which it may wait"""
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
 _CHECKPOINT = re.compile(r"/torch/distributed/checkpoint/")
 _BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
@@ -242,12 +242,12 @@ def is_at_a_lock(stack: Sequence[Frame]) -> bool:
 
 
 def is_at_a_socket(stack: Sequence[Frame]) -> bool:
-    """Return True if a thread that waits for events waits for the network, in the user's or a library's call."""
+    """Return True if a thread that waits for events is in the user's code or a network library."""
     return bool(stack) and (stack[-1].is_of_user or _SOCKETS.search(stack[-1].file) is not None)
 
 
 def awaits_a_program(stack: Sequence[Frame]) -> bool:
-    """Return True if the thread waits for a program that it has started, such as one that evaluates a checkpoint."""
+    """Return True if the thread waits for a program that it started with `subprocess`."""
     return any(_PROGRAM.search(frame.file) for frame in stack[-_FRAMES_OF_SUBPROCESS:])
 
 
@@ -257,12 +257,12 @@ def is_in_checkpoint(stack: Sequence[Frame]) -> bool:
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:
-    """Return True if the script is being debugged with a debugger in the same process."""
+    """Return True if a debugger in the same process has stopped the script."""
     return any(_DEBUGGERS.search(frame.file) for frame in stack)
 
 
 def is_in_engine(stack: Sequence[Frame]) -> bool:
-    """Return True if the thread is in autograd's engine itself, not in a Python function that the engine has called."""
+    """Return True if the thread is in the autograd engine, not in a Python function that the engine called."""
     return bool(stack) and _BACKWARD.search(stack[-1].file) is not None
 
 
@@ -273,25 +273,22 @@ _AT_EXIT = {
     "_shutdown": "a non-daemon thread is still running",
     "_exit_function": "a function registered to run at exit does not return",
 }
-"""Python functions that run at the exit of a process, and why each of them may not return"""
+"""Python functions that run when a process exits, and why they may not return"""
 
 
 def why_no_exit(stack: Sequence[Frame]) -> str | None:
-    """Return why the process does not exit, if the thread is in code that runs at its exit."""
+    """Return why the process does not exit; ``None`` if the thread is not in code that runs at exit."""
     functions = {frame.function for frame in stack if not frame.is_of_user}
     return next((why for function, why in _AT_EXIT.items() if function in functions), None)
 
 
 def place_at_exit(stack: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame outside `threading`, where all waits for threads end."""
+    """Return the innermost frame outside the `threading` module."""
     return next((frame for frame in reversed(stack) if not frame.file.endswith("/threading.py")), None)
 
 
 def polls(stack: Sequence[Frame]) -> bool:
-    """Return True if a ``while`` loop, in the function that sleeps or in one of its callers, polls for something.
-
-    Callers count up to the innermost line of the user's code.
-    """
+    """Return True if the thread is in a ``while`` loop, in the innermost user function or in functions it called."""
     user = next((number for number, frame in enumerate(reversed(stack)) if frame.is_of_user), None)
     if user is None:
         return False
@@ -304,7 +301,7 @@ def polls(stack: Sequence[Frame]) -> bool:
 
 
 def is_in_a_loop(stack: Sequence[Frame]) -> bool | None:
-    """Return True if any line of the user's code on the stack is in a loop; ``None`` if no source can be read."""
+    """Return True if any line of the user's code on the stack is in a loop; ``None`` if no source file can be read."""
     found = [(frame.line, _loops_in(frame.file)) for frame in stack if frame.is_of_user]
     known = [(line, loops) for line, loops in found if loops is not None]
     return any(loop.first <= line <= loop.last for line, loops in known for loop in loops) if known else None
@@ -321,9 +318,9 @@ class _Loop(NamedTuple):
 
 
 def loop_left(stack: Sequence[Frame]) -> str | None:
-    """Return a clause with the lines at which the last loop before the thread's line can exit early, or ``None``.
+    """Return a clause with the lines at which the last loop before the thread's line can exit early; else ``None``.
 
-    The innermost of the user's functions on the stack that has such a loop counts.
+    Only the innermost user function with such a loop is considered.
     """
     for frame in reversed(stack):
         if not frame.is_of_user:
@@ -379,7 +376,7 @@ def _loops_in(file: str) -> tuple[_Loop, ...] | None:
 
 
 def _exits_of(nodes: Sequence[ast.AST], in_loop: bool) -> Iterator[int]:
-    """Yield the lines of statements that leave the loop around them. `in_loop`: they are in a nested loop."""
+    """Yield the lines of statements that exit a loop with this body. `in_loop`: `nodes` are in a nested loop."""
     for node in nodes:
         if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not in_loop):
             yield node.lineno

@@ -1,7 +1,7 @@
-"""What does the system report about a rank's process, and what does one of its threads wait for?
+"""Read from ``/proc`` what a rank's process does, and what its training thread waits for.
 
-The process is only read, never changed. A thread's system call shows what it waits for or, if that is hidden, the
-kernel function in which it sleeps.
+The system call of a thread shows what it waits for. If the system call is hidden, the kernel function in which the
+thread sleeps is used instead.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _PLACES = {
     Wait.SLEEP: re.compile("nanosleep|pause"),
     Wait.EVENTS: re.compile("poll|do_select|ep_"),
 }
-"""kernel functions in which threads sleep"""
+"""kernel functions in which a thread sleeps, by what it waits for"""
 
 
 def wait_of(thread: Path) -> Wait | None:
-    """Return what a thread waits for; ``None`` if it does not sleep, or the system does not report it.
+    """Return what a thread waits for; ``None`` if it does not sleep, or if the system does not report it.
 
     `thread`: its folder in ``/proc``.
     """
@@ -73,7 +73,7 @@ def _by_call(thread: Path, number: int, argument: int, slept_in: str) -> Wait | 
 
 
 def _by_file(thread: Path, number: int) -> Wait:
-    """Return the kind of file a thread waits for. A terminal counts as standard input, whatever its descriptor."""
+    """Return the kind of file that a thread waits for. Any terminal counts as standard input."""
     with suppress(OSError):
         target = str((thread / "fd" / str(number)).readlink())
         if number == 0 or target.startswith(("/dev/pts/", "/dev/tty")):
@@ -100,7 +100,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on this machine. "Main thread" means the training thread, even if that is another thread."""
+    """A process on this machine. "Main thread" means the training thread, even if it is another thread."""
 
     pid: int
     name: str
@@ -114,7 +114,7 @@ class Process:
     children_cpu_s: float
     """CPU time of its living descendants, seconds"""
     num_paged_in: int
-    """number of major page faults of its main thread: pages read from a disk (swap, or a mapped file)"""
+    """number of major page faults of its main thread, that is, of pages read from swap or a mapped file"""
     swapped_bytes: int
     """memory of the process that is in swap, bytes"""
     seen_s: float
@@ -128,9 +128,9 @@ class Process:
     is_frozen: bool = False
     """whether its control group is frozen"""
     do_children_run: bool = False
-    """whether any of its living descendants computes now, or is runnable"""
+    """whether any of its living descendants is running or runnable"""
     do_threads_run: bool = False
-    """the same for its other threads"""
+    """whether any of its other threads is running or runnable"""
 
     @property
     def is_stopped(self) -> bool:
@@ -179,7 +179,7 @@ def workers_of(pid: int) -> list[Process]:
 
 
 def holder_of_lock(pid: int, locks: Path = Path("/proc/locks")) -> int | None:
-    """Return the process that holds the file lock that a process waits for; ``None`` if it waits for none."""
+    """Return the PID of the process that holds the file lock for which process `pid` waits, or ``None``."""
     holders: dict[str, int] = {}
     with suppress(OSError, ValueError, IndexError):
         for line in locks.read_text(encoding="ascii", errors="replace").splitlines():
@@ -201,7 +201,7 @@ def _started_ns(pid: int) -> int | None:
 
 
 def _does_another_run(pid: int, thread: int) -> bool:
-    """Return True if a thread of the process other than the given one computes, or is runnable."""
+    """Return True if a thread of the process other than the given one is running or runnable."""
     with suppress(OSError):
         others = (folder for folder in Path(f"/proc/{pid}/task").iterdir() if folder.name != str(thread))
         return any(found is not None and found.state == "R" for found in map(stat_of, others))
@@ -214,5 +214,5 @@ def _moved_bytes(pid: int, thread: int) -> int:
 
 
 def num_swapped_in() -> int:
-    """Return how many pages this machine has read back from swap, for all processes; 0 if it does not report it."""
+    """Return the number of pages that this machine has read back from swap so far; 0 if it is not reported."""
     return number_in(OF_MACHINE, "pswpin") or 0

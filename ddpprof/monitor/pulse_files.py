@@ -1,8 +1,7 @@
-"""The pulses of a run, read from outside while its ranks train, hang or are dead, and the files that a watcher writes.
+"""Read the pulses of a run from another process, and read and write ``hang.json`` and ``slowdowns.json``.
 
-A rank writes its pulse to memory (``/dev/shm``) and copies it into the run directory every second. On the rank's own
-machine, the one in memory is read; on any other machine, the copy. A watcher writes what it has found to ``hang.json``
-and ``slowdowns.json``.
+A rank writes its pulse to shared memory (``/dev/shm``) and copies it into the run directory every second. Processes on
+the same machine read the pulse in shared memory; processes on other machines read the copy.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from ddpprof.model.whole_run import Slowdowns
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
 SILENT_NS = 4 * 10**9
-"""a process is silent if its last sign of life is older; ddpprof's own thread in it gives one every second"""
+"""age of the last heartbeat from which a process counts as silent; ddpprof's thread in it writes one every second"""
 SILENT_FAR_NS = 15 * 10**9
-"""the same on another machine: its clock may differ, and a shared file system may show its files late"""
+"""the same for another machine, whose clock may differ and whose files may appear late on a shared file system"""
 MOST_COMPARED = 64
 """maximum number of ranks that are compared step by step"""
 
 
 @cache
 def machine_id() -> str:
-    """Return an ID of the scope in which PIDs are unique: a machine's boot, or a container on it."""
+    """Return an ID of this machine's boot and this process's PID namespace, in which PIDs are unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -51,13 +50,13 @@ def machine_id() -> str:
 
 
 def shared_path(rank: int) -> Path:
-    """Return an unused path for a rank's pulse in memory."""
+    """Return an unused path for a rank's pulse in shared memory."""
     return SHARED_FOLDER / f"{_PREFIX}{os.getuid()}-{os.getpid()}-{rank}-{os.urandom(4).hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class PulseHead:
-    """The part of a pulse that a live view reads often: identity, current activity, and last steps."""
+    """The part of a pulse that live views read: identity, current activity and last steps."""
 
     identity: PulseIdentity
     state: PulseState
@@ -66,7 +65,7 @@ class PulseHead:
     memory_bytes: int | None = None
     """resident memory at the last sample"""
     facts: OverdueFacts | None = None
-    """further facts from the process, if its step is overdue, its loss was NaN or it has failed"""
+    """facts reported by the process if its step is overdue, its loss was not finite or it has failed"""
 
 
 def read_pulse(directory: Path, rank: int) -> Pulse:
@@ -103,12 +102,12 @@ def is_here(identity: PulseIdentity) -> bool:
 
 
 def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
-    """Return the time, ns since 1970, at which the training thread or ddpprof's own thread was last active."""
+    """Return the time of the last heartbeat by the training thread or ddpprof's own thread, ns since 1970."""
     return max(state.last_ns, identity.created_ns)
 
 
 def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
-    """Return True if nothing runs, not even ddpprof's own thread, in a process that has recorded no end.
+    """Return True if a rank has not recorded its end, but ddpprof's own thread in its process no longer runs.
 
     The process is then stopped or dead, or something holds Python's GIL.
     """
@@ -117,7 +116,7 @@ def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
 
 
 def is_gone(identity: PulseIdentity) -> bool | None:
-    """Return True if the process of a rank that has recorded no end is dead; ``None`` on another machine."""
+    """Return True if the process of a rank that has not recorded its end is dead; ``None`` if on another machine."""
     if not _is_in_this_memory(identity):
         return None
     try:
@@ -127,7 +126,7 @@ def is_gone(identity: PulseIdentity) -> bool | None:
     except OSError:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises while the rank lives
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises while the process is alive
         return True
     except OSError:
         return False
@@ -136,12 +135,12 @@ def is_gone(identity: PulseIdentity) -> bool | None:
 
 
 def _is_in_this_memory(identity: PulseIdentity) -> bool:
-    """Return True if the rank's pulse is, or was, in the memory of this machine."""
+    """Return True if the rank's pulse is, or was, in the shared memory of this machine."""
     return is_here(identity) and Path(identity.shared).parent == SHARED_FOLDER
 
 
 def _last_memory_bytes(file: int, state: PulseState) -> int | None:
-    """Return the memory in the last sample, bytes."""
+    """Return the resident memory in the last sample, bytes."""
     if state.num_samples <= 0:
         return None
     row = layout.SAMPLES.row
@@ -163,9 +162,9 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
-    """Yield the state and last steps of each rank whose pulse can be read. A rank that is just starting has none.
+    """Yield the state and last steps of each rank whose pulse can be read.
 
-    Raises ``OSError`` if there is no such directory.
+    Raises ``OSError`` if the directory does not exist.
     """
     for rank in rundir.pulses_in(directory):
         with suppress(OSError, DdpprofError):
@@ -173,7 +172,7 @@ def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
 
 
 def read_pulses(directory: Path) -> dict[int, Pulse]:
-    """Return the pulses of all ranks that can be read, at most `MOST_COMPARED` of them."""
+    """Return the pulses of the first `MOST_COMPARED` ranks, without those that cannot be read."""
     found = {}
     for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
         with suppress(OSError, DdpprofError):
@@ -191,7 +190,7 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _newest(path: Path) -> Iterator[int]:
-    """Open the pulse in memory if it is on this machine, else the copy at `path`."""
+    """Open the pulse in shared memory if it is on this machine, or else the copy at `path`."""
     copy = own_files.open_regular(path)
     try:
         shared = _open_shared(copy)
@@ -207,7 +206,7 @@ def _newest(path: Path) -> Iterator[int]:
 
 
 def _open_shared(copy: int) -> int | None:
-    """Return the pulse in memory that belongs to this copy, if it is on this machine and of the same user."""
+    """Open the pulse in shared memory that belongs to this copy, if it is on this machine and has the same owner."""
     try:
         head = os.pread(copy, layout.HEAD_BYTES, 0)
         identity = layout.decode_identity(head)
@@ -223,7 +222,7 @@ def _open_shared(copy: int) -> int | None:
 
 
 def gather_left() -> None:
-    """Copy the pulses of this user's dead ranks from memory into their run directories, and free the memory."""
+    """Move the pulses of this user's dead ranks from shared memory to their run directories."""
     with suppress(OSError):
         for name in os.listdir(SHARED_FOLDER):
             if name.startswith(f"{_PREFIX}{os.getuid()}-"):
@@ -236,21 +235,21 @@ def _gather(shared: Path) -> None:
     try:
         if os.fstat(file).st_uid != os.geteuid():
             return
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while the rank lives
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while the process is alive
         content = os.pread(file, layout.NUM_BYTES, 0)
         try:
             _keep(content)
         except NotAPulseError:
-            return  # from another ddpprof process, which gathers it itself
+            return  # written by another version of ddpprof, which moves it itself
         except OSError:
-            pass  # its run directory is gone
+            pass  # its run directory no longer exists
         own_files.remove_file(shared)
     finally:
         os.close(file)
 
 
 def _keep(content: bytes) -> None:
-    """Replace the copy in the run directory, and the rank's last step, unless they belong to another recording now."""
+    """Update the copy in the run directory and the rank's last step, unless they belong to another recording now."""
     head = content[: layout.HEAD_BYTES]
     identity, state = layout.decode_identity(head), layout.decode_state(content[layout.STATE_AT :])
     kept = Path(identity.kept)
@@ -271,7 +270,7 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 
 
 def read_verdict(directory: Location) -> Verdict | None:
-    """Return the last verdict on a job that hung, if any."""
+    """Return the last verdict from ``hang.json``; ``None`` if there is none."""
     return rundir.read_json(directory / rundir.HANG_FILE, Verdict)
 
 
@@ -282,5 +281,5 @@ def write_slowdowns(directory: Path, found: Slowdowns) -> None:
 
 
 def read_slowdowns(directory: Location) -> Slowdowns | None:
-    """Return the slow-downs and pauses so far; ``None`` if no watcher has written them."""
+    """Return the slowdowns and pauses so far from ``slowdowns.json``; ``None`` if it does not exist."""
     return rundir.read_json(directory / rundir.SLOWDOWNS_FILE, Slowdowns)

@@ -1,8 +1,8 @@
-"""What NCCL itself knows about the ranks of a job that hangs: its RAS threads answer on a socket of this machine.
+"""Query NCCL's RAS subsystem about the ranks of a job that hangs, through a socket on this machine.
 
-NCCL has the socket since version 2.24, and answers in JSON since 2.28.7. Older versions answer in text, in which only
-the ranks are named that differ from most. One answer covers all machines of the job. Only the loopback interface is
-asked, and never by the training process.
+NCCL has had the socket since version 2.24, and has answered in JSON since 2.28.7. Older versions answer in text, which
+names only the ranks that differ from the majority. One answer covers all machines of the job. ddpprof only connects to
+the loopback interface, and never from the training process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ddpprof.words import ranks_in_words
 
 ADDRESS_VARIABLE = "NCCL_RAS_ADDR"
 PATIENCE_S = 2.0
-"""time limit for connecting and for the whole answer, seconds"""
+"""time limit for the connection and the whole answer, seconds"""
 _ADDRESS = "localhost:28028"
 _RAS_TIMEOUT_S = 1
-"""time that RAS may wait for the processes of other machines, seconds"""
+"""time limit of RAS for answers from processes on other machines, seconds"""
 _REQUEST = f"CLIENT PROTOCOL 2\nTIMEOUT {_RAS_TIMEOUT_S}\nSET FORMAT json\nVERBOSE STATUS\n".encode()
-"""older versions answer ``SET FORMAT`` with an error, and go on in text"""
+"""older versions answer ``SET FORMAT`` with an error, and continue in text"""
 _MOST_BYTES = 64 << 20
 _MOST_GROUPS = 4
 
@@ -42,32 +42,32 @@ _ERRORS = {
     5: "Invalid usage",
     6: "Remote process error",
 }
-"""NCCL's names of its results"""
+"""NCCL's result codes and their names"""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclRank:
-    """What RAS says about one rank of a communicator."""
+    """What RAS reports about one rank of a communicator."""
 
     pid: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    """collective operation → number of launches. In text, only operations whose numbers differ between ranks"""
+    """collective operation → number of launches; in text, only operations whose numbers differ between ranks"""
     is_missing: bool = False
     """whether RAS got no answer from its process"""
     is_dead: bool = False
-    """whether its process has not answered for so long that RAS gave it up"""
+    """whether RAS considers its process dead"""
     error: str | None = None
     """asynchronous error of the communicator on this rank"""
 
 
 Communicator = Mapping[int, NcclRank]
-"""all ranks of a communicator that are known"""
+"""the known ranks of a communicator"""
 
 
 def ask(address: str, patience_s: float = PATIENCE_S) -> str | None:
-    """Return the answer of the RAS thread at ``HOST:PORT``; ``None`` if nobody answers in time.
+    """Return the answer of the RAS thread at ``HOST:PORT``.
 
-    Other machines are not asked.
+    Returns ``None`` if there is no answer in time, or if the address is not on this machine.
     """
     deadline, received = time.monotonic() + patience_s, bytearray()
     with suppress(OSError, ValueError):
@@ -90,7 +90,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def address_of(pid: int | None) -> str:
-    """Return the address at which a process's NCCL answers, according to the environment that it was started with."""
+    """Return the address of the RAS socket, according to the environment with which the process was started."""
     name = f"{ADDRESS_VARIABLE}=".encode()
     with suppress(OSError, StopIteration):
         content = Path(f"/proc/{pid}/environ").read_bytes() if pid is not None else b""
@@ -99,9 +99,9 @@ def address_of(pid: int | None) -> str:
 
 
 def read_answer(answer: str, world_size: int) -> Communicator | None:
-    """Return the communicator of all ranks of the job; ``None`` if the answer has none.
+    """Return the communicator that contains all ranks of the job; ``None`` if there is none.
 
-    If there are several, one whose ranks differ is preferred.
+    If there are several, the one with the most problems is returned.
     """
     begin = answer.find("{")
     found = None
@@ -153,12 +153,12 @@ _MISSING = re.compile(r"^\s+The missing ranks?: ([\d, ]+)")
 
 
 class _Section:
-    """What text says about one communicator, while its lines are read."""
+    """Parser for the lines of a text answer about one communicator."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, NcclRank] = {}
         self.usual: dict[str, tuple[int, int]] = {}
-        """operation → number of ranks that have launched most often the same number of it, and that number"""
+        """operation → size of the largest group of ranks with the same number of launches, and that number"""
         self.kind = ""
         self._operation = ""
         self._count = 0
@@ -197,12 +197,12 @@ class _Section:
         self.ranks[rank] = NcclRank(counts={**there.counts, **(counts or {})}, **merged)
 
     def _names_others(self, operation: str, num_usual: int, world_size: int) -> bool:
-        """Return True if all ranks are named that have launched another number of an operation than most."""
+        """Return True if the answer names all ranks whose number of launches differs from that of the majority."""
         known = [one for one in self.ranks.values() if one.is_missing or operation in one.counts]
         return bool(operation) and num_usual + len(known) == world_size
 
     def communicator(self, world_size: int) -> Communicator:
-        """Return all ranks; those that are not named have launched as many operations as most."""
+        """Return all ranks. Ranks that are not named have launched as many operations as the majority."""
         usual = {
             name: count for name, (number, count) in self.usual.items() if self._names_others(name, number, world_size)
         }
@@ -215,7 +215,7 @@ class _Section:
 
 
 def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
-    """Return the communicators that have any oddity, if their ranks are among those of the job."""
+    """Return the communicators with a problem, if their ranks are among those of the job."""
     sections: dict[str, _Section] = {}
     section: _Section | None = None
     for line in lines:
@@ -228,7 +228,7 @@ def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
 
 
 def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
-    """Return the operations that ranks have launched different numbers of, as operation → number → ranks."""
+    """Return the operations whose number of launches differs between ranks, as operation → number → ranks."""
     found: dict[str, dict[int, list[int]]] = {}
     for rank, one in sorted(communicator.items()):
         for operation, number in one.counts.items():
@@ -237,17 +237,20 @@ def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
 
 
 def behind(communicator: Communicator) -> int | None:
-    """Return the rank that has launched fewer collectives than all others, which agree; ``None`` if there is none."""
+    """Return the rank that has launched fewer collectives than all others, which have launched the same number.
+
+    Returns ``None`` if there is no such rank.
+    """
     totals = {rank: sum(one.counts.values()) for rank, one in communicator.items() if one.counts}
     if len(totals) < max(2, len(communicator)):
-        return None  # a rank that does not answer may be the one
+        return None  # it may be a rank that does not answer
     fewest = [rank for rank, total in totals.items() if total == min(totals.values())]
     others = Counter(total for rank, total in totals.items() if rank not in fewest)
     return fewest[0] if len(fewest) == len(others) == 1 else None
 
 
 def in_words(communicator: Communicator) -> str | None:
-    """Return what differs between the ranks, in words; ``None`` if nothing does."""
+    """Return the differences between the ranks in words; ``None`` if there are none."""
     parts = [_counts_in_words(operation, numbers) for operation, numbers in differing(communicator).items()]
     missing = [rank for rank, one in sorted(communicator.items()) if one.is_missing]
     dead = [rank for rank in missing if communicator[rank].is_dead]

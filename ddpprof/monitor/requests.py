@@ -16,18 +16,18 @@ from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import is_gone, read_head
 
 _MOST_BYTES = 65_536
-"""maximum size of an answer, which is one line; the path of a folder is its longest part"""
+"""maximum size of an answer, which is one line"""
 FIRST_ANSWER_S = 180.0
-"""seconds; a job refuses a capture if its ranks have not agreed on it after two minutes"""
+"""time limit for the first answer; a job refuses a capture if its ranks have not agreed on it after two minutes"""
 LATER_ANSWERS_S = 30.0
-"""seconds of silence after which the job is checked; it may be waiting for a slow-down"""
+"""time without an answer after which ddpprof checks whether the job still runs; it may be waiting for a slowdown"""
 
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
     """Send a request to the job that writes into `directory`, and yield its answers as they arrive.
 
-    Raises `DdpprofError` if no job accepts requests there, the request is refused, or the response is not from ddpprof.
-    If the job dies, the answers end.
+    Stops if the job dies. Raises `DdpprofError` if no job accepts requests there, the job refuses the request, or an
+    answer cannot be read.
     """
     with closing(_connect(directory)) as job, suppress(ConnectionError):
         job.sendall(msgspec.json.encode(request) + b"\n")
@@ -42,7 +42,7 @@ def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
 
 
 def _lines(job: socket.socket, directory: Path) -> Iterator[bytes]:
-    """Yield the lines of a job's answers until it closes the connection, or has died without closing it."""
+    """Yield the lines that a job sends until it closes the connection or no longer runs."""
     received, has_answered = b"", False
     while True:
         job.settimeout(LATER_ANSWERS_S if has_answered else FIRST_ANSWER_S)
@@ -93,7 +93,7 @@ def _connect(directory: Path) -> socket.socket:
 
 
 def _is_over(directory: Path) -> bool:
-    """Return True if no rank of the job trains any more, as far as their pulses show."""
+    """Return True if, according to the pulses, no rank of the job is training anymore."""
     try:
         heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
     except (OSError, DdpprofError):

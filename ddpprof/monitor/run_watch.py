@@ -1,4 +1,4 @@
-"""A thread of the launcher that checks the job's pulses while it runs, and reports a problem as soon as it appears."""
+"""The launcher's thread that checks the pulses of a running job and reports problems as they appear."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ Say = Callable[[str], None]
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
-"""maximum average share of a core that each kind of check may take"""
+"""maximum average share of a CPU core that each kind of check may use"""
 _LONG_S = 1.0
-"""minimum duration of a check that counts as long, seconds"""
+"""duration from which a check counts as long, seconds"""
 _MOST_FAILURES = 30
-"""number of consecutive failures, such as of a disk, after which the job is no longer watched"""
+"""number of consecutive I/O errors after which the job is no longer watched"""
 _RETRY_S = 1.0
-"""seconds until the next attempt after a failure"""
+"""seconds until the next attempt after an I/O error"""
 
 
 class Look(Protocol):
-    """One kind of check on a running job, which is repeated."""
+    """A check that is repeated while the job runs."""
 
     every_s: float
-    """seconds between two checks; longer if a check takes long"""
+    """minimum number of seconds between two checks"""
 
     def at(self, directory: Path, missed_s: float, is_over: bool) -> None:
         """Check the run in a directory.
 
-        `missed_s`: time that has passed unobserved since the last check. `is_over`: whether the job has ended, so that
-        this check is the last one.
+        `missed_s`: time for which this process did not run since the last check. `is_over`: whether the job has ended,
+        which makes this the last check.
         """
 
 
 class RunWatch:
-    """Watches one run until it is ended."""
+    """Watches a run from `start` until `end`."""
 
     def __init__(
         self, out: Path, say: Say, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
     ) -> None:
-        """`names_top`: print the command that shows the ranks, once it works."""
+        """`names_top`: print the ``ddpprof top`` command once the ranks can be shown."""
         self._out = out
         self._say = say
         self._kill_after_s = kill_after_s
@@ -64,10 +64,10 @@ class RunWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
         try:
             self._look_until_the_end()
-        except Exception as error:  # noqa: BLE001 (the job continues, whatever happens to its watcher)
+        except Exception as error:  # noqa: BLE001 (an error here must not affect the job)
             self._say(f"stopped watching the job: {error}")
 
     def _look_until_the_end(self) -> None:
@@ -93,7 +93,7 @@ class RunWatch:
                 look.at(directory, 0.0, is_over=True)
 
     def _looks(self) -> tuple[Look, ...]:
-        """Return all checks. Their modules are imported here, in the thread, because the import would delay the job."""
+        """Return all checks. Their modules are imported in this thread, because the import would delay the job."""
         from ddpprof.monitor.looks import HangLook, LossLook, SlowdownLook
 
         return (
@@ -103,7 +103,7 @@ class RunWatch:
         )
 
     def _name_top(self, directory: Path) -> None:
-        """Print once where the run is, as soon as its ranks can be shown."""
+        """Print once where the run is, when its ranks can be shown."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
             self._say(f"the run is in {self._out}. See its ranks while they train: ddpprof top {self._out}")
@@ -114,14 +114,14 @@ class RunWatch:
 
 
 class _Failures:
-    """Counts consecutive failures, for example of a network disk. Watching continues after a short outage."""
+    """Counts consecutive I/O errors. Watching continues after a short outage of a network disk."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Suppress an ``OSError``, unless there were too many of them in a row."""
+        """Suppress an ``OSError`` unless there were too many in a row."""
         try:
             yield
             self.in_a_row = 0
@@ -132,7 +132,7 @@ class _Failures:
 
 
 class _Turn:
-    """One kind of check: when it is due, and how it went last time."""
+    """Schedule of one kind of check."""
 
     def __init__(self, look: Look, time_of_day_s: float) -> None:
         self.look = look
@@ -143,9 +143,10 @@ class _Turn:
         self._failures = _Failures()
 
     def look_at(self, directory: Path, slow_s: float) -> float:
-        """Check the run. Return the seconds it took if several checks in a row took long, as on slow storage.
+        """Check the run. Return its duration in seconds if this and the previous check took long, else 0.
 
-        `slow_s`: sum of these seconds so far. They delay checks, although no time has passed unobserved.
+        `slow_s`: sum of the durations returned so far for all kinds of checks. They delay a check, but do not count as
+        missed time: storage is slow.
         """
         began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
         late_s = began_s - self.due_s - (slow_s - self._slow_s)
@@ -162,10 +163,10 @@ class _Turn:
 
 
 def _now_s() -> float:
-    """Return the time of a clock that keeps counting while the machine sleeps, where the system has one, in seconds."""
+    """Return monotonic time in seconds that, if the system supports it, includes time in which the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _time_of_day_s() -> float:
-    """Return the time of day minus `_now_s`; it changes when the clock is set."""
+    """Return the time of day minus `_now_s`, which changes only when the clock is set."""
     return time.time() - _now_s()

@@ -1,14 +1,16 @@
-"""The slow-downs of a job with their causes, during the run and afterwards, and the pauses between its steps.
+"""Find the slowdowns of a job and their causes, during the run and afterwards, and the pauses between its steps.
 
-All-reduces keep the ranks in step, so a step takes nearly the same time on each. The length of the job's step is their
-median. A flag that a step has on one rank applies to all ranks: when one rank saves, the others wait.
+All-reduces synchronize the ranks, so a step takes nearly the same time on each rank. The job's step time is the median
+over the ranks. A flag of a step on one rank applies to all ranks: while one rank saves a checkpoint, the others wait.
 
-The size and cause of a slow-down are updated while it lasts, and are final once it has ended. It is withdrawn if its
-steps taken together turn out to have been hardly longer, or if steps of this job turn out to vary by that much.
+The size and cause of a slowdown are updated while it lasts, and are final once it has ended. It is withdrawn if the
+median of all its steps turns out to be hardly above the normal step time, or if the normal step time turns out to vary
+by that much.
 
-After the run, each of the last steps has a row, and earlier steps have summaries of 100 steps or more. In summaries, a
-slow-down is detected if it lasts for at least three of them. If rows and summaries both show a slow-down, the rows are
-used. Rows cannot show a slow-down that begins with the first row, because the normal length before it is unknown.
+After the run, a pulse contains each of the last steps, and summaries of 100 or more earlier steps. A slowdown in
+summaries is detected if it lasts for at least three of them. If the last steps and the summaries show the same
+slowdown, the last steps are used. They cannot show a slowdown that begins with the first of them, because the normal
+step time before it is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ddpprof.monitor.level_shifts import OF_SUMMARIES, Flags, LevelShift, LevelS
 
 @dataclass(frozen=True, slots=True)
 class JobSteps:
-    """Steps that all ranks have finished. The rows of all ranks are of the same steps."""
+    """Steps that all ranks have finished. Each row is the same step on all ranks."""
 
     number: Int64Column
     start_ns: Int64Column
@@ -39,7 +41,7 @@ class JobSteps:
 
     @property
     def is_usual(self) -> Flags:
-        """Mask of the steps that have no known reason to be longer."""
+        """Mask of the steps without a known reason to be longer."""
         usual: Flags = self.flags == 0
         return usual
 
@@ -48,7 +50,7 @@ class JobSteps:
 
 
 def common_steps(ranks: Mapping[int, PulseSteps]) -> JobSteps | None:
-    """Return the steps that all ranks have; ``None`` if there are no ranks."""
+    """Return the steps that all ranks have finished; ``None`` if there are no ranks."""
     if not ranks:
         return None
     number: Int64Column = reduce(np.intersect1d, [steps.number for steps in ranks.values()])
@@ -68,14 +70,13 @@ _KINDS = (
     (StepFlag.BEGAN_EPOCH, PauseKind.EPOCH),
     (StepFlag.RAN_OUT, PauseKind.EPOCH),
 )
-"""kinds of pauses; a step with several flags counts for the first kind"""
+"""kind of pause for each flag; a step with several flags counts for the first of them"""
 
 
 def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
-    """Return the pauses by kind; empty if no normal step shows how much longer they took.
+    """Return the pauses by kind; empty if there is no normal step to compare them with.
 
-    In a step that both saves and evaluates, the time spent saving counts for the checkpoint, and the rest for the
-    evaluation.
+    In a step that both saves and evaluates, the time spent saving counts as saving, and the rest as evaluation.
     """
     if not steps.is_usual.any():
         return ()
@@ -95,7 +96,7 @@ def pauses_in(steps: JobSteps) -> tuple[Pause, ...]:
 
 
 _MOST_KEPT = 200
-"""number of slow-downs that are kept; a job that runs for weeks may have more"""
+"""maximum number of slowdowns that are kept; a job that runs for weeks may have more"""
 _COMPARED_BEFORE = 200
 _COMPARED_AFTER = 512
 """maximum number of steps that are compared to find the cause"""
@@ -104,23 +105,23 @@ _Rows = TypeVar("_Rows", PulseSteps, PulseSummaries)
 
 
 class SlowdownWatch:
-    """Detects the slow-downs of one job. Call `update` often enough that no step is overwritten before it is read."""
+    """Detects the slowdowns of one job. Call `update` often enough that no step is overwritten before it is read."""
 
     def __init__(self) -> None:
         self._found: list[StepSlowdown] = []
-        """one slow-down for each shift of the detector"""
+        """one slowdown for each level shift in the detector"""
         self._detector = LevelShifts()
         self._last_step = -1
         self._normal: list[Mapping[int, Portrait]] = []
-        """how each rank spent its steps before each slow-down"""
+        """typical values of each rank before each slowdown"""
 
     @property
     def slowdowns(self) -> tuple[StepSlowdown, ...]:
-        """All slow-downs so far, in the order of their steps; the last one may still be going on."""
+        """All slowdowns so far, in the order of their steps. The last one may not have ended."""
         return tuple(one for one, shift in zip(self._found, self._detector.shifts, strict=True) if shift.was_slow)
 
     def update(self, pulses: Mapping[int, Pulse]) -> None:
-        """Process the steps that all of these ranks have finished since the last call."""
+        """Process the steps that all ranks have finished since the last call."""
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
         if steps is None:
             return
@@ -141,7 +142,7 @@ class SlowdownWatch:
             self._forget()
 
     def _forget(self) -> None:
-        """Keep the half that lost the most time, and the last one, which may still be going on."""
+        """Keep only the half of the slowdowns that lost most time, and the last one, which may not have ended."""
         shifts = self._detector.shifts
         ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
         kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])
@@ -159,7 +160,7 @@ class SlowdownWatch:
 
 
 def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
-    """Return the slow-down with its times, as far as these steps cover it."""
+    """Convert a level shift to a slowdown. Its begin or end is ``None`` if it is unknown and not in `steps`."""
     begins = np.flatnonzero(steps.number == shift.first_step)
     ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]
     return StepSlowdown(
@@ -178,15 +179,15 @@ def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: in
 
 
 def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int, Pulse]) -> dict[int, Portrait]:
-    """Return how each rank spends the steps, or the summaries, with these indices."""
+    """Return the typical values of each rank over the given rows of its steps or summaries."""
     found = {rank: portrait(rows_of(columns, rows), pulses[rank].samples) for rank, columns in ranks.items()}
     return {rank: one for rank, one in found.items() if one is not None}
 
 
 def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
-    """Return why steps became longer, judged by the ranks known both before and after.
+    """Return why steps became longer, according to the ranks that are known both before and after.
 
-    If all of these wait, they may wait for one of the job's other ranks.
+    The network is the cause only if all ranks of the job are known. Otherwise, they may wait for an unknown rank.
     """
     ranks = {rank: RankChange(before[rank], after[rank]) for rank in before if rank in after}
     reason = reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())
@@ -196,7 +197,7 @@ def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]
 
 
 def world_size_of(pulses: Mapping[int, Pulse]) -> int:
-    """Return the number of ranks of the job; `pulses` may have only some of them."""
+    """Return the number of ranks of the job. `pulses` may contain only some of them."""
     return max((one.identity.world_size for one in pulses.values()), default=0)
 
 
@@ -205,7 +206,7 @@ _COMPARED = 64
 
 
 def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
-    """Return the slow-downs of a run, and the pauses in its last steps."""
+    """Return the slowdowns of a run, and the pauses in its last steps."""
     steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
     if steps is None:
         return Slowdowns()
@@ -227,7 +228,7 @@ def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:
 
 
 def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
-    """Return the slow-downs that last for at least three summaries."""
+    """Return the slowdowns that last for at least three summaries."""
     ranks = _common({rank: pulse.summaries for rank, pulse in pulses.items()})
     if not ranks:
         return []
@@ -239,9 +240,9 @@ def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
 
 
 def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
-    """Return the summaries of the same steps on all ranks, in order. A damaged file may have another order.
+    """Return the summaries that cover the same steps on all ranks, sorted by step.
 
-    Summaries differ between ranks that merged theirs at different times.
+    Ranks may have merged their summaries at different times. In a damaged file, summaries may be in the wrong order.
     """
     if not ranks:
         return {}

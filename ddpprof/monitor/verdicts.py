@@ -1,4 +1,4 @@
-"""Build verdicts from one rank at fault and the ranks that wait for it."""
+"""Build the verdict on a job from the rank at fault and the ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpprof.monitor.position import Position
 from ddpprof.topics.failure import is_of_a_lost_peer
 
 UNREDUCED = "Expected to have finished reduction"
-"""beginning of DDP's error about parameters without gradient"""
+"""beginning of DDP's error message about parameters without gradient"""
 
 
 def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:
@@ -50,13 +50,13 @@ def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> V
 
 
 def _are_over(positions: Sequence[Position]) -> bool:
-    """Return True if all ranks have ended, and at least one has failed: such a job does not hang."""
+    """Return True if all ranks have ended and at least one has failed. Such a job does not hang."""
     ends = [one.evidence.is_dead for one in positions]
     return any(ends) and all(dead or one.evidence.has_ended for dead, one in zip(ends, positions, strict=True))
 
 
 def _place(blamed: Position, fault: Fault) -> str | None:
-    """Return the line of the user's code that is at fault: where the rank is, or where an error ended it."""
+    """Return the line of the user's code at which the rank is, or at which an error ended it."""
     record = blamed.evidence.record
     if blamed.place is not None or record is None:
         return blamed.place
@@ -72,7 +72,7 @@ def _hint(blamed: Position, fault: Fault) -> Hint | None:
 
 
 def hint_on_death(record: Record | None, seen: ProcessExit | None) -> Hint | None:
-    """Return what is known about the end of a rank, apart from its own error message."""
+    """Return a hint on how a rank ended; ``None`` if there is nothing to add to its error message."""
     if record is not None and error_in(record.ended) is not None:
         return Hint.STATIC_GRAPH if without_gradient(record) and _has_static_graph(record) else None
     if seen is None:
@@ -90,7 +90,7 @@ def _has_static_graph(record: Record) -> bool:
 
 
 def _unreduced(blamed: Position) -> tuple[str, ...]:
-    """Return the parameters without gradient from DDP's error that ended the rank, if there was one."""
+    """Return the parameters without gradient that are named in the DDP error that ended the rank, if any."""
     record = blamed.evidence.record
     return () if record is None else without_gradient(record)
 
@@ -103,7 +103,7 @@ def without_gradient(record: Record) -> tuple[str, ...]:
 
 
 def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str | None:
-    """Return further details; for a dead rank, its own error message, unless that reports success."""
+    """Return further details in words. For a rank that failed with an error, this is the error message."""
     record = blamed.evidence.record
     error = None if record is None else error_in(record.ended)
     if blamed.hint in (Hint.OF_PEERS, Hint.OTHER_AMOUNT):
@@ -121,7 +121,7 @@ def _detail(blamed: Position, fault: Fault, waiting: Sequence[Position]) -> str 
 
 
 def _what_each_called(blamed: Position, others: Sequence[Position]) -> str | None:
-    """Return a clause that names the last collective of the rank, and that of a rank that waits for it."""
+    """Return a clause that names the last collective of the rank, and the last one of a rank that waits for it."""
     own, theirs = _call(blamed), next(((one.rank, call) for one in others if (call := _call(one)) is not None), None)
     if own is None:
         return None
@@ -145,7 +145,7 @@ def _call(position: Position) -> str | None:
 def verdict_on_all(
     fault: Fault, positions: Sequence[Position], detail: str | None = None, hint: Hint | None = None
 ) -> Verdict:
-    """Return a verdict without a rank at fault: all wait for each other, or something holds up all of them."""
+    """Return a verdict without a rank at fault: all ranks wait for each other, or all have the same problem."""
     first = min(positions, key=_waits_since)
     state = first.evidence.state
     waiting = [one for one in positions if one.waits_in is not None or fault is Fault.LINK]
@@ -169,7 +169,7 @@ def verdict_on_all(
 
 
 def _waits_since(position: Position) -> int:
-    """Return when a rank began to wait: when it launched its last bucket, or began its current activity."""
+    """Return when a rank began to wait, in ns since 1970: the launch of its last bucket, or its change of activity."""
     state = position.evidence.state
     return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
 
@@ -181,7 +181,7 @@ def _missing_bucket(blamed: Position, waiting: Position | None) -> tuple[DdpModu
     launched, behind = waiting.evidence.state, blamed.evidence.state
     is_same_pass = behind.num_passes == launched.num_passes
     if is_same_pass and behind.activity != Activity.BACKWARD:
-        return None, None  # it has launched all of this pass
+        return None, None  # it has launched all buckets of this pass
     bucket = behind.bucket + 1 if is_same_pass and behind.module == launched.module else 0
     module = _module(waiting, launched.module)
     if module is None or launched.bucket == UNKNOWN or bucket > launched.bucket:
@@ -204,18 +204,21 @@ def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
 
 
 def unusual_collective_of(position: Position) -> UnusualCollective | None:
-    """Return the collective that only its last step had, if the rank did not wait for it."""
+    """Return a collective that the rank called only in its last step, without waiting for the other ranks."""
     record = position.evidence.record
     return None if record is None else record.unusual_collective
 
 
 def lost_a_peer(evidence: RankEvidence) -> bool:
-    """Return True if a rank may have ended because another one did."""
+    """Return True if a rank may have ended because another rank ended."""
     return how_likely_a_consequence(evidence) > 0
 
 
 def how_likely_a_consequence(evidence: RankEvidence) -> int:
-    """Return 2 if a rank reports that it lost another one, 1 if SIGTERM (from a launcher) ended it, else 0."""
+    """Return how likely it is that a rank ended because another rank ended.
+
+    2 if its error says that the connection to another rank was lost, 1 if SIGTERM (from a launcher) ended it, else 0.
+    """
     ended = evidence.record.ended if evidence.record is not None else None
     if ended is None:
         return int(evidence.exit is not None and evidence.exit.exit_code == -signal.SIGTERM)

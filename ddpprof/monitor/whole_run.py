@@ -1,7 +1,7 @@
-"""How did a whole training run go: how did the length of its steps change, and how did each rank end?
+"""Summarize a whole training run: step times and memory over the run, and how each rank ended.
 
-A pulse has each of the last steps, and summaries of hundreds of steps from the first step on. `history` joins both into
-one table in which each step counts once: summaries until the first step that is kept, then rows of one step each.
+A pulse contains each of the last steps, and summaries of hundreds of steps from the first step on. `history` joins both
+into one table that contains each step once: first the summaries, then one row for each of the last steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_STEPS = 10**9
 
 
 def history(pulse: Pulse) -> PulseSummaries:
-    """Return rows for all recorded steps, in order."""
+    """Return the summaries and the individual steps of a pulse as one table, in order."""
     steps, summaries = pulse.steps, _sound(pulse.summaries)
     first_kept = int(steps.number[0]) if len(steps) else np.iinfo(np.int64).max
     before = rows_of(summaries, summaries.first_step < first_kept)
@@ -41,7 +41,7 @@ def history(pulse: Pulse) -> PulseSummaries:
 
 
 def _sound(rows: PulseSummaries) -> PulseSummaries:
-    """Drop rows with impossible numbers, which a damaged file may contain."""
+    """Drop rows with impossible values, which a damaged file may contain."""
     times_are = (rows.start_ns >= 0) & (rows.start_ns <= rows.end_ns) & (rows.end_ns < _LATEST_NS)
     lengths_are = (rows.median_ns >= 0) & (rows.median_ns <= rows.longest_ns) & (rows.longest_ns < _LATEST_NS)
     counts_are = (rows.num_steps > 0) & (rows.num_steps < _MOST_STEPS) & (np.abs(rows.first_step) < _LATEST_NS)
@@ -50,7 +50,7 @@ def _sound(rows: PulseSummaries) -> PulseSummaries:
 
 
 def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
-    """Return one row per step."""
+    """Convert steps to summaries of one step each."""
     return PulseSummaries(
         first_step=steps.number,
         num_steps=np.ones(len(steps), np.int64),
@@ -69,7 +69,7 @@ def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
 
 
 def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
-    """Return up to `most` stretches with about the same number of steps each, in order."""
+    """Divide a run into up to `most` stretches with about the same number of steps each."""
     if not len(rows):
         return ()
     part = _parts(rows, most)
@@ -92,7 +92,7 @@ def own_times(rows: PulseSummaries, most: int) -> tuple[int, ...]:
 
 
 def _parts(rows: PulseSummaries, most: int) -> Int64Column:
-    """Return, for each row, the index of its stretch; there are up to `most`, with about equally many steps."""
+    """Return the index of the stretch of each row. There are up to `most` stretches with about equally many steps."""
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2
     part: Int64Column = np.minimum(middle * most // until[-1], most - 1).astype(np.int64)
@@ -100,7 +100,7 @@ def _parts(rows: PulseSummaries, most: int) -> Int64Column:
 
 
 def stretch_of(rows: PulseSummaries) -> Stretch:
-    """Return one or more rows as a single stretch."""
+    """Merge one or more rows into a stretch."""
     weights = rows.num_steps
     waits = rows.wait_ns != UNKNOWN
     return Stretch(
@@ -154,7 +154,7 @@ _FLAGS = {
 
 
 def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
-    """Return a summary of the rank's training. `with_course`: include its course over time."""
+    """Return a summary of the rank's training. `with_course`: include its stretches, curve and longest steps."""
     state, rows = pulse.state, history(pulse)
     sampled = pulse.samples.memory_bytes
     first_sample = sampled[:1] if state.num_samples == len(sampled) else sampled[:0]  # unless it has been overwritten
@@ -195,10 +195,10 @@ def _cpu_ns(samples: PulseSamples) -> int | None:
 
 
 def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
-    """Return the growth of memory between samples in bytes, without the memory that ddpprof used to record steps.
+    """Return the growth of memory in bytes, without memory that was allocated while ddpprof recorded steps.
 
-    Summaries represent samples that have been overwritten. They do not show which of their steps were recorded; the
-    first summary may include the recorded steps that most runs begin with.
+    Summaries replace samples that have been overwritten. They do not show which of their steps were recorded. If steps
+    in the first summary have a flag, it counts as recorded, because most runs record some of their first steps.
     """
     samples = rows_of(pulse.samples, pulse.samples.memory_bytes != UNKNOWN)
     until_ns = samples.at_ns[0] if len(samples) else np.iinfo(np.int64).max
@@ -227,7 +227,7 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
 def whole_run(
     ranks: Sequence[RankWholeRun], found: Slowdowns, hang: Verdict | None, captures: tuple[int, ...]
 ) -> WholeRun:
-    """Return the whole training of all ranks that left a pulse; there is at least one."""
+    """Return a summary of the whole run from the summaries of its ranks. `ranks`: must not be empty."""
     begin_ns, end_ns = min(one.created_ns for one in ranks), max(one.last_ns for one in ranks)
     return WholeRun(
         num_steps=max(one.num_steps for one in ranks),

@@ -188,7 +188,7 @@ class Control:
             yield CaptureAnswer(refused=f"the request is not valid: {error}.")
             return
         if not self._answering.acquire(blocking=False):
-            yield CaptureAnswer(refused="the job is handling another request, which may be waiting for a slow-down.")
+            yield CaptureAnswer(refused="the job is handling another request, which may be waiting for a slowdown.")
             return
         try:
             yield from self._handle(asked)

@@ -17,7 +17,7 @@ from ddpprof.words import ranks_in_words
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _LEAST_ROWS = 3
 _MOST_LINES = 4
-"""maximum number of lines about slow-downs, and about unreadable pulses"""
+"""maximum number of lines about slowdowns, and about unreadable pulses"""
 _STYLES = {Standing.NO_SIGN: "bold red", Standing.GONE: "bold red", Standing.FAILED: "bold red", Standing.WAITS: "cyan"}
 
 
@@ -60,7 +60,7 @@ def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableTy
         *(Text(clean(line, most=300), style="bold red") for line in shown.hang),
         *(Text(line, style="bold yellow") for line in overview.waiting),
         *(Text(line, style="bold red") for line in _loss_lines(overview)),
-        *_some(shown.slowdowns, "slow-downs", "magenta"),
+        *_some(shown.slowdowns, "slowdowns", "magenta"),
         *_some(overview.missing, "pulses", "yellow"),
         *([Text(shown.keys, style="dim")] if shown.keys else []),
     ]

@@ -1,4 +1,4 @@
-"""Report on the whole run: step times over time, slow-downs, the longest steps, and how each rank ended."""
+"""Report on the whole run: step times over time, slowdowns, the longest steps, and how each rank ended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LEAST_STEPS = 20
 """minimum number of steps for a median"""
 _MOST_SLOWDOWNS = 10
 _NOTABLE = 0.01
-"""minimum time lost to a slow-down, as a share of the run, to show it on the first screen"""
+"""minimum time lost to a slowdown, as a share of the run, to show it on the first screen"""
 
 
 def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
@@ -62,11 +62,11 @@ def whole_run_line(run: WholeRun | None) -> Iterator[Section]:
         return
     step = _at_first_and_last(run) or f"median step {in_ms(run.steps.median_ns)}"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
-    slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
+    slower = [f"{count(len(run.slowdowns), 'slowdown')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
     largest = max(run.slowdowns, key=lambda one: _took_ns(one, run), default=None)
     if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
-        which = "The slow-down" if len(run.slowdowns) == 1 else "The largest slow-down"
+        which = "The slowdown" if len(run.slowdowns) == 1 else "The largest slowdown"
         yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
 
 
@@ -82,7 +82,7 @@ def hang_line(report: ReportView) -> Iterator[Section]:
 
 
 def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
-    """Return the total time lost to a slow-down, ns."""
+    """Return the total time lost to a slowdown, ns."""
     last_step = run.num_steps - 1 if one.last_step is None else one.last_step
     return (one.after_ns - one.before_ns) * (last_step - one.first_step + 1)
 
@@ -129,14 +129,14 @@ def whole_run_tables(run: WholeRun, report: ReportView) -> Iterable[Section]:
 
 
 def _events(run: WholeRun) -> Iterator[Section]:
-    """Yield lines on slow-downs, pauses and captures."""
+    """Yield lines on slowdowns, pauses and captures."""
     largest = sorted(run.slowdowns, key=lambda one: _took_ns(one, run), reverse=True)[:_MOST_SLOWDOWNS]
     for one in sorted(largest, key=lambda one: one.first_step):
-        yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
+        yield Line(f"Slowdown: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
     if more := len(run.slowdowns) - len(largest):
-        yield Line(f"{count(more, 'smaller slow-down')} {'is' if more == 1 else 'are'} in the JSON report.")
+        yield Line(f"{count(more, 'smaller slowdown')} {'is' if more == 1 else 'are'} in the JSON report.")
     for pause in (one for one in run.pauses if one.extra_ns >= _LEAST_PAUSE_NS):
-        yield Line(f"Not counted as slow-downs: {pause_sentence(pause)}.")
+        yield Line(f"Not counted as slowdowns: {pause_sentence(pause)}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))
@@ -261,7 +261,7 @@ _PAUSES = {PauseKind.SAVE: "checkpoints", PauseKind.EVALUATION: "evaluation", Pa
 
 
 def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
-    """Return a sentence on a slow-down, with times of day in the local time zone."""
+    """Return a sentence on a slowdown, with times of day in the local time zone."""
     return f"{_when(slowdown)} {_how_much(slowdown)}: {_why(slowdown, world_size)}"
 
 

@@ -34,14 +34,14 @@ _ENDING = """## All commands
 |---|---|
 | `-q`, `--quiet` | print only results and errors |
 | `-v`, `--verbose` | print the Python traceback of an error |
-| `--color auto`, `always`, `never` | when to use colours; `NO_COLOR` is respected with `auto` |
-| `--json` | print the result as JSON on stdout, in every command that prints one; sentences go to stderr |
+| `--color auto`, `always`, `never` | when to use colors; `NO_COLOR` is respected with `auto` |
+| `--json` | print the result as JSON on stdout, in every command that prints one; messages go to stderr |
 | `--world-readable` | let other users on this machine read the files that ddpprof writes, subject to your umask |
 
 `ddpprof --version` prints the version, and `ddpprof RUN` does the same as `ddpprof report RUN`. The
 [exit codes](exit-codes.md) are the same in all commands.
 
-## Options that you use every time
+## Default values of options
 
 `trace` and `watch` take defaults from the environment, or from the `pyproject.toml` in the current folder or the
 nearest one above it. The command line takes precedence over the environment, and the environment over the file.

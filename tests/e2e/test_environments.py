@@ -62,7 +62,7 @@ def test_environments_that_cannot_record_are_refused(ddpprof: Run, tmp_path: Pat
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     for old, why in (
-        (bare, f"No module named 'torch'. Install what it needs with: {bare}/bin/python -m pip install ddpprof"),
+        (bare, f"No module named 'torch'. Install ddpprof there with: {bare}/bin/python -m pip install ddpprof"),
         (tmp_path / "nothing", "is neither a Python interpreter nor an environment with bin/python"),
     ):
         done = ddpprof("compare", "--env", old, sys.executable, "train.py")

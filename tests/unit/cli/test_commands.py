@@ -92,7 +92,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "steps-of-times": (["report", str(tmp_path / "t.csv"), "--only-steps", "5"], "--only-steps needs a run"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
-        "two-paths": (["report", good, "b.json"], "parts of one run. For several traces, give their folder."),
+        "two-paths": (["report", good, "b.json"], "parts of one run. To read several traces, give their folder."),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
         "no-such-command": (["nope"], "there is no command nope"),
         "nothing-to-trace": (["trace"], "nothing to trace"),
@@ -108,7 +108,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
             ["timeline", good, "--only-steps", "1-"],
             "'1-' is not a list of numbers; write, for example, 0-7,64",
         ),
-        "no-such-step": (["timeline", good, "--only-steps", "7"], "only steps 1-1 of ranks 0-0"),
+        "no-such-step": (["timeline", good, "--only-steps", "7"], "The run has steps 1-1 of ranks 0-0"),
         "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is not a duration; write, for example, 10us"),
         "backwards": (["timeline", good, "--only-ranks", "3-1"], "3-1 ends before it begins"),
         "torchrun-twice": (

@@ -73,7 +73,7 @@ def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -
     )
     assert "before it trained a Dist" in nothing_recorded([tmp_path / "none"], "train.py", failed=True)
     elsewhere = nothing_recorded([tmp_path / "none"], "train.py", is_one_node=False)
-    assert "can access the --out directory of rank 0's node" in elsewhere
+    assert "the ranks record into the --out directory of rank 0's node" in elsewhere
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def test_a_network_on_which_all_sizes_take_equally_long_is_declined(
 ) -> None:
     flat = bench(tmp_path / "flat.json", 0.0, latency_ns=50_000)
     assert main(["whatif", RUN, "--no-cache", "--network", flat]) == 2
-    assert "flat.json does not show how times grow with message size: measure at least three" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "flat.json does not show how times depend on the message size. Measure at least three" in said
 
 
 def test_a_name_that_is_not_utf_8_is_replaced_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +172,7 @@ def test_a_report_has_no_steps(command: str, tmp_path: Path, capsys: pytest.Capt
     assert main(["report", RUN, "--no-cache", "--out", str(written)]) == 0
     capsys.readouterr()
     assert main([command, str(written)]) == 2
-    said = f"ddpprof: {written} is a report, which does not contain the steps. Give the run that it was made from.\n"
+    said = f"ddpprof: {written} is a report, which does not contain the steps. Give the run instead.\n"
     assert capsys.readouterr().err == said
 
 

@@ -142,7 +142,7 @@ def test_files_of_strangers_do_no_harm(content: bytes, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "dump_0"
     path.write_bytes(content)
-    with pytest.raises(DdpprofError, match="dump_0 is not a torch flight-recorder dump") as caught:
+    with pytest.raises(DdpprofError, match="dump_0 is not a PyTorch flight-recorder dump") as caught:
         read_dump(path)
     assert len(str(caught.value)) < 1_000
     assert not (tmp_path / "harmed").exists()

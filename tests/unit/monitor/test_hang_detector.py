@@ -399,7 +399,7 @@ def test_a_rank_that_looks_for_something_again_and_again(
 def test_it_is_said_that_somebody_debugs_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Job(monkeypatch).detector.standstill([waiting(1), rank(0, USER, PDB)], overdue(20))
     assert found is not None
-    assert (found.waits_for, found.hangs_after_s) == ("a person in a debugger", None)
+    assert (found.waits_for, found.hangs_after_s) == ("user input in a debugger", None)
 
 
 def told(waited_s: float, resumed: bool, place: Frame = USER) -> Verdict:

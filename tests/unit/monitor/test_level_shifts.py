@@ -212,7 +212,7 @@ THROTTLED = Path(__file__).with_name("throttled_steps.txt")
 
 
 def test_a_slow_down_is_found_after_noisy_steps() -> None:
-    """Most steps take 10 ms and some 100 ms, so that their noise grew with the slow-down until it hid it."""
+    """Most steps take 10 ms and some 100 ms, so that their noise grew with the slowdown until it hid it."""
     lengths_ms = [int(word) / 10 for word in THROTTLED.read_text(encoding="utf-8").split()]
     (shift,) = found(lengths_ms, fed=20)
     assert abs(shift.first_step - 395) < 10

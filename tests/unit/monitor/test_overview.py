@@ -135,7 +135,7 @@ def test_a_rank_that_is_a_backward_pass_behind_is_named(tmp_path: Path) -> None:
     write_pulse(tmp_path, 1, [MadeStep()] * 10, activity=Activity.DATA)
     assert look_at(tmp_path, TEN_STEPS_NS + SECOND // 2).waiting == ()  # it may just be under way
     assert look_at(tmp_path, TEN_STEPS_NS + 4 * SECOND).waiting == (
-        "1 rank has waited 4 s for rank 1, which is a backward pass behind (in step 13, data for 4 s)",
+        "1 rank has waited 4 s for rank 1, which is 1 backward pass behind (in step 13, data for 4 s)",
     )
 
 

@@ -301,7 +301,7 @@ def slow(
 
 
 class Watched:
-    """A job whose slow-downs are known at each moment."""
+    """A job whose slowdowns are known at each moment."""
 
     def __init__(self) -> None:
         self.slowdowns: list[StepSlowdown] = []
@@ -320,7 +320,7 @@ class Launcher:
         monkeypatch.setattr(looks, "SlowdownWatch", lambda: self.job)
 
     def looks(self, at_s: float, *found: StepSlowdown) -> list[str]:
-        """Return what it says when it looks at this time, and these slow-downs are known."""
+        """Return what it says when it looks at this time, and these slowdowns are known."""
         self.job.slowdowns = list(found)
         self._monkeypatch.setattr(time, "time_ns", lambda: int(at_s * S))
         self.said.clear()
@@ -337,7 +337,8 @@ def test_a_slow_down_is_told_once_it_has_lasted_and_when_it_is_over(launcher: La
     assert launcher.looks(1010, slow(1000)) == []
     assert launcher.looks(1021, slow(1000)) == [RISE]
     assert launcher.looks(1023, slow(1000)) == []
-    assert launcher.looks(1090, slow(1000, ended_s=1088)) == ["from step 200 on, steps take as long as they did before"]
+    over = "from step 200 on, steps take as long as before the slowdown"
+    assert launcher.looks(1090, slow(1000, ended_s=1088)) == [over]
     assert launcher.looks(1092, slow(1000, ended_s=1088)) == []
 
 
@@ -365,13 +366,13 @@ def test_slow_downs_that_follow_each_other_are_one(launcher: Launcher) -> None:
     (told,) = launcher.looks(1051, first, second, worse)
     assert "200% longer" in told
     over = slow(1030, ended_s=1060, after_ns=30_000_000, first_step=300)
-    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps take as long as they did before"]
+    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps take as long as before the slowdown"]
     assert launcher.looks(1063, first, second, over) == []
 
 
 def test_a_slow_down_of_which_it_spoke_may_turn_out_to_have_been_none(launcher: Launcher) -> None:
     assert launcher.looks(1021, slow(1000)) == [RISE]
-    withdrawn = "the steps from 100 on turned out to be within this job's normal range"
+    withdrawn = "the step times from step 100 on turned out to be within the normal range of this job"
     assert launcher.looks(1400) == [withdrawn]
     assert launcher.looks(1402) == []
 

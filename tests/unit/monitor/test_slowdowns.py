@@ -1,4 +1,4 @@
-"""The slow-downs of a job, with their causes, while it runs and after the fact; and its pauses."""
+"""The slowdowns of a job, with their causes, while it runs and after the fact; and its pauses."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def many(four: Overview, num_ranks: int) -> Overview:
 
 
 @pytest.mark.parametrize("height", [24, 50])
-@pytest.mark.parametrize("lines", [(), ("a slow-down",) * 9])
+@pytest.mark.parametrize("lines", [(), ("a slowdown",) * 9])
 def test_a_thousand_ranks_fit_the_terminal(four: Overview, height: int, lines: tuple[str, ...]) -> None:
     console = Console(file=StringIO(), width=100, height=height, color_system=None)
     overview, how = many(four, 1000), Shown(slowdowns=lines, keys="keys")

@@ -218,19 +218,19 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
     hang = Verdict(Fault.LINK, step=7)
     found = replace(whole.whole_run, slowdowns=(SLOWER,), pauses=(Pause(PauseKind.SAVE, 3, 5 * SECOND),), hang=hang)
     said = lines(report(whole_run=found))
-    assert any(line.startswith("Slow-down: since step 120 (") and "100 → 150 ms" in line for line in said)
+    assert any(line.startswith("Slowdown: since step 120 (") and "100 → 150 ms" in line for line in said)
     assert any(
         line.startswith("The job hung at step 7. ddpprof found at that time: all ranks wait at the same place")
         for line in said
     )
-    assert "Not counted as slow-downs: checkpoints took 5.0 s in 3 steps." in said
+    assert "Not counted as slowdowns: checkpoints took 5.0 s in 3 steps." in said
 
 
 @pytest.mark.parametrize(("extra_ns", "is_said"), [(49 * MS, False), (50 * MS, True)])
 def test_a_pause_that_nobody_notices_is_not_said(whole: Report, extra_ns: int, is_said: bool) -> None:
     assert whole.whole_run is not None
     found = replace(whole.whole_run, pauses=(Pause(PauseKind.SAVE, 1, extra_ns),))
-    assert any(line.startswith("Not counted as slow-downs: ") for line in lines(report(whole_run=found))) is is_said
+    assert any(line.startswith("Not counted as slowdowns: ") for line in lines(report(whole_run=found))) is is_said
 
 
 def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None:
@@ -239,9 +239,9 @@ def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None
         replace_struct(SLOWER, first_step=100 + 2 * number, last_step=101 + number * 3) for number in range(12)
     )
     said = lines(report(whole_run=replace(whole.whole_run, slowdowns=many)))
-    listed = [line.split(" (")[0] for line in said if line.startswith("Slow-down: ")]
-    assert listed == [f"Slow-down: from step {number}" for number in range(104, 124, 2)]
-    assert "2 smaller slow-downs are in the JSON report." in said
+    listed = [line.split(" (")[0] for line in said if line.startswith("Slowdown: ")]
+    assert listed == [f"Slowdown: from step {number}" for number in range(104, 124, 2)]
+    assert "2 smaller slowdowns are in the JSON report." in said
 
 
 def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Report) -> None:
@@ -253,7 +253,7 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
         "The job hung at step 7. ddpprof found at that time: rank 1 is stopped by a signal. The job continued later. "
         "More: --section whole-run"
     ) in said
-    assert any(line.startswith("The slow-down: since step 120") for line in said)
+    assert any(line.startswith("The slowdown: since step 120") for line in said)
 
 
 def test_the_page_has_it(whole: Report) -> None:
