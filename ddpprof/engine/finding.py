@@ -98,10 +98,10 @@ class Tried(NamedTuple):
 
 
 TRACK_RECORD: Mapping[str, Tried] = {
-    "buckets-too-large": Tried(9, 9),
+    "buckets-too-large": Tried(12, 12),
     "idle-for-data": Tried(1, 1),
-    "reduces-every-pass": Tried(2, 2),
-    "trailing-communication": Tried(10, 10),
+    "reduces-every-pass": Tried(5, 5),
+    "trailing-communication": Tried(16, 16),
 }
 """trials of each rule with a clear result, from `analyses/advice/results.json`; other rules have not been tried"""
 

@@ -288,9 +288,7 @@ def test_three_findings_with_their_advice_and_the_others_in_one_line_each() -> N
 
 
 def test_remarks_are_shown_in_full() -> None:
-    helps = (
-        "Accumulating gradients over 4 batches would save 23.7 ms per batch (13.9–33.5), with a larger batch size."
-    )
+    helps = "Accumulating gradients over 4 batches would save 23.7 ms per batch (13.9–33.5), with a larger batch size."
     file = io.StringIO()
     render_terminal([Remarks("Also found", (helps, "Short."))], file, 80)
     assert file.getvalue() == (
