@@ -172,7 +172,8 @@ def _slept_ns(lateness: Lateness, view: View) -> int:
         return 0
     longer_ns = (lateness.busy_shares[slowest.rank] - median(others)) * view.step_ns
     slept_ns = round(slowest.late_ns - max(0.0, longer_ns))
-    return slept_ns if slept_ns >= max(slowest.late_ns / 2, _SLEEPS * view.step_ns) else 0
+    least_ns = min(_SLEEPS * view.step_ns, _SLEEPS_LONG_NS)
+    return slept_ns if slept_ns >= max(slowest.late_ns / 2, least_ns) else 0
 
 
 def _late_all_along_ns(lateness: Lateness) -> int:
@@ -203,8 +204,10 @@ def _advice(view: View, part: OwnTimePart | None, *, sleeps: bool) -> str:
 
 
 _NEARLY_ALL = 0.9
-_SLEEPS = 0.05
-"""minimum share of the step for which a straggler must have slept"""
+_SLEEPS = 0.1
+"""minimum share of the step for which a straggler must have slept, unless it slept for `_SLEEPS_LONG_NS`"""
+_SLEEPS_LONG_NS = 30_000_000
+"""ns per step"""
 
 _WHERE = {
     OwnTimePart.DATA: "to get its data",

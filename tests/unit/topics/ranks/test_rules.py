@@ -176,6 +176,14 @@ def test_a_rank_that_does_nothing_in_a_small_part_of_the_step_may_be_late_by_cha
     assert finding.is_noise
 
 
+def test_a_rank_that_sleeps_long_in_long_steps_is_not_late_by_chance() -> None:
+    """As in `analyses/advice`: 50 ms of sleep in steps of 500 ms, recorded for less than 10 s."""
+    busy = {0: 0.5, 1: 0.51}
+    finding = only(observed(stragglers=(late(1, 50 * MS),), step_ns=500 * MS, backend="gloo", busy_shares=busy))
+    assert not finding.is_noise
+    assert "for about 45.0 ms of it, its training thread neither ran nor waited for a core" in finding.evidence
+
+
 def test_it_says_how_many_steps_would_tell() -> None:
     finding = only(observed(stragglers=(late(1, 20 * MS),), step_ns=100 * MS, backend="gloo"))
     assert finding.evidence.endswith(
