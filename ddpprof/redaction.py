@@ -22,7 +22,7 @@ _NAMED = re.compile(
     r"(?:(?:bearer|basic|token|digest) )?(?=(?P<ahead>[^\s'\"]{1,20}))",
     re.IGNORECASE,
 )
-"""a name that is followed by its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
+"""a name followed by its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
 _VALUE = re.compile(r"[^\s'\"]++")
 _QUOTED_VALUE = re.compile(r"[^'\"\n]++")
 _KEY = re.compile("keys?", re.IGNORECASE)
@@ -79,7 +79,7 @@ def _without_named_secrets(text: str) -> str:
         at = found.end()
         if _hides_value(found["name"], found["joint"], found["ahead"]):
             value = _QUOTED_VALUE if found["joint"][-1] in "'\"" else _VALUE
-            at = value.match(text, at).end()  # type: ignore[union-attr] # there is one: it was seen ahead
+            at = value.match(text, at).end()  # type: ignore[union-attr] # the lookahead of `_NAMED` matched it
             kept.append(HIDDEN)
     return "".join([*kept, text[at:]])
 
