@@ -3,14 +3,14 @@
     with ddpprof.profile("runs/a"):
         train()
 
-``with ddpprof.watch("runs/a")`` only keeps a short record of every step of a run, at a cost of microseconds per step.
+``with ddpprof.watch("runs/a")`` only keeps a short record of every step, with an overhead of microseconds per step.
 
 To record a script without editing it, run ``ddpprof trace train.py`` on the command line. To get the numbers of a run:
 
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
 
-``report.tables`` holds its numbers as Arrow tables. Notebooks display reports as HTML, and also the results of
-`ddpprof.compare_reports` and `ddpprof.whatif`.
+``report.tables`` contains its numbers as Arrow tables. Notebooks display reports, and the results of
+`ddpprof.compare_reports` and `ddpprof.whatif`, as HTML.
 
 To use single parts of ddpprof, or the command line from Python:
 
@@ -20,11 +20,11 @@ To use single parts of ddpprof, or the command line from Python:
     ddpprof.between_runs.difference_between(steps_of_a_ns, steps_of_b_ns, noise_ns)      two jobs, a value for each run
     exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
 
-`ddpprof.hooks` has communication hooks for DDP. A process that does nothing but read many traces can call
-`give_back_large_arrays` first, so that memory it frees is returned to the system.
+`ddpprof.hooks` provides communication hooks for DDP. A process that only reads many traces can first call
+`give_back_large_arrays`, so that freed memory is returned to the system.
 
-Unreadable input raises `ddpprof.DdpprofError`, which says what is wrong and what to do. Times are in ns, sizes in
-bytes.
+Unreadable input raises `ddpprof.DdpprofError`, whose message says what is wrong and what to do. Times are in ns, sizes
+in bytes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """List the public names for completion in notebooks and shells. The names are imported on first use."""
+    """Return the public names, for completion in notebooks and shells."""
     return sorted(__all__)
 
 

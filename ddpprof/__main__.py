@@ -1,4 +1,4 @@
-"""Entry point of ``python -m ddpprof``: the command line."""
+"""Runs the command line for ``python -m ddpprof``."""
 
 import sys
 

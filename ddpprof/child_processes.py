@@ -1,11 +1,11 @@
-"""Child processes that run no code from the user's working directory, and end when ddpprof ends.
+"""Starts child processes that import no code from the working directory, and end when ddpprof ends.
 
 Python puts the working directory first on the module path of ``python -m …`` and of every process that
-`multiprocessing` spawns, and that directory may contain another user's run. The option ``-P`` and the variable
-``PYTHONSAFEPATH`` prevent this.
+`multiprocessing` spawns. This directory may contain another user's files. The option ``-P`` and the variable
+``PYTHONSAFEPATH`` prevent imports from it.
 
-``python -m ddpprof.child_processes COMMAND`` is a guard process: it runs the command, and ends all of the command's
-descendants on SIGTERM, which it also receives when its own parent is killed.
+``python -m ddpprof.child_processes COMMAND`` is a guard process: it runs the command, and ends all of its descendants
+on SIGTERM, which it also receives when its own parent is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def python_command(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Make the module path safe for processes that `multiprocessing` starts in the block, even its resource tracker."""
+    """Keep the working directory off the module path of processes that `multiprocessing` starts in the block."""
     before = {name: os.environ.get(name) for name in SAFE_PATH}
     os.environ.update(SAFE_PATH)
     try:
@@ -55,10 +55,10 @@ def safe_path() -> Iterator[None]:
 
 
 def start_resource_tracker() -> None:
-    """Start `multiprocessing`'s resource tracker in such a way that SIGHUP does not end it.
+    """Start `multiprocessing`'s resource tracker so that it ignores SIGHUP.
 
-    A terminal that closes sends SIGHUP to all its processes. `multiprocessing` would then start a second tracker, which
-    prints an error for every resource that was registered with the first one.
+    When a terminal closes, all its processes receive SIGHUP. Otherwise, `multiprocessing` would then start a second
+    tracker, which prints an error for every resource that was registered with the first one.
     """
     from multiprocessing import resource_tracker
 
@@ -73,7 +73,7 @@ def start_resource_tracker() -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the system to end this process when its parent dies. Use this as ``preexec_fn``; it runs in the child."""
+    """Make the kernel end this process when its parent dies. Runs in the child, as ``preexec_fn``."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
@@ -84,22 +84,21 @@ def start(
     begin: Callable[[], None] | None = end_with_parent,
     **options: Any,
 ) -> Process:
-    """Start a process that ends when this one does.
+    """Start a process that ends when this process ends. Raises ``OSError``.
 
-    `begin` runs in it first; `options` are those of ``subprocess.Popen``.
-
-    In a process with threads, `begin` must be ``None``, and the child has to end by itself. Raises ``OSError``.
+    `begin`: runs first in the new process. If this process has threads, it must be ``None``, and the child must end by
+    itself. `options`: arguments of ``subprocess.Popen``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
 
 
 def helper_environment() -> dict[str, str]:
-    """Return the environment for a helper process that does not run user code: safe, and without the user's secrets."""
+    """Return the environment for a helper process that runs no user code: `SAFE_PATH`, and no secrets of the user."""
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
 
 
 def adopt_orphans() -> None:
-    """Make descendants whose parent dies children of this process, so that they can be found and ended."""
+    """Make this process the new parent of descendants whose parent dies, so that it can find and end them."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -1,12 +1,12 @@
-"""The errors that ddpprof raises on purpose.
+"""The exceptions that ddpprof raises.
 
-DdpprofError            the user can fix it; the command line prints it in one line and exits with 2
-├── NotARun             a path that holds neither a ddpprof run nor traces
-├── BadTrace            a trace file that cannot be read
+DdpprofError            base class; the command line prints it in one line and exits with code 2
+├── NotARun             a path contains neither a ddpprof run nor traces
+├── BadTrace            a trace file cannot be read
 ├── RemoteError         a remote file cannot be reached; also an ``OSError``
 │   └── RemoteFileNotFound   the file does not exist; also a ``FileNotFoundError``
 ├── RunExists           recording would overwrite an earlier run
-└── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
+└── CannotRecord        recording cannot start (no torch, no such script, unwritable folder)
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,19 +27,22 @@ __all__ = [
 
 
 class DdpprofError(Exception):
-    """An error that says in one line what is wrong, where, and what to do next."""
+    """Base class of ddpprof's errors. The message says in one line what is wrong, where, and what to do next."""
 
 
 class NotARun(DdpprofError):
-    """The path holds neither a ddpprof run nor torch.profiler traces."""
+    """The path contains neither a ddpprof run nor torch.profiler traces."""
 
 
 class BadTrace(DdpprofError):
-    """The trace file is not a trace, is truncated, or holds something that no real trace holds."""
+    """The file is not a trace, is truncated, or contains invalid data."""
 
 
 def refuse_newer(where: object, found: object, known: int, error: type[DdpprofError] = NotARun) -> None:
-    """Raise `error` if a newer ddpprof has written what is at `where`. `found`: the format it declares, if any."""
+    """Raise `error` if the file `where` was written by a newer ddpprof.
+
+    `found`: format number that the file declares, if any. `known`: newest format number that this version reads.
+    """
     if isinstance(found, int) and found > known:
         raise error(
             f"{where} was written by a newer ddpprof: its format is {found}, but this version reads formats up to "
@@ -50,7 +53,7 @@ def refuse_newer(where: object, found: object, known: int, error: type[DdpprofEr
 class RemoteError(DdpprofError, OSError):
     """A remote file cannot be reached.
 
-    ``strerror`` is the reason in one line, ``filename`` the address without passwords.
+    ``strerror`` is the reason in one line, and ``filename`` is the address without passwords.
     """
 
     def __str__(self) -> str:
@@ -62,7 +65,7 @@ class RemoteFileNotFound(RemoteError, FileNotFoundError):
 
 
 class RunExists(DdpprofError):
-    """The output folder holds an earlier run, and ``--force`` was not given."""
+    """The output folder contains an earlier run, and ``--force`` was not given."""
 
 
 class CannotRecord(DdpprofError):
@@ -70,26 +73,26 @@ class CannotRecord(DdpprofError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a space and the sentence that suggests the known word nearest to `word`; empty if none is near."""
+    """Return a space and a sentence that suggests the known word most similar to `word`; empty if none is similar."""
     nearest = nearest_words(word, known, 1)
     return f" Did you mean {nearest[0]}?" if nearest else ""
 
 
 def how_to_install(*packages: str) -> str:
-    """Return the sentence about how to install a missing package; ddpprof's own extras would need its source."""
+    """Return a sentence that says how to install missing packages."""
     return f"Install it with: pip install {' '.join(packages)}"
 
 
 _NEAR = 0.7
-"""minimum similarity of two words, by `difflib`, for one to be a likely misspelling of the other"""
+"""minimum similarity (`difflib`) at which a word counts as a likely misspelling of another word"""
 _LEAST_LETTERS = 3
 """minimum length of a prefix that identifies a word"""
 
 
 def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:
-    """Return known words that complete or shorten `word`, shortest first; or else words with a similar spelling.
+    """Return known words that start with `word` or are a prefix of it; if there are none, words with similar spelling.
 
-    Leading dashes of options are ignored, because they make all options look alike.
+    Leading dashes of options are ignored, because they make all options similar.
     """
     from difflib import get_close_matches
 
@@ -106,7 +109,7 @@ def _is_beginning(one: str, other: str) -> bool:
 
 @contextmanager
 def writing(place: object, kind: type[DdpprofError] = DdpprofError) -> Iterator[None]:
-    """Turn an ``OSError`` raised in the block, which writes to `place`, into a one-line error of type `kind`."""
+    """Convert an ``OSError`` raised in the block, which writes to `place`, to a one-line error of type `kind`."""
     try:
         yield
     except OSError as error:

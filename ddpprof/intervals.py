@@ -1,4 +1,4 @@
-"""Union, intersection and difference of time spans, vectorised.
+"""Vectorized union, intersection and difference of time spans.
 
 Every set of spans is a `Spans`: half-open, sorted and disjoint, without empty spans, and with touching spans merged.
 The length of a union is therefore the sum of the lengths, and equal sets have equal arrays.
@@ -19,7 +19,7 @@ _MANY_TIMES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """A set of instants as spans ``start_ns[i] <= t < end_ns[i]``. Build it with `union`."""
+    """A set of times, stored as spans ``start_ns[i] <= t < end_ns[i]``. Create it with `union`."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -32,25 +32,25 @@ class Spans:
             return NotImplemented
         return np.array_equal(self.start_ns, other.start_ns) and np.array_equal(self.end_ns, other.end_ns)
 
-    __hash__ = None  # type: ignore[assignment]  # arrays do not hash, so a set of them cannot either
+    __hash__ = None  # type: ignore[assignment]  # arrays are not hashable
 
     @property
     def total_ns(self) -> int:
         return int((self.end_ns - self.start_ns).sum())
 
     def contains(self, times_ns: Int64Column) -> NDArray[np.bool_]:
-        """Return a boolean array, one value per time: True if a span contains that time."""
+        """Return a boolean array of shape (times,): True where a span contains the time."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.bool_)
         before = np.searchsorted(self.start_ns, times_ns, side="right") - 1
         return (before >= 0) & (times_ns < self.end_ns[before])
 
     def within(self, start_ns: Int64Column, end_ns: Int64Column) -> Int64Column:
-        """Return the length (ns) of each given span's overlap with the set. The given spans may overlap each other."""
+        """Return, for each given span, the length (ns) of its overlap with this set. Given spans may overlap."""
         return self._before(np.maximum(start_ns, end_ns)) - self._before(start_ns)
 
     def _before(self, times_ns: Int64Column) -> Int64Column:
-        """Return, for each time, the length (ns) of the part of the set before it."""
+        """Return, for each time, the total length (ns) of the set before it."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.int64)
         begun = np.searchsorted(self.start_ns, times_ns, side="left")
@@ -105,12 +105,12 @@ def intersect(a: Spans, b: Spans) -> Spans:
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
-    """Return the difference of ``a`` and ``b``: what is in ``a`` but not in ``b``."""
+    """Return the difference of ``a`` and ``b``: the times in ``a`` but not in ``b``."""
     return _covered_by(a, _near(b, a), depth_of_b=2, depth=1)
 
 
 def shift(spans: Spans, by_ns: int) -> Spans:
-    """Return the spans, each ``by_ns`` later."""
+    """Return the spans, shifted ``by_ns`` later."""
     return Spans(spans.start_ns + by_ns, spans.end_ns + by_ns)
 
 
@@ -120,9 +120,9 @@ def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
 
 
 def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:
-    """Return the indices of spans that no other span of the same thread contains, sorted by thread and start.
+    """Return the indices of spans that are not contained in another span of the same thread.
 
-    Empty spans are left out.
+    The indices are sorted by thread and start. Empty spans are left out.
     """
     order = np.lexsort((-end_ns, start_ns, thread))
     order = order[end_ns[order] > start_ns[order]]
@@ -134,9 +134,9 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
 
 
 def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
-    """Return True for each span that lies within an earlier row of its thread.
+    """Return a boolean array: True for each span that is contained in the span of an earlier row of its thread.
 
-    Finds all if containing spans come first.
+    This finds all contained spans if rows of containing spans come first.
     """
     held = np.zeros(len(start_ns), np.bool_)
     for number in np.unique(thread).tolist():
@@ -157,24 +157,24 @@ def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.i
 
 
 def _near(spans: Spans, other: Spans) -> Spans:
-    """Return the spans near the other set, at least all that overlap it; sorting a whole long trace is expensive."""
+    """Return a subset of ``spans`` that includes all that overlap ``other``, because sorting all would be expensive."""
     if len(spans) <= _MANY_TIMES * len(other):
         return spans
     first = np.searchsorted(spans.end_ns, other.start_ns, side="right")
     count = np.searchsorted(spans.start_ns, other.end_ns) - first
     rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
-    rows = rows[np.diff(rows, prepend=-1) > 0]  # two spans of the other set may overlap the same one
+    rows = rows[np.diff(rows, prepend=-1) > 0]  # two spans of `other` may overlap the same span
     return Spans(spans.start_ns[rows], spans.end_ns[rows])
 
 
 def _covered_by(a: Spans, b: Spans, *, depth_of_b: int, depth: int) -> Spans:
-    """Return the spans where the depths of open spans add up to exactly ``depth``; those of ``a`` have depth 1."""
+    """Return the times at which the depths of the open spans add up to ``depth``. Spans of ``a`` have depth 1."""
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
     changes = np.repeat(np.array([1, -1, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b])
     order = np.argsort(times, kind="stable")
     times = times[order]
-    # Of several changes at one instant, all but the last open a span of no length, which `union` drops.
+    # If several changes have the same time, all but the last one create empty spans, which `union` drops.
     at_depth = np.cumsum(changes[order], dtype=np.int8)[:-1] == depth
     del order, changes
     return union(times[:-1][at_depth], times[1:][at_depth])

@@ -1,6 +1,6 @@
-"""The elements that sections of a report are made of, and the formatting of units.
+"""Building blocks of the sections of a report, and formatting of numbers with units.
 
-Times are given in ns and shown in ms; sizes are given in bytes and shown in MB (10⁶ bytes).
+Times are passed in ns and shown in ms. Sizes are passed in bytes and shown in MB (10⁶ bytes).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Line:
     text: str
     is_warning: bool = False
     is_aside: bool = False
-    """whether the text is less important and is set apart"""
+    """whether the text is less important, and shown as such"""
     is_headline: bool = False
-    """whether the text is something that a reader must not miss"""
+    """whether the text is emphasized"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpan:
-    """A span in a drawing; times are measured from its left edge."""
+    """A span in a timeline. Times are relative to the timeline's left edge."""
 
     start_ns: int
     end_ns: int
     what: str
-    """name of a part of the drawing, or one character to draw with"""
+    """name of one of the timeline's parts, or the character with which the span is drawn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A drawing of events over time, from left to right."""
+    """A timeline: events from left to right, in one row per lane."""
 
     title: str
     length_ns: int
@@ -89,7 +89,7 @@ class Table:
 
 
 def columns(*names: str, words: Collection[str] = ()) -> tuple[Column, ...]:
-    """Return columns of numbers; the columns named in `words` hold text."""
+    """Return columns of numbers, except that the columns named in `words` contain text."""
     return tuple(Column(name, is_number=name not in words) for name in names)
 
 
@@ -100,7 +100,7 @@ def table_of(
     words: Collection[str] = (),
     note: str = "",
 ) -> Table:
-    """Return a table with one row per thing. `cells`: function for each cell, by column name."""
+    """Return a table with one row for each of `things`. `cells`: column name → function that returns the cell."""
     rows = tuple(tuple(cell(thing) for cell in cells.values()) for thing in things)
     return Table(title, columns(*cells, words=words), rows, note)
 
@@ -179,7 +179,7 @@ def gigabytes_per_s(bytes_per_s: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits, or with all digits before the decimal point from 1000 on."""
+    """Format a number with three significant digits; from 1000 on, with all digits before the decimal point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -192,7 +192,7 @@ def percent(fraction: float | None) -> str:
 
 
 def duration(ns: int) -> str:
-    """Return a duration in readable form, such as ``0.4 s``, ``12 s``, ``4 min 12 s`` or ``3 h 05 min``."""
+    """Format a duration, for example as ``0.4 s``, ``12 s``, ``4 min 12 s`` or ``3 h 05 min``."""
     if ns < 10 * 10**9:
         return f"{max(ns, 0) / 1e9:.1f} s"
     minutes, seconds = divmod(round(ns / 1e9), 60)

@@ -1,4 +1,4 @@
-"""Reads Linux files: counters by name, as in ``/proc/vmstat``; the state of a process; control groups."""
+"""Reads Linux system files: counters such as those in ``/proc/vmstat``, states of processes, and control groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT = Path("/")
 
 
 def number_in(path: Path, name: str) -> int | None:
-    """Return the number with the given name; ``None`` if the file or the name does not exist."""
+    """Return the number after `name` in the file; ``None`` if the file or the name does not exist."""
     with suppress(OSError, ValueError, IndexError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith((f"{name} ", f"{name}\t")):
@@ -24,11 +24,11 @@ def number_in(path: Path, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """A process or thread, as described in its ``stat`` file."""
+    """State of a process or thread, from its ``stat`` file."""
 
     name: str
     state: str
-    """process state letter: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z or X dead"""
+    """state letter: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z or X dead"""
     parent: int
     num_paged_in: int
     """number of major page faults: pages that had to be read from a disk (swap, or a mapped file)"""
@@ -40,10 +40,10 @@ class ProcessStat:
 
 
 def stat_of(folder: Path) -> ProcessStat | None:
-    """Return what a folder of a process or thread in ``/proc`` says about it; ``None`` if it does not exist."""
+    """Read the state of a process or thread from its folder in ``/proc``; ``None`` if the folder does not exist."""
     try:
         before, _, after = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-        words = after.split()  # the name may contain anything, so the rest is behind its end
+        words = after.split()  # the process name may contain any character, so the last parenthesis ends it
         cpu_ticks = int(words[11]) + int(words[12])
         return ProcessStat(before.partition("(")[2], words[0], int(words[1]), int(words[9]), cpu_ticks)
     except (OSError, ValueError, IndexError):
@@ -57,7 +57,7 @@ def groups_around(controller: str, root: Path = _ROOT) -> Iterator[Path]:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the number of cores that control groups let this process use; ``None`` if there is no CPU quota."""
+    """Return the number of cores that control groups allow this process to use; ``None`` without a CPU quota."""
     limits = []
     for group in groups_around("cpu", root):
         with suppress(OSError, ValueError):
@@ -68,7 +68,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def _quota_of(group: Path) -> tuple[int, int]:
-    """Return quota and period of a group, in cgroup version 2 or 1. A quota that is not positive means no limit."""
+    """Return the CPU quota and period (µs) of a group of cgroup version 2 or 1. Without a limit, the quota is -1."""
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
         return (-1 if quota == "max" else int(quota)), int(period)
@@ -77,10 +77,10 @@ def _quota_of(group: Path) -> tuple[int, int]:
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """Return the memory that this process can still get, in bytes; ``None`` if the system does not report it.
+    """Return the memory in bytes that this process can still allocate; ``None`` if the system does not report it.
 
-    Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File cache that a
-    group could drop counts as used there, but is available.
+    Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. Control groups count
+    reclaimable file cache as used; here it counts as available.
     """
     available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
     found = [] if available_kib is None else [available_kib * 1024]
@@ -95,7 +95,10 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 
 
 def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
-    """Return the bytes available in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
+    """Return the bytes available in a group. Raises ``OSError``, and ``ValueError`` if the group has no limit.
+
+    `limit`, `usage`: names of the group's files. `forgettable`: name of the file cache's counter in ``memory.stat``.
+    """
     most, used = (int((group / name).read_text()) for name in (limit, usage))
     return max(0, most - used + (number_in(group / "memory.stat", forgettable) or 0))
 
@@ -122,5 +125,5 @@ def own_groups(controller: str, root: Path = _ROOT, pid: str = "self") -> Iterat
             if not controllers:
                 yield root / GROUPS / group.lstrip("/")
             elif controller in controllers.split(","):
-                for tree in dict.fromkeys((controllers, controller)):  # mounted under all names, or linked by one
+                for tree in dict.fromkeys((controllers, controller)):  # mounted by all names, or linked by one name
                     yield root / GROUPS / tree / group.lstrip("/")

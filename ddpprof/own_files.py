@@ -1,13 +1,13 @@
-"""Files that ddpprof creates and removes, in folders where other users may have planted links.
+"""Creates and removes ddpprof's files, in folders where other users may have created links.
 
-Links are never followed, neither for files to be written nor for folders. A file is written under a temporary name that
-nobody can guess, and then renamed, so that readers never see a partial file. The writer holds a lock on the temporary
-file, which the system releases if the process is killed. The next process that writes the same file removes unlocked
-leftovers.
+Links to files or folders are never followed. A file is written under a temporary name that cannot be guessed, and then
+renamed, so that readers never see a partial file. The writer holds a lock on the temporary file, which the system
+releases if the process is killed. The next process that writes the same file removes unlocked temporary files.
 
-Temporary folders last for the duration of a command; each use first removes those left by killed commands.
+Temporary folders exist for the duration of a command. Folders left by killed commands are removed first.
 
-The user's cache folder holds a key that only this user has, to recognise what this user has sealed.
+The user's cache folder contains a secret key. A file's seal is a keyed hash of its content, which shows that the same
+user has written the file.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ddpprof.signals import deferred_signals
 WORLD_READABLE = "DDPPROF_WORLD_READABLE"
 """environment variable that makes new files readable by all users of the machine; ``--world-readable`` sets it"""
 _PART = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}\.part(?:\.tmp)?")
-"""pattern of the names returned by `part_name`, and of the temporary names that Kineto makes from them"""
+"""pattern of the names returned by `part_name`, and of the temporary names that Kineto derives from them"""
 _SURELY_DEAD_S = 24 * 3600
-"""seconds; on a file system without locks, a part older than this is taken to be left by a dead process"""
+"""on a file system without locks, a part file older than this (in seconds) is assumed to be left by a dead process"""
 
 
 def part_name(name: str) -> str:
@@ -43,7 +43,7 @@ def part_name(name: str) -> str:
 
 
 def name_of_part(name: str) -> str | None:
-    """Return the name of the file that the part `name` belongs to; ``None`` if it is not a part."""
+    """Return the name of the file to which the part file `name` belongs; ``None`` if it is not a part file."""
     match = _PART.fullmatch(name)
     return match.group(1) if match else None
 
@@ -51,13 +51,13 @@ def name_of_part(name: str) -> str | None:
 def _mode(full: int) -> int:
     """Return the mode of a new file or folder, before the user's umask is applied.
 
-    Traces and commands are not readable by other users unless the user asks for it.
+    Traces and commands are not readable by all users unless the user requests it.
     """
     return full & (0o755 if os.environ.get(WORLD_READABLE) else 0o750)
 
 
 _SPARE = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(4)]
-"""spare descriptor, kept so that a process that has reached its limit of open files can still report it"""
+"""spare descriptors, so that a process that has reached its limit of open files can still report this"""
 
 
 def _open(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -82,7 +82,7 @@ def append_to(path: Path) -> int:
 
 
 def overwrite(path: Path) -> int:
-    """Return the descriptor of a new file that replaces any file of that name. Raises ``OSError``."""
+    """Return the descriptor of a new file that replaces any existing file. Raises ``OSError``."""
     path.unlink(missing_ok=True)
     return create(path)
 
@@ -118,7 +118,7 @@ def create_locked(path: Path, num_bytes: int, begin: bytes) -> int:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a new, empty file. It replaces `path` at the end, or is removed if the block raises.
+    """Yield the path of a new, empty file. At the end of the block, it replaces `path`; on an error, it is removed.
 
     Raises ``OSError``.
     """
@@ -136,8 +136,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a new folder that only this user can read, and remove it at the end. Raises ``OSError``.
 
-    Folders of that `name` left behind by killed processes are removed first. Signals are deferred while the folder is
-    created or removed.
+    Folders that killed processes have left under the same `name` are removed first. Signals are deferred while the
+    folder is created or removed.
     """
     remove_left_parts(parent, name)
     folder, descriptor = None, -1
@@ -158,7 +158,7 @@ def _create_folder(path: Path) -> int:
 
 
 def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Create a part file for `path` and lock it. Return its path and the descriptor that holds the lock."""
+    """Create and lock a part file for `path`. Return its path and the descriptor that holds the lock."""
     while True:
         part = path.with_name(part_name(path.name))
         descriptor = -1
@@ -173,7 +173,7 @@ def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
                 raise
         if descriptor != -1:
             os.close(descriptor)
-        # Another process removed the part as a leftover between its creation and its lock.
+        # Another process removed the part file between its creation and its lock.
 
 
 class LockedError(Exception):
@@ -187,7 +187,7 @@ class LockedError(Exception):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`. The system releases the lock if the process is killed.
+    """Hold a lock on the file `path`. The system releases the lock if the process is killed.
 
     Raises `LockedError` while another process holds it, and ``OSError``.
     """
@@ -211,10 +211,8 @@ def locked(path: Path) -> Iterator[None]:
 def reserved(directory: Path) -> Iterator[None]:
     """Reserve `directory` for this process among all processes of this host.
 
-    Nothing is written, so nothing can be left over.
-
-    The reservation is the name of a socket, which the system frees when the process ends. Raises `LockedError` while
-    another process holds it.
+    The reservation is the name of a socket, which the system releases when the process ends. No file is written. Raises
+    `LockedError` while another process holds the reservation.
     """
     name = _reserved_name(directory)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
@@ -238,12 +236,12 @@ def _reserved_name(directory: Path) -> str:
 
 
 def _holder_of(name: str) -> str | None:
-    """Return the PID of the process that listens under `name`; ``None`` if none does."""
+    """Return the PID of the process that listens on the socket `name`; ``None`` if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
             asking.connect(name)
-        except BlockingIOError:  # other processes are checking it as well
+        except BlockingIOError:  # other processes are connecting at the same time
             return "unknown"
         except OSError:
             return None
@@ -257,9 +255,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_named(path: Path, content: bytes) -> None:
-    """Write a file that the user named. Replace a regular file atomically; write through a link, pipe or device.
+    """Write a file whose path was chosen by the user. Raises ``OSError``.
 
-    Raises ``OSError``.
+    A regular file is replaced atomically. A link, pipe or device is written directly.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_bytes(content)
@@ -268,7 +266,7 @@ def write_named(path: Path, content: bytes) -> None:
 
 
 def remove_left_parts(folder: Path, name: str | None = None) -> None:
-    """Remove the parts that dead processes left in `folder`: those of `name`, or all if no name is given."""
+    """Remove part files that dead processes have left in `folder`; with `name`, only the part files of that file."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             of = name_of_part(entry)
@@ -294,7 +292,7 @@ def _remove_if_left(part: Path) -> None:
 
 
 def _is_locked_by_nobody(descriptor: int) -> bool:
-    """Return True if no other process holds the lock: this process could take it or, without locks, the file is old."""
+    """Return True if no other process holds the lock. On a file system without locks, the file's age decides."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -306,7 +304,7 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield another path of the file that is short enough for a socket. Raises ``OSError``."""
+    """Yield another path of the same file that is short enough for a socket. Raises ``OSError``."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -315,39 +313,39 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def is_folder(path: Path) -> bool:
-    """Return True if the path is itself a folder, not a link to one."""
+    """Return True if the path is a folder and not a link to a folder."""
     return path.is_dir() and not path.is_symlink()
 
 
 def make_named_folder(path: Path) -> None:
-    """Create a folder that the user named, if necessary. A link to a folder is accepted. Raises ``OSError``."""
+    """Create a folder whose path was chosen by the user, if necessary. It may be a link. Raises ``OSError``."""
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder that only this user may enter, if necessary. Raises ``OSError``."""
+    """Create a folder that only this user can access, if necessary. Raises ``OSError``."""
     path.mkdir(0o700, exist_ok=True)
 
 
 def narrow(path: Path) -> None:
-    """Remove permissions from a file made by other code, down to those of ddpprof's own files. Raises ``OSError``."""
+    """Restrict the permissions of a file created by other code to those of ddpprof's files. Raises ``OSError``."""
     path.chmod(path.stat().st_mode & _mode(0o644))
 
 
 def remove_file(path: Path) -> None:
-    """Remove the file, if it exists; for a link, only the link. Raises ``OSError``."""
+    """Remove the file, if it exists. A link is removed, but not its target. Raises ``OSError``."""
     path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder if necessary. Raises ``OSError``, also if a link has that name."""
+    """Create the folder if necessary. Raises ``OSError``, also if the path is a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, and ddpprof does not follow links when it writes to a run", str(path))
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder and as much of its content as possible; for a link, only the link."""
+    """Remove the folder and as much of its content as possible. A link is removed, but not its target."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()
@@ -357,16 +355,16 @@ def remove_folder(path: Path) -> None:
 
 _NAME = "ddpprof"
 _LONGEST_WITH_SOCKETS = 40
-"""maximum length of a directory, in bytes, such that sockets two folders below it have paths of at most 107 bytes"""
+"""maximum length in bytes of a directory's path such that sockets two levels below have paths of at most 107 bytes"""
 _SHORT = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 (the folder in it is created exclusively)
 
 
 def choose_temporary_directory() -> Path:
     """Return the directory for temporary files. Raises ``OSError``.
 
-    Python tests the directory once by creating a file, which would be left behind if a signal arrived at that moment.
+    Signals are deferred, because Python creates a test file in the directory, which a signal could leave behind.
     """
-    import tempfile  # most processes that write files need no temporary folder
+    import tempfile  # most processes do not need this module
 
     with deferred_signals():
         return Path(tempfile.gettempdir())
@@ -376,7 +374,7 @@ def choose_temporary_directory() -> Path:
 def scratch_folder(*, for_sockets: bool = False) -> Iterator[Path]:
     """Yield an empty folder that only this user can read, and remove it at the end. Raises ``OSError``.
 
-    `for_sockets`: Python's `multiprocessing` will put sockets into it, so its path must be short.
+    `for_sockets`: the path must be short, because `multiprocessing` will create sockets in the folder.
     """
     parent = choose_temporary_directory()
     if for_sockets and len(os.fsencode(parent)) > _LONGEST_WITH_SOCKETS:
@@ -401,7 +399,7 @@ def user_folder() -> Path | None:
 
 
 def user_key() -> bytes | None:
-    """Return this user's key, created if necessary; ``None`` if it cannot be stored."""
+    """Return this user's secret key, created if necessary; ``None`` if it cannot be stored."""
     folder = user_folder()
     if folder is None:
         return None
@@ -431,7 +429,7 @@ def is_of_this_user(found: os.stat_result) -> bool:
 
 
 def seal_of(content: bytes, key: bytes) -> str:
-    """Return the seal of `content` as hexadecimal text."""
+    """Return the seal of `content`: a keyed hash, as hexadecimal text."""
     return hashlib.blake2b(content, key=key, digest_size=SEAL_BYTES).hexdigest()
 
 

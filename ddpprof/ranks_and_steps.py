@@ -1,7 +1,7 @@
-"""Numbers of ranks and steps: those recorded by default, and those that a user asks for, as in ``0-7,64``.
+"""Determines which ranks and steps are recorded, by default or as selected by the user, for example by ``0-7,64``.
 
-In a large job, a sample of the ranks is profiled. The distance between sampled ranks is odd, so that on hosts with an
-even number of ranks every local rank is sampled.
+In a large job, only a sample of the ranks is profiled. The distance between sampled ranks is odd, so that every local
+rank is sampled if the number of ranks per host is even.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A set of numbers stored as spans, so that a long range costs nothing."""
+    """A set of integers, stored compactly as spans."""
 
     spans: tuple[tuple[int, int], ...]
-    """first and last of each span"""
+    """first and last number of each span"""
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Numbers:
@@ -62,7 +62,7 @@ _ABOUT = 64
 """approximate number of profiled ranks in a larger job"""
 
 Spans = Sequence[Sequence[int]]
-"""first and last rank of each span, as the user chose them; empty if the default rule applies"""
+"""first and last rank of each span that the user selected; empty if the default applies"""
 
 
 def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
@@ -72,10 +72,10 @@ def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
 
 
 def rule(world_size: int, chosen: Spans) -> str | None:
-    """Return a description of which ranks are profiled; ``None`` if all are."""
+    """Return a sentence that says which ranks are profiled; ``None`` if all are."""
     if chosen:
         named = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in chosen)
-        return f"of {world_size} ranks, only the ones given by --profile-ranks were profiled: {named}"
+        return f"only these of the {world_size} ranks were profiled, as requested by --profile-ranks: {named}"
     if world_size <= MOST:
         return None
     each = _distance(world_size)
@@ -91,15 +91,15 @@ def _distance(world_size: int) -> int:
 
 SKIP_FIRST = 3
 REBUILT = 3
-"""number of steps after which DDP has rebuilt its buckets and torch's logging data shows it"""
+"""number of steps after which DDP has rebuilt its buckets, and torch's DDP logging data contains the new buckets"""
 COST_STEPS = 8
 WARMUP = 1
 STEPS = 5
 TORCH_WAITS = 11
-"""initial steps of a reducer in which torch may wait for an accelerator in order to time an iteration"""
+"""number of initial steps of a reducer in which torch may wait for the accelerator to time an iteration"""
 STEP_OPTIONS = ("--skip-first", "--cost-steps", "--warmup", "--steps")
 _FEWEST = 2
-"""minimum number of steps: DDP rebuilds its buckets in the second, and ranks agree on what to record after the first"""
+"""minimum number of steps: ranks agree on what to record after the first, and DDP rebuilds its buckets in the second"""
 
 
 def least_skipped(on_accelerator: bool) -> int:
@@ -108,12 +108,12 @@ def least_skipped(on_accelerator: bool) -> int:
 
 
 def default_steps(on_accelerator: bool) -> int:
-    """Return the number of steps that training must take for everything to be recorded by default."""
+    """Return the number of training steps after which everything is recorded, with default settings."""
     return max(SKIP_FIRST, least_skipped(on_accelerator)) + COST_STEPS + WARMUP + STEPS
 
 
 def options_for(num_steps: int, on_accelerator: bool = False) -> str | None:
-    """Return the options that record the most from `num_steps` steps; ``None`` if nothing can be recorded."""
+    """Return the options that record as much as possible of `num_steps` steps; ``None`` if nothing can be recorded."""
     least = least_skipped(on_accelerator)
     if num_steps < max(_FEWEST, least + 1):
         return None

@@ -1,8 +1,7 @@
-"""Removal of secrets from stored and displayed text: passwords, keys and tokens in commands, URLs, headers and
-variables.
+"""Removes passwords, keys and tokens from commands, URLs, headers and variables in stored and displayed text.
 
-If a name contains one of `_SECRET_WORDS`, in any spelling, its value is hidden. Every regular expression here takes
-linear time, because the texts come from errors and variables of the job.
+If a name contains one of `_SECRET_WORDS`, in upper or lower case, its value is hidden. Every regular expression here
+takes linear time, because the texts come from errors and variables of the job.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ HIDDEN = "***"
 
 _SECRET_WORDS = re.compile("token|secret|passw|passphrase|pwd|key|credential|auth")
 _ORDINARY_WORDS = re.compile("tokeni[sz]|key(?:point|word|board|frame)|monkey|author(?!i[sz])")
-"""words of training scripts that contain a secret word but are harmless"""
+"""words in training scripts that contain a secret word but do not name a secret"""
 _COUNT_OF_TOKENS = re.compile(r"tokens")
 _NUMBER = re.compile(r"[\d_.,]+(?:e\d+)?")
 
@@ -23,7 +22,7 @@ _NAMED = re.compile(
     r"(?:(?:bearer|basic|token|digest) )?(?=(?P<ahead>[^\s'\"]{1,20}))",
     re.IGNORECASE,
 )
-"""a name before its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
+"""a name followed by its value: ``name=value``, ``"name": "value"``, ``--name value``, ``['--name', 'value']``"""
 _VALUE = re.compile(r"[^\s'\"]++")
 _QUOTED_VALUE = re.compile(r"[^'\"\n]++")
 _KEY = re.compile("keys?", re.IGNORECASE)
@@ -39,19 +38,19 @@ _END_OF_PATH = re.compile("[?#]")
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without credentials, queries and fragments of URLs, tokens, and values of secret names."""
+    """Return the text without tokens, values of secret names, and credentials, queries and fragments of URLs."""
     text = _WORD.sub(lambda word: _url_without_secrets(word[0]), text)
     text = _without_named_secrets(_KNOWN_TOKEN.sub(HIDDEN, text))
     return _BASIC.sub(rf"\1 {HIDDEN}", _BEARER.sub(rf"\1 {HIDDEN}", text))
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True if an environment variable has the name of a key, token or password, or holds a secret."""
+    """Return True if an environment variable is named like a key, token or password, or contains a secret."""
     return _names_secret(name, value) or without_secrets(value) != value
 
 
 def words_without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the command line without values whose option or variable is named like a key, token or password."""
+    """Return the command line without the values of options and variables named like a key, token or password."""
     shown: list[str] = []
     option = ""
     for word in words:
@@ -80,7 +79,7 @@ def _without_named_secrets(text: str) -> str:
         at = found.end()
         if _hides_value(found["name"], found["joint"], found["ahead"]):
             value = _QUOTED_VALUE if found["joint"][-1] in "'\"" else _VALUE
-            at = value.match(text, at).end()  # type: ignore[union-attr] # there is one: it was seen ahead
+            at = value.match(text, at).end()  # type: ignore[union-attr] # the lookahead of `_NAMED` matched it
             kept.append(HIDDEN)
     return "".join([*kept, text[at:]])
 
@@ -97,9 +96,9 @@ def _hides_value(name: str, joint: str, value: str) -> bool:
 
 
 def _url_without_secrets(word: str) -> str:
-    """Return a word without the secret parts of a URL in it.
+    """Return a word without the secret parts of the URL that it may contain.
 
-    A password may contain @, / and ?; a port is not a password.
+    A password may contain ``@``, ``/`` and ``?``. A port is not a password.
     """
     scheme, mark, rest = word.partition("://")
     if not mark:

@@ -1,4 +1,4 @@
-"""A run directory: every file name in it, its format version, and how files are written.
+"""The run directory: its files, its format version, and functions that read and write them.
 
     run.json               the command, the ddpprof version and the settings
     rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how the rank ended
@@ -7,8 +7,8 @@
     rank-0.last_step       rank 0: number of finished steps, and the time when the last one ended; a few bytes
     rank-0.pulse           rank 0: current activity and a summary of all steps; fixed size, see ``model/pulse.py``
     rank-0.losses.json     rank 0: the loss of each step, if the run is a trial of ``ddpprof tune``
-    exits.jsonl            how the ranks and the job ended, as seen by the processes that started them
-    tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
+    exits.jsonl            how the ranks and the job ended, recorded by the processes that started them
+    tensorboard/           event files for TensorBoard, one folder per TensorBoard run; made from the files above
     slowdowns.json         slowdowns of the whole run so far, written by the process that watches it
     hang.json              the last verdict on a job that hung, from ``ddpprof diagnose`` or the process that watches it
     hang-stacks.txt        stacks of all threads of the ranks while the job hung, if requested
@@ -16,12 +16,12 @@
     control.sock           socket on which the running job accepts requests of ``ddpprof capture``
     board/                 small files through which the ranks agree on a capture
     capture-1/             a run with the steps that ``ddpprof capture`` requested
-    attempt-1/             the same for the job's next attempt, if torchrun restarted all ranks
+    attempt-1/             the same files for the job's next attempt, if torchrun restarted all ranks
 
-Folders ``run-1``, ``run-2``, … in one folder are runs of one job, as recorded by ``ddpprof trace --repeat``.
+A folder written by ``ddpprof trace --repeat`` contains runs of the same job in ``run-1``, ``run-2``, …
 
 Files are written under a temporary name and then renamed, so readers never see a partial file. Only ``steps.jsonl``
-grows, line by line, so a rank that is killed leaves every line that it wrote.
+grows, line by line, so that all lines remain if a rank is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ddpprof import own_files
 from ddpprof.files import Location, read_small
 
 FORMAT = 1
-"""version of the run directory; a reader refuses newer ones and reads all older ones"""
+"""format version of the run directory; readers refuse newer versions and read all older ones"""
 
 RUN_FILE = "run.json"
 EXITS_FILE = "exits.jsonl"
@@ -66,9 +66,9 @@ _CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 TENSORBOARD_OF_RUN = "run"
-"""TensorBoard run for data of all ranks"""
+"""TensorBoard run with the data of all ranks"""
 TENSORBOARD_TRACES = "traces"
-"""TensorBoard run of the profiler plugin"""
+"""TensorBoard run for the profiler plugin"""
 _TENSORBOARD_RUN = re.compile(rf"^(?:{TENSORBOARD_OF_RUN}|{TENSORBOARD_TRACES}|rank-\d+)$")
 _TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.trace\.json\.gz$")
 
@@ -83,13 +83,13 @@ def attempt_directory(number: int) -> str:
 
 
 def attempt_of(directory_name: str) -> int | None:
-    """Return the number of the attempt stored in a directory of that name; ``None`` for any other name."""
+    """Return the number of the attempt that is stored in a directory of this name; ``None`` for any other name."""
     match = _ATTEMPT.match(directory_name)
     return int(match.group(1)) if match else None
 
 
 def attempts_in(directory: Location) -> dict[int, Location]:
-    """Return all recorded attempts by number, in order; most runs have only the first."""
+    """Return all recorded attempts by number, in order. Most runs have only the first attempt."""
     further = _numbered_runs(directory, _ATTEMPT)
     return {0: directory, **further} if is_run(directory) else further
 
@@ -100,7 +100,7 @@ def last_attempt(directory: Path) -> Path:
 
 
 def capture_directory(number: int) -> str:
-    """Return the name, in the run directory, of the run with a capture's steps; numbers begin at 1."""
+    """Return the name of a capture's folder in the run directory. Numbers begin at 1."""
     return f"capture-{number}"
 
 
@@ -110,7 +110,7 @@ def captures_in(directory: Location) -> dict[int, Location]:
 
 
 def _numbered_runs(directory: Location, names: re.Pattern[str]) -> dict[int, Location]:
-    """Return the runs in folders with such names, by number, in order. Links are left out: they may lead elsewhere."""
+    """Return the runs in folders whose names match `names`, by number, in order. Links are left out."""
     found = {int(match.group(1)): path for path in directory.iterdir() if (match := names.match(path.name))}
     kept = {number: path for number, path in found.items() if not (isinstance(path, Path) and path.is_symlink())}
     return {number: kept[number] for number in sorted(kept) if is_run(kept[number])}
@@ -133,7 +133,7 @@ def losses_file(rank: int) -> str:
 
 
 def write_last_step(file: int, num_steps: int, ended_ns: int) -> None:
-    """Write to an open file how many steps have finished and when the last one ended. Raises ``OSError``."""
+    """Write the number of finished steps, and when the last one ended, to an open file. Raises ``OSError``."""
     os.pwrite(file, struct.pack(LAST_STEP, num_steps, ended_ns), 0)
 
 
@@ -146,7 +146,7 @@ def pulse_file(rank: int) -> str:
 
 
 def pulses_in(directory: Location) -> list[int]:
-    """Return the ranks that left a pulse, in order."""
+    """Return the ranks that have written a pulse, in order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match and match.group(2) == "pulse"})
 
@@ -156,18 +156,18 @@ def trace_file(rank: int) -> str:
 
 
 def plain_trace_file(rank: int) -> str:
-    """Return the trace's name before compression. Only this file exists if a rank dies after its profiled steps."""
+    """Return the name of the uncompressed trace. Only this file exists if a rank dies after its profiled steps."""
     return f"rank-{rank}.trace.json"
 
 
 def ranks_in(directory: Location) -> list[int]:
-    """Return the ranks that left any file, in order."""
+    """Return the ranks that have written any file, in order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match})
 
 
 def trace_path(directory: Location, rank: int) -> Location | None:
-    """Return the rank's trace file: compressed as written, plain, or recompressed; ``None`` if there is none."""
+    """Return the rank's trace file, which may be compressed, plain or recompressed; ``None`` if there is none."""
     plain = plain_trace_file(rank)
     for name in (trace_file(rank), plain, f"{plain}.zst"):
         if (directory / name).is_file():
@@ -181,12 +181,12 @@ def tensorboard_rank(rank: int) -> str:
 
 
 def nccl_log_file(host: str, process: int | str) -> str:
-    """Return the path of a process's NCCL log in the run directory. NCCL cuts a host's name at the first dot."""
+    """Return the path of a process's NCCL log in the run directory. NCCL truncates host names at the first dot."""
     return f"{NCCL_DIRECTORY}/{host.partition('.')[0]}.{process}.txt"
 
 
 def remove_nccl_logs(directory: Path) -> None:
-    """Delete the NCCL logs of an earlier run. Those of a new run exist before its ranks create their files."""
+    """Delete the NCCL logs of an earlier run. Call this before the job starts, because NCCL creates its logs early."""
     _remove_files(directory / NCCL_DIRECTORY, _NCCL_LOG.match)
 
 
@@ -195,13 +195,13 @@ def is_run(directory: Location) -> bool:
 
 
 def runs_in(directory: Location) -> list[str]:
-    """Return the names of subfolders that are runs. If there are very many, only the first ones are checked."""
+    """Return the names of subfolders that are runs. Only the first 100 subfolders are checked."""
     folders = sorted(path for path in directory.iterdir() if path.is_dir())
     return [path.name for path in folders[:_MOST_LOOKED_AT] if is_run(path)]
 
 
 def repeated_directory(number: int) -> str:
-    """Return the name of a run's folder inside a folder written by ``ddpprof trace --repeat``; numbers begin at 1."""
+    """Return the name of a run's folder in a folder written by ``ddpprof trace --repeat``. Numbers begin at 1."""
     return f"run-{number}"
 
 
@@ -214,7 +214,7 @@ def repeated_runs_in(directory: Location) -> dict[int, Location]:
 
 
 def read_world_size(directory: Path) -> int | None:
-    """Return the job's world size from ``run.json``; ``None`` if there is none."""
+    """Return the job's world size from ``run.json``; ``None`` if it is not there."""
     content = read_json(directory / RUN_FILE, dict[str, object]) or {}
     size = content.get("world_size")
     return size if isinstance(size, int) else None
@@ -222,7 +222,7 @@ def read_world_size(directory: Path) -> int | None:
 
 def read_json(path: Location, content: type[_T]) -> _T | None:
     """Return the content of a JSON file that ddpprof wrote; ``None`` if it cannot be read."""
-    import msgspec  # `ddpprof --help` need not wait for it
+    import msgspec  # not needed by `ddpprof --help`
 
     try:
         return msgspec.json.decode(read_small(path), type=content)
@@ -236,11 +236,11 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
 
 
 def remove_run(directory: Path) -> None:
-    """Delete the files of an earlier run and its further attempts, and nothing else in the folder."""
+    """Delete the files of an earlier run, its further attempts and captures, and nothing else in the folder."""
     for part in (*attempts_in(directory).values(), *captures_in(directory).values()):
         if isinstance(part, Path) and part != directory:
             remove_run(part)
-            with suppress(OSError):  # other files are in it
+            with suppress(OSError):  # the folder contains other files
                 part.rmdir()
     _remove_files(directory / BOARD_DIRECTORY, _NOTE.match)
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
@@ -257,7 +257,7 @@ def _remove_files(directory: Path, is_own: Callable[[str], object]) -> None:
     for name in os.listdir(directory):
         if is_own(name):
             own_files.remove_file(directory / name)
-    with suppress(OSError):  # other files are in it
+    with suppress(OSError):  # the folder contains other files
         directory.rmdir()
 
 
@@ -266,12 +266,12 @@ def _is_of_run(name: str) -> bool:
 
 
 def remove_tensorboard(directory: Path) -> None:
-    """Delete the files that ddpprof wrote there for TensorBoard, and nothing else."""
+    """Delete the files that ddpprof has written to `directory` for TensorBoard, and nothing else."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)
     for name in os.listdir(directory):
         if _TENSORBOARD_RUN.match(name):
             _remove_files(directory / name, _TENSORBOARD_FILE.search)
-    with suppress(OSError):  # other files are in it
+    with suppress(OSError):  # the folder contains other files
         directory.rmdir()

@@ -1,6 +1,6 @@
-"""Signals of this process: deferred while something must not be interrupted, or handled temporarily.
+"""Context managers that defer signals, or handle them temporarily.
 
-`record.launch` passes on the signals that reach ``ddpprof trace`` to the job.
+`record.launch` forwards signals from ``ddpprof trace`` to the job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 @contextmanager
 def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[list[int]]:
-    """Defer signals until the block ends, and yield the list of those that have arrived.
+    """Defer signals until the block ends, and yield the list of signals that have arrived.
 
     Does nothing outside the main thread.
     """
@@ -49,7 +49,7 @@ def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | 
 
 @contextmanager
 def children_without_ctrl_c() -> Iterator[None]:
-    """Shield processes started in the block from Ctrl-C, which a terminal sends to all. This process ends them."""
+    """Block SIGINT for child processes started in the block, because this process ends them itself on Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

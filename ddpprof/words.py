@@ -1,4 +1,4 @@
-"""Text helpers: names that any output can show, and lists in words that name only the first items."""
+"""Text helpers: valid UTF-8 names, and lists in words that name only the first items."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _MOST_PARAMETERS = 4
 
 
 def listed(words: Sequence[object], most: int) -> str:
-    """Return the first words and the number of the remaining ones, such as ``a, b and 3 more``."""
+    """Return the first `most` words and the number of the remaining ones, such as ``a, b and 3 more``."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{', '.join(map(str, words[:most]))}{more}"
 
 
 def clauses(words: Sequence[str], most: int) -> str:
-    """Return the first clauses and the number of the remaining ones, such as ``a; b; and 3 more``."""
+    """Return the first `most` clauses and the number of the remaining ones, such as ``a; b; and 3 more``."""
     return "; ".join([*words[:most], *([f"and {len(words) - most} more"] if len(words) > most else [])])
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
-    """Return ranks in words, such as ``rank 3`` or ``ranks 0, 1``. If there are many, only the first ones are named."""
+    """Return ranks in words, such as ``rank 3`` or ``ranks 0, 1``. Only the first `most` ranks are named."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"
 
 
@@ -30,14 +30,14 @@ def utf8_text(name: str) -> str:
 
 
 def not_averaged(parameters: Sequence[str]) -> str:
-    """Return the sentence about parameters that were frozen when DDP was constructed and have been trained since."""
+    """Return a clause about parameters that were frozen when DDP was constructed and have been trained since."""
     those = "1 parameter that was" if len(parameters) == 1 else f"{len(parameters)} parameters that were"
     named = listed(parameters, _MOST_PARAMETERS)
     return f"DDP does not average the gradients of {those} frozen when DDP was constructed: {named}"
 
 
 def trained_apart(parameters: Sequence[str]) -> str:
-    """Return the clause that says what follows from that."""
+    """Return a clause that says that each rank trains its own copy of these parameters."""
     return f"each rank has since trained its own copy of {'it' if len(parameters) == 1 else 'them'}"
 
 

@@ -1,5 +1,5 @@
-"""Recording, inside or around the training process. Only this package and the training scripts of `demo` and `doctor`
-import torch.
+"""Records a training job, from inside its processes and from their launcher.
 
-    inject/             the folder that `launch` puts on PYTHONPATH; its sitecustomize.py acts when DDP is imported
+Only this package and the training scripts of `demo` and `doctor` import torch. `launch` puts the folder ``inject`` on
+``PYTHONPATH``; its ``sitecustomize.py`` starts the recording when a script imports DDP.
 """

@@ -1,4 +1,4 @@
-"""Start a recording, with a `with ddpprof.profile("runs/a") as prof:` block or by injection into the script."""
+"""Entry points of the recording: `profile` and `watch` for Python code, and `install` for injection into a script."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:  # it needs torch, which is still being imported when `install
 
 
 class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
-    """Record the DDP training inside the ``with`` block into the run directory `out`.
+    """Record the DDP training inside a ``with`` block into the run directory `out`.
 
-    Every rank enters the block with the same arguments. Steps are found automatically: a step ends when the optimizer
-    has taken its step. If that does not fit your training loop, call `step()` at the end of each training step.
+    Every rank must enter the block with the same arguments. Steps are detected automatically: a step ends after
+    ``optimizer.step()``. If this does not fit your training loop, call `step()` at the end of each training step.
 
     Args:
         out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
         skip_first: initial steps that are not recorded.
-        cost_steps: steps that measure ddpprof's own cost. Recording is off in half of them.
+        cost_steps: steps in which ddpprof's overhead is measured. Recording is off in half of them.
         timed_steps: steps with recording off. Only their durations are kept.
         warmup: steps with the profiler on. Their trace is discarded.
         steps: profiled steps.
         alone_steps: final steps without gradient communication and without the profiler, to measure how long
-            computation takes on its own. The ranks' parameters differ afterwards.
+            computation alone takes. The ranks' parameters differ afterwards.
         profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
         record_shapes: as in ``torch.profiler.profile``.
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
-        pulse: ``False`` stops watching after the recorded steps.
+        pulse: ``False`` does not write the pulse, the short record of every step of the whole run.
         keep_command: ``False`` does not store the process's command line in the run.
 
-    At the end of the block, the first rank prints to stderr where the run is and how to view it.
+    At the end of the block, the first rank prints the path of the run and the command that shows it to stderr.
 
     Recording never raises: a problem is reported once on stderr, and training continues. In a script run under `ddpprof
     trace`, the block creates no run of its own, but its `step()` is still used.
@@ -88,7 +88,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         self._session: Session | None = None
 
     def __enter__(self) -> profile:
-        if not patches.installed():  # otherwise `ddpprof trace`, or an outer block, is already recording
+        if not patches.installed():  # otherwise `ddpprof trace` or an outer block is already recording
             import torch.nn.parallel.distributed as distributed
 
             self._session = _begun(self._settings, distributed)
@@ -97,7 +97,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         return self
 
     def step(self) -> None:
-        """Mark the end of a training step. After the first call, steps end only where this is called."""
+        """Mark the end of a training step. After the first call, steps end only where this method is called."""
         EVENTS.step_marked()
 
     def __exit__(
@@ -125,8 +125,8 @@ def watch(
 ) -> profile:
     """Watch the DDP training inside a ``with`` block, without recording any step in detail.
 
-    In each step, every rank records its activity in its pulse file in the run directory, which takes microseconds.
-    ``ddpprof top OUT`` shows this while the training runs, and ``ddpprof report OUT`` summarises the whole run
+    Every rank writes a short record of each step into its pulse file in the run directory, which takes microseconds.
+    ``ddpprof top OUT`` shows the pulses while the training runs, and ``ddpprof report OUT`` summarizes the whole run
     afterwards.
 
     Args:
@@ -140,7 +140,7 @@ def watch(
 
 
 def install(distributed: ModuleType) -> None:
-    """Prepare the recording. ``sitecustomize`` calls this while torch is being imported, so torch is not usable yet."""
+    """Prepare the recording. ``sitecustomize`` calls this while torch is being imported, so it must not use torch."""
     settings = settings_from_environment()
     if settings is not None:
         modify_ddp(distributed, settings)
@@ -160,7 +160,7 @@ _OF_RANK = "DDPPROF_RANK_PROCESS"
 
 
 class _EarlyEnd:
-    """Records the error that ends this process, if the process is a rank and has not constructed a DDP module."""
+    """Records the error of a rank that fails before it has constructed a DDP module."""
 
     def __init__(self) -> None:
         process = str(os.getpid())
@@ -171,7 +171,7 @@ class _EarlyEnd:
     def _note(self) -> None:
         error = _error_at_exit()
         if not self.may_come or error is None or isinstance(error, KeyboardInterrupt):
-            return  # with any `exec`, as in an import, Python forgets that Ctrl-C ends it, and exits with 1
+            return  # after any `exec`, as in an import, Python exits with code 1 on Ctrl-C
         self.may_come = False
         with suppress(Exception):  # the process is already ending
             from ddpprof.record.torchrun import note_early_end
@@ -184,7 +184,7 @@ def _error_at_exit() -> BaseException | None:
 
 
 def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
-    """Begin a session and return it. If that fails, print the reason and return ``None``; training continues."""
+    """Begin a session and return it. If this fails, print the reason and return ``None``; training continues."""
     try:
         from ddpprof.record.session import Session
 
@@ -215,9 +215,9 @@ def _record_until_exit(settings: Settings, distributed: ModuleType) -> None:
 
 
 def _before_threads_end(function: Callable[[], None]) -> None:
-    """Call `function` at exit, before Python waits for threads and executors. `atexit` functions run only after that.
+    """Call `function` at exit, before Python waits for threads and executors.
 
-    Threads may run for a long time after training, or never end.
+    `atexit` functions run only afterwards, and threads may run for a long time after training, or never end.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:

@@ -1,15 +1,17 @@
-"""Captures: when ``ddpprof capture`` requests it, the ranks of a running job agree to profile the same steps.
+"""Captures: when ``ddpprof capture`` requests it, all ranks of a running job profile the same steps.
 
-    a rank that listens   receives a request on its socket, and posts it on the job's board
-    the leading rank      creates the capture's folder, and posts a note that the folder exists
-    every rank            reads that note, and signs that it is ready
-    the leading rank      posts at the beginning of step n, once all are ready, that the capture begins with step n + 1
-    every rank            reads that note at the beginning of step n + 1. It is there by then: the all-reduces of step n
-                          have completed, and the leading rank took part in them after posting the note
+The ranks agree on these steps through a board, which is a small key-value store:
 
-All but the last two happen in the pulse keeper's thread, so the training thread reads the board only while a capture is
-about to begin. If all ranks run on one machine, the board is a folder in the run directory. Otherwise it is the job's
-rendezvous store, which needs no shared disk. A note never changes, so all ranks read the same text.
+    a listening rank   receives a request on its socket, and posts it on the board as a note
+    the leading rank   creates the capture's folder, and posts a note that the folder exists
+    every rank         reads that note, and signs that it is ready
+    the leading rank   once all ranks are ready, posts at the beginning of step n that the capture begins at step n + 1
+    every rank         reads that note at the beginning of step n + 1. The note exists by then, because the leading rank
+                       posted it before it took part in the all-reduces of step n
+
+All but the last two actions run in the pulse keeper's thread. The training thread reads the board only while a capture
+is about to begin. If all ranks run on one machine, the board is a folder in the run directory. Otherwise it is the
+job's rendezvous store, which needs no shared disk. A note never changes, so all ranks read the same text.
 """
 
 from __future__ import annotations
@@ -42,21 +44,23 @@ _PLACES_S = 10.0
 
 
 class Board(Protocol):
+    """Key-value store of notes, through which the ranks of a job agree on a capture."""
+
     def post(self, note: str, text: str) -> None:
         """Post a note. Raises ``OSError`` or ``RuntimeError``."""
 
     def read(self, note: str) -> str | None:
-        """Return the text of a note; ``None`` if it is not there. Raises as `post` does."""
+        """Return the text of a note; ``None`` if it has not been posted. Raises the errors of `post`."""
 
     def sign(self, list_name: str) -> None:
-        """Add this rank to a list, if it is not on it already. Raises as `post` does."""
+        """Add this rank to a list, unless it is already on the list. Raises the errors of `post`."""
 
     def num_signed(self, list_name: str) -> int:
-        """Return the number of ranks on a list. Raises as `post` does."""
+        """Return the number of ranks on a list. Raises the errors of `post`."""
 
 
 class FolderBoard:
-    """A board for ranks on one machine."""
+    """Board in a folder of the run directory, for a job that runs on one machine."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._folder = directory / BOARD_DIRECTORY
@@ -80,10 +84,10 @@ class FolderBoard:
 
 
 class StoreBoard:
-    """A board in the job's store, through a separate connection if torch can open one.
+    """Board in the job's rendezvous store, for a job that runs on several machines.
 
-    Training would have to wait for the store's connection while another thread uses it, so the thread that reads the
-    board needs its own.
+    The board uses a separate connection to the store if torch can open one. Otherwise, training would have to wait
+    whenever another thread uses the shared connection.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -105,18 +109,21 @@ class StoreBoard:
 
 
 class Neighbours:
-    """Finds out whether all ranks run on this machine and can access this folder."""
+    """Checks whether all ranks run on this machine and can access its run directory, and chooses the board."""
 
     def __init__(self, directory: Path, store: Store, rank: int, world_size: int) -> None:
-        """Post this rank's machine and folder. Every rank calls this at the same step. Raises ``OSError``."""
+        """Announce this rank's machine and folder. Every rank calls this at the same step. Raises ``OSError``."""
         self._directory, self._store, self._rank, self._world_size = directory, store, rank, world_size
-        folder = directory.stat()  # containers of one machine may have folders of the same name
+        folder = directory.stat()  # containers on one machine may have different folders with the same path
         self._key = f"on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
         self._deadline = time.monotonic() + _PLACES_S
         self._num_here = store.add(self._key, 1)
 
     def board(self) -> Board | None:
-        """Return the job's board; ``None`` until all ranks have posted or 10 s pass. Raises as `Board.post` does."""
+        """Return the job's board; ``None`` until all ranks have announced their machine or 10 s have passed.
+
+        Raises the errors of `Board.post`.
+        """
         if self._num_here < self._world_size:
             self._num_here = self._store.add(self._key, 0)
         if self._num_here >= self._world_size:
@@ -133,9 +140,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Control:
-    """A thread that accepts requests until it is closed.
+    """Accepts capture requests on a socket in the run directory, in a separate thread, until it is closed.
 
-    It handles one request at a time and refuses others in the meantime.
+    Only one request is handled at a time. Requests that arrive in the meantime are refused.
     """
 
     def __init__(self, directory: Path, handle: Callable[[CaptureRequest], Iterator[CaptureAnswer]]) -> None:
@@ -145,7 +152,7 @@ class Control:
         self._path = directory / CONTROL_SOCKET
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         own_files.remove_file(self._path)
-        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has other permissions there
+        os.fchmod(self._socket.fileno(), 0o600)  # before `bind`, so that the path never has wider permissions
         with own_files.short_path(self._path) as path:
             self._socket.bind(path)
         self._socket.listen(4)
@@ -178,7 +185,7 @@ class Control:
     def _answers(self, client: socket.socket) -> Iterator[CaptureAnswer]:
         _, user, _ = _CREDENTIALS.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         with client.makefile("rb") as lines:
-            request = lines.readline(_MOST_REQUEST_BYTES)  # before any answer, which an unread request would discard
+            request = lines.readline(_MOST_REQUEST_BYTES)  # first: closing with unread data would discard the answer
         if user != os.geteuid():
             yield CaptureAnswer(refused="the job belongs to another user.")
             return
@@ -199,10 +206,10 @@ class Control:
 _ANSWER_S = 60.0
 """seconds for all ranks to become ready"""
 _WRITE_S = 3600.0
-"""seconds for all ranks to train and write the steps"""
+"""seconds for all ranks to run the steps and write their files"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
-"""with more ranks than this, each rank reads the board less often, because one store serves all"""
+"""with more ranks than this, each rank reads the board less often, to limit the load on the store"""
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
 """errors that a board raises when the job is about to end"""
@@ -214,10 +221,10 @@ _USUAL_PER_RECENT = 5
 
 
 class Captures:
-    """The captures of one rank. `round` and the handling of requests run outside the training thread."""
+    """Performs captures on one rank. `round` and the handling of requests run outside the training thread."""
 
     def __init__(self, job: JobRank, settings: Settings) -> None:
-        """Post where this rank runs. The leading rank, and the first rank of each part of the run, accept requests.
+        """Announce on which machine this rank runs, and accept requests if it is the first rank on its file system.
 
         The rank's files must be open.
         """
@@ -230,17 +237,17 @@ class Captures:
         self._num_rounds, self._rounds_per_look = 0, max(1, job.world_size // _RANKS_PER_LOOK)
         self._asked_since: float | None = None
         self.request: CaptureRequest | None = None
-        """the request that is about to begin; training reads the board while this is not ``None``"""
+        """request whose capture is about to begin; the training thread reads the board while this is not ``None``"""
         self._first_step: int | None = None
         self._over: Window | None = None
         self._control: Control | None = None
         if job.leads or job.began_part:
-            with suppress(OSError):  # the folder's file system has no sockets
+            with suppress(OSError):  # the folder's file system does not support sockets
                 self._control = Control(self._directory, self._handle)
 
     @property
     def folder(self) -> Path:
-        """Folder of the current capture."""
+        """Folder of the current or next capture."""
         return self._directory / rundir.capture_directory(self._number)
 
     def close(self) -> None:
@@ -248,7 +255,10 @@ class Captures:
             self._control.close()
 
     def round(self) -> None:
-        """Read the board. The pulse keeper's thread calls this repeatedly."""
+        """Check the board for a request, and complete a finished capture.
+
+        The pulse keeper's thread calls this repeatedly.
+        """
         if self._board is None:
             self._board = self._neighbours.board()
             return
@@ -284,9 +294,9 @@ class Captures:
         board.sign(self._note("ready"))
 
     def begins_with(self, step: int) -> bool:
-        """Return True if the capture begins with the step that begins now. The training thread calls this.
+        """Return True if the capture begins with step number `step`, which begins now.
 
-        On an accelerator, the device must have finished the previous step.
+        The training thread calls this. On an accelerator, the device must have finished the previous step.
         """
         board = self._board
         assert board is not None
@@ -299,7 +309,7 @@ class Captures:
         if self._first_step == _CANCELLED:
             self._first_step = None
             self._number += 1
-            self.request = None  # last: until then, a round does not check for the next one
+            self.request = None  # last, because `round` then looks for the next request
             return False
         return self._first_step is not None and step >= self._first_step
 
@@ -316,12 +326,12 @@ class Captures:
         return None
 
     def is_over(self, window: Window) -> None:
-        """Record that this rank has captured its steps. Its files are completed outside the training thread."""
-        self._over = window  # first: a round that saw neither would handle the same request again
+        """Record that this rank has captured its steps. Another thread completes its files."""
+        self._over = window  # before the next line, or `round` could handle the same request again
         self.request = None
 
     def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
-        """Handle a request and yield the answers. Each request has a thread of its own."""
+        """Handle a request and yield the answers. Each request runs in a separate thread."""
         board = self._board
         if board is None:
             yield CaptureAnswer(refused="the job has just started. Try again in a few seconds.")
@@ -346,7 +356,7 @@ class Captures:
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
         """Wait until steps take `factor` times as long as usual.
 
-        Yields an answer every second, which fails once the client has disconnected.
+        Yields an answer every second; sending it fails once the client has disconnected.
         """
         while not is_slower(read_head(self._directory, self._job.rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
@@ -360,7 +370,7 @@ class Captures:
             time.sleep(_LOOK_S)
         if posted is None or int(posted) == _CANCELLED:
             ready = board.num_signed(f"ready-{number}")
-            yield CaptureAnswer(refused=f"only {ready} of {world_size} ranks answered, so no rank is profiled.")
+            yield CaptureAnswer(refused=f"only {ready} of {world_size} ranks responded, so no steps were profiled.")
             return
         yield CaptureAnswer(number=number, first_step=int(posted))
         deadline = time.monotonic() + _WRITE_S
@@ -376,8 +386,8 @@ class Captures:
 def is_slower(length_ns: Int64Column, factor: float) -> bool:
     """Return True if the median of recent steps is more than `factor` times the median of the steps before them.
 
-    Recent steps are the last 5, or those of the last second if there are more. They are compared with the 200 steps
-    before them, or with five times as many steps if that is more.
+    Recent steps are the last 5 steps, or the steps of the last second if there are more. They are compared with the
+    preceding 200 steps, or with five times the number of recent steps if that is more.
     """
     backward = length_ns[::-1]
     num_recent = max(_RECENT_STEPS, int(np.searchsorted(np.cumsum(backward), _RECENT_NS)))

@@ -1,7 +1,7 @@
-"""How the script compiles its DDP module, and the changes of this that trials make.
+"""Detects how the script compiles its DDP module with torch.compile, and changes this in trials.
 
-torch.compile cuts a model only while DDP's forward runs and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
-Its `DDPOptimizer` then makes one graph per bucket.
+torch.compile splits a model into one graph per bucket (`DDPOptimizer`) only if it compiles the model during DDP's
+forward, and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.
 
 This module is imported while torch is being imported. It imports torch's compiler only in jobs that use it, and
 in trials that change it.
@@ -22,12 +22,12 @@ from ddpprof.model.compilation import Compilation, CompileOrder, OptimizeDdp
 from ddpprof.record.settings import Settings
 
 _CALLER = "_TorchDynamoContext.__call__.<locals>."
-"""beginning of the name of torch's function that calls compiled code; code excluded from compilation has another"""
+"""prefix of the qualified name of torch's function that calls compiled code, but not code excluded from compilation"""
 _COMPILED_WITH = "_ddpprof_compiled_with"
-"""attribute of a module: the arguments with which the script called its ``compile``"""
+"""attribute of a module that holds the arguments with which the script called its ``compile``"""
 
 _num_graphs: dict[tuple[str, ...], int] = {}
-"""parameters of a compiled forward → number of graphs that DDPOptimizer made of it, the last time it was compiled"""
+"""parameter names of a compiled forward → number of graphs into which DDPOptimizer last split it"""
 _counts_graphs = False
 
 
@@ -42,7 +42,10 @@ def _has_graphs() -> bool:
 
 
 def order_of(ddp: Any) -> CompileOrder | None:
-    """Return how a DDP module is compiled; ``None`` if it is not. Call this within the module's forward."""
+    """Return the order in which DDP and torch.compile wrap the model; ``None`` if it is not compiled.
+
+    Call this within the forward of `ddp`.
+    """
     if ddp._compiled_call_impl is not None or _is_in_compiled_code():
         return CompileOrder.DDP_FIRST
     if _is_compiled(ddp.module):
@@ -65,11 +68,11 @@ def _is_in_compiled_code() -> bool:
 
 
 def count_graphs() -> None:
-    """Count from now on the graphs that DDPOptimizer makes, if none has been made yet. Call this if DDP is compiled."""
+    """Start counting the graphs that DDPOptimizer creates, unless some already exist. Call this if DDP is compiled."""
     global _counts_graphs
     if _counts_graphs or _has_graphs():
         return
-    from torch._dynamo.backends.distributed import DDPOptimizer  # torch itself imports it no later than it cuts
+    from torch._dynamo.backends.distributed import DDPOptimizer  # torch imports it at the latest when it splits a graph
 
     optimizer: Any = DDPOptimizer
     compile_fn = optimizer.compile_fn
@@ -77,7 +80,7 @@ def count_graphs() -> None:
     @functools.wraps(compile_fn)
     def compiles(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = compile_fn(self, *args, **kwargs)
-        with suppress(Exception):  # `buckets` is there for torch's own tests
+        with suppress(Exception):  # `buckets` exists only for torch's own tests
             _num_graphs[tuple(name for bucket in self.buckets for name in bucket.params)] = len(self.buckets)
         return result
 
@@ -102,7 +105,7 @@ def _optimize_ddp() -> str | None:
 
 
 def modify_compilation(distributed: ModuleType, settings: Settings) -> None:
-    """Compile DDP modules as `settings` requires. Call this while torch is being imported.
+    """Change how the script compiles DDP modules, as `settings` requires. Call this while torch is being imported.
 
     Raises `CannotRecord`.
     """
@@ -166,7 +169,7 @@ def _compile_inner(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _compile_inner_instead(optimized_module: Any) -> None:
-    """Let ``torch.compile(ddp)`` compile the module in DDP, and return a wrapper that only calls DDP."""
+    """Make ``torch.compile(ddp)`` compile ``ddp.module`` instead, and return a wrapper that only calls `ddp`."""
     original = optimized_module.__init__
     if getattr(original, _COMPILED_WITH, False):
         return
@@ -183,7 +186,7 @@ def _compile_inner_instead(optimized_module: Any) -> None:
 
 
 class _Uncompiled:
-    """Takes the place of the context with which torch.compile compiles a function, and returns the function as is."""
+    """Replacement for torch.compile's context that returns a function without compiling it."""
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function

@@ -1,17 +1,17 @@
-"""Do all ranks train the same model, and call the same collectives?
+"""Checks whether all ranks train the same model and call the same collectives.
 
-DDP makes parameters equal when it wraps a model, and keeps them equal as long as only averaged gradients change them.
-ddpprof reads some parameter values between steps, twice per job and only on CPU, so nothing waits for an accelerator.
+The constructor of DDP broadcasts the parameters of rank 0. They stay equal on all ranks as long as only averaged
+gradients change them. To check this, ddpprof reads some parameter values twice per job, between two steps, and only on
+CPU, so that training does not wait for an accelerator.
 
 DDP averages gradients only in a backward pass that follows its own forward. A script may compute its losses from
-``model.module``, so that the DDP module's forward never runs, or may give an optimizer parameters that were never
-wrapped. Such parameters are checked twice for changes, and some of their values are kept to compare ranks. Parameters
-outside any DDP module are first checked before their optimizer's first step, because ranks differ once they have
-trained.
+``model.module``, so that the DDP module's forward never runs, or may pass parameters to an optimizer that belong to no
+DDP module. Such parameters are checked twice for changes, and some of their values are kept to compare ranks.
+Parameters outside any DDP module are first checked before their optimizer's first step, because ranks differ after it.
 
-A collective that a script calls on only some ranks, as within ``if rank == 0:``, hangs the job. ddpprof reads only the
-script itself, once, and reports only unambiguous cases: the script calls that collective in one place, the call uses
-the default group, and no other branch of the function is for other ranks.
+A collective that a script calls on only some ranks, as within ``if rank == 0:``, hangs the job. ddpprof parses only the
+main script, once, and reports only unambiguous cases: the script calls the collective in one place, the call uses the
+default group, and the function has no other branch for other ranks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_VALUES = 8
 
 
 class ReplicaNotes:
-    """Some values of one rank's copy of the model."""
+    """Reads some parameter values of one rank's model replica, before and after the recorded steps."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = some_to_read([one for one in parameters if one.device.type == "cpu"])
@@ -63,7 +63,7 @@ class ReplicaNotes:
         self._after = step, values_of(self._parameters)
 
     def compared(self, module: int, num_unreduced_passes: int) -> Replica | None:
-        """Return the values of the module with index `module`; ``None`` if there is nothing to compare."""
+        """Return the values that were read; ``None`` if there is nothing to compare. `module`: index of the module."""
         if self._before is None or self._after is None or not self._parameters:
             return None
         return replica(module, self._before, self._after, self._parameters, num_unreduced_passes)
@@ -76,7 +76,10 @@ def replica(
     parameters: Sequence[torch.Tensor],
     num_unreduced_passes: int = 0,
 ) -> Replica | None:
-    """Return the values before and after the steps, each with its step number; ``None`` unless all are finite."""
+    """Return a `Replica` with the values before and after the steps; ``None`` if any value is NaN or infinite.
+
+    `before`, `after`: a step number and the values. `parameters`: the tensors from which the values were read.
+    """
     if not all(map(isfinite, before[1] + after[1])):
         return None
     resolution = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
@@ -84,19 +87,19 @@ def replica(
 
 
 def some_to_read(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a few of the parameters, evenly spaced among those that are ordinary tensors."""
+    """Return a few evenly spaced parameters, leaving out those that are not ordinary tensors."""
     read = [one for one in parameters if _can_be_read(one)]
     return read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
 
 
 def values_of(parameters: Sequence[torch.Tensor]) -> tuple[float, ...]:
-    """Return some values of each parameter."""
+    """Return a few evenly spaced values of each parameter."""
     flat = (parameter.detach().view(-1) for parameter in parameters)
     return tuple(value for one in flat for value in one[:: -(-len(one) // _MAX_VALUES) or 1].tolist())
 
 
 def _can_be_read(parameter: torch.Tensor) -> bool:
-    """Return True if the parameter is an ordinary dense tensor, and not, for example, a sharded one."""
+    """Return True if the parameter is an ordinary dense floating-point tensor, not a sharded one, for example."""
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter) and type(parameter.data) is torch.Tensor
     is_dense = parameter.layout == torch.strided and parameter.is_contiguous()
     return plain and is_dense and parameter.is_floating_point() and not parameter.is_meta
@@ -104,7 +107,7 @@ def _can_be_read(parameter: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class _Candidate:
-    """Parameters of one module, as they were at the first check."""
+    """Parameters of one module that may be trained without averaging, as they were at the first check."""
 
     module: str
     names: list[str]
@@ -116,7 +119,10 @@ class _Candidate:
     values: tuple[float, ...]
 
     def trained(self) -> tuple[list[str], list[torch.Tensor]] | None:
-        """Return the names of changed parameters, and all parameters; ``None`` if any of them no longer exists."""
+        """Return the names of the parameters that have changed, and all parameters.
+
+        Returns ``None`` if any parameter no longer exists.
+        """
         now = [reference() for reference in self.parameters]
         if any(one is None for one in now):
             return None
@@ -125,7 +131,7 @@ class _Candidate:
 
 
 class Unaveraged(Listener):
-    """Parameters that the script trains although no DDP module averages their gradients."""
+    """Finds parameters that the script trains although no DDP module averages their gradients."""
 
     def __init__(self, device: TrainingDevice) -> None:
         self._num_steps = 0
@@ -146,7 +152,7 @@ class Unaveraged(Listener):
         self._num_steps = num_steps
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store which of an optimizer's parameters belong to no DDP module, once training has begun."""
+        """Store the optimizer's parameters that belong to no DDP module, once training has begun."""
         if EVENTS.training_thread is None or self._has_looked or optimizer in self._optimizers or not ddp_modules():
             return
         with suppress(Exception):  # modules of the script may be incomplete
@@ -161,10 +167,10 @@ class Unaveraged(Listener):
     optimizer_skipped = optimizer_ends
 
     def first_look(self, step: int) -> None:
-        """Store which parameters belong to DDP modules that have not been called. Call this between two steps."""
+        """Store the parameters of DDP modules that have not been called. Call this between two steps."""
         self._has_looked = True
         self._described = optimizer_facts(self._optimizers)
-        with suppress(Exception):  # as above
+        with suppress(Exception):  # modules of the script may be incomplete
             averaged = known_to_ddp(self._called)
             optimized = {id(one) for one in _trained_by(list(self._optimizers))}
             for ddp in ddp_modules():
@@ -174,7 +180,7 @@ class Unaveraged(Listener):
                     self._may_be_trained(type(ddp.module).__name__, named, ddp, step)
 
     def second_look(self, step: int) -> None:
-        """Keep the parameters that have been trained since the first check. Call this between two steps."""
+        """Find which stored parameters have been trained since the first check. Call this between two steps."""
         if not self._has_looked or all(step <= one.step for one in self._candidates):
             return
         candidates, self._candidates = self._candidates, []
@@ -198,7 +204,7 @@ class Unaveraged(Listener):
     def _may_be_trained(
         self, module: str, named: dict[str, torch.Tensor], ddp: DistributedDataParallel | None, step: int
     ) -> None:
-        """Keep the parameters for the second check, if any of them can be read."""
+        """Store the parameters for the second check, if any of them can be read."""
         parameters = list(named.values())
         read = some_to_read(parameters)
         values = self._values_of(read)
@@ -208,7 +214,7 @@ class Unaveraged(Listener):
             self._candidates.append(_Candidate(module, list(named), references, versions, reference, step, values))
 
     def _values_of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, ...] | None:
-        """Return some values of each parameter; ``None`` if their accelerator does not become idle in time."""
+        """Return a few values of each parameter; ``None`` if the accelerator does not become idle in time."""
         kinds = {one.device.type for one in parameters} - {"cpu"}
         if kinds and not (kinds == {self._device.type} and self._device.comes_to_rest(PATIENCE_S)):
             return None
@@ -216,7 +222,7 @@ class Unaveraged(Listener):
 
 
 def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return the parameters of the optimizers, without duplicates."""
+    """Return the parameters of the optimizers that require gradients, without duplicates."""
     groups = (group["params"] for one in optimizers for group in one.param_groups)
     return list({id(one): one for group in groups for one in group if one.requires_grad}.values())
 
@@ -224,7 +230,7 @@ def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tenso
 def _named_by_module(parameters: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Group parameters by the class of the outermost module that contains them, and by their names in that module."""
     wanted, named = {id(one): one for one in parameters}, dict[str, dict[str, torch.Tensor]]()
-    # `isinstance` would ask for ``__class__``, to which some objects warn.
+    # `isinstance` would access ``__class__``, which makes some objects print warnings.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     having = [(module, own) for module in modules if wanted and (own := _own_parameters(module, wanted))]
     for module, own in sorted(having, key=lambda one: (-len(one[1]), -len("".join(one[1])))):
@@ -244,7 +250,7 @@ def _own_parameters(module: nn.Module, wanted: Mapping[int, torch.Tensor]) -> di
 
 
 _MOST_BYTES = 100_000
-"""maximum size of a script; up to this size, reading takes less than 0.1 s"""
+"""maximum size of a script that is parsed; up to this size, parsing takes less than 0.1 s"""
 _RANK_NAMES = frozenset({"rank", "global_rank"})
 """variable names that stand for the global rank; a local rank may be 0 on several ranks"""
 _RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
@@ -254,13 +260,13 @@ _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
 """arguments that may hold a process group; None stands for ``**kwargs``"""
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-"""statements after which the rest of a function may run on the other ranks only"""
+"""statements after which the rest of a function may run only on the other ranks"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
 @cache
 def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
-    """Return the collectives that the running script calls on some ranks only; none if it cannot be read."""
+    """Return the collectives that the running script calls on only some ranks; empty if it cannot be parsed."""
     try:
         path = Path(str(sys.modules["__main__"].__file__))
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -269,14 +275,14 @@ def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
         if not any(name.encode() in content for name in COLLECTIVES_OF_ALL):
             return ()
         return tuple(collectives_of_some_ranks(ast.parse(without_warnings(content)), path.name))
-    except Exception:  # whatever the script contains, its training continues
+    except Exception:  # training must continue, whatever the script contains
         return ()
 
 
 def without_warnings(source: bytes) -> bytes:
-    """Return the source without invalid escape sequences, about which Python would warn a second time.
+    """Return the source with its invalid escape sequences replaced, so that parsing it prints no warnings.
 
-    Those warnings cannot be switched off for a single thread.
+    Python has already printed these warnings, and they cannot be switched off for a single thread.
     """
     return _ESCAPE.sub(lambda found: found[0] if found[1] in _ESCAPED else b"\\" + found[0], source)
 
@@ -290,7 +296,7 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
     for function in (one for one in ast.walk(script) if isinstance(one, _Function)):
         branches = [one for one in _own_nodes(function.body) if isinstance(one, ast.If) and _mentions_ranks(one.test)]
         if len({ast.unparse(one.test) for one in branches}) != 1:
-            continue  # there may be one for the other ranks
+            continue  # another branch may be for the other ranks
         for branch in branches:
             nodes = list(_own_nodes(branch.body))
             if not _compares_rank(branch.test) or branch.orelse or any(isinstance(one, _LEAVES) for one in nodes):
@@ -303,7 +309,7 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
 
 
 def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield all nodes of a body, except those of functions and classes within it, which run at another time."""
+    """Yield all nodes of a body, except the nodes of nested functions and classes, which run at another time."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()
@@ -313,7 +319,7 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _names_of_distributed(script: ast.Module) -> dict[str, str]:
-    """Return the names that the script imports, each with its function's name, or ``""`` for ``torch.distributed``."""
+    """Map each imported name to its function in ``torch.distributed``, or to ``""`` if it is that module itself."""
     names = {"torch.distributed": ""}
     for node in ast.walk(script):
         if isinstance(node, ast.Import):

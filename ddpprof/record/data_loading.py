@@ -1,8 +1,8 @@
-"""Which DataLoader feeds the training, with which samples and which random state?
+"""Records which DataLoaders feed the training, their samples, and the state of the random number generators.
 
-A batch feeds the training if a DDP forward with gradients follows it before the loader's next batch. No such forward
-follows the batches of an evaluation: the loader is exhausted, or forwards without gradients come first. A wrapper that
-fetches one batch ahead only shifts this by one batch.
+A batch counts as training data if a DDP forward with gradients runs before the loader yields its next batch. After an
+evaluation batch, the loader is exhausted, or a forward without gradients runs first. A wrapper that prefetches one
+batch only shifts this by one batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddpprof.record.events import Listener
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""maximum number of elements read of a sample, over all tensors: at most 64 KiB per batch"""
+"""maximum number of elements read per sample, over all tensors: at most 64 KiB per batch"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
@@ -76,9 +76,9 @@ def digests(batch: Any) -> list[int] | None:
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array that shares the tensor's memory; ``None`` if that is not plain host memory.
+    """Return an array that shares the tensor's memory; ``None`` if the tensor is not in ordinary host memory.
 
-    ``Tensor.numpy`` would run operators that the profiler records.
+    ``Tensor.numpy`` is not used, because it runs operators that the profiler would record.
     """
     if type(tensor) is not torch.Tensor:
         return tensor if isinstance(tensor, np.ndarray) else None
@@ -94,7 +94,7 @@ def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
 
 @lru_cache(maxsize=64)
 def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
-    """Return the indices of elements to read: at most `most` of each of the first rows, evenly spaced."""
+    """Return slices that select the first rows of an array, and at most `most` evenly spaced elements of each row."""
     sizes, every = list(shape[1:]), [1] * (len(shape) - 1)
     counts = sizes.copy()
     while np.prod(counts, dtype=np.int64) > most:
@@ -105,7 +105,7 @@ def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
 
 
 def digest_of(parts: Sequence[bytes]) -> int:
-    """Return a number that is equal for equal parts, and almost never equal for different ones."""
+    """Return a digest of the concatenated parts as an integer."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         digest.update(part)
@@ -115,20 +115,19 @@ def digest_of(parts: Sequence[bytes]) -> int:
 def random_states(accelerators: Sequence[torch.device]) -> dict[str, int]:
     """Return a digest of the state of each random number generator: torch's per device type, NumPy's and Python's.
 
-    Keys are torch's names of device types, ``"numpy"`` and ``"random"``.
-
-    An accelerator whose generator cannot be read is left out. No random number is drawn, and no torch operator runs.
-    The generator state of an accelerator is kept on the host, so nothing waits for the device.
+    Keys are torch's device types, ``"numpy"`` and ``"random"``. An accelerator whose generator cannot be read is left
+    out. No random number is drawn, and no torch operator runs. The generator state of an accelerator is kept on the
+    host, so reading it does not wait for the device.
     """
     states = {
         "cpu": digest_of([_bytes_of(torch.default_generator.get_state())]),
         "random": digest_of([array("Q", random.getstate()[1]).tobytes()]),
     }
-    with suppress(Exception):  # the script may have put another generator there
-        numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (it is what datasets draw from)
+    with suppress(Exception):  # the script may have replaced the generator
+        numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (datasets use this generator)
         states["numpy"] = digest_of([numpys["state"]["key"].tobytes(), bytes(str(numpys["state"]["pos"]), "ascii")])
     for kind in dict.fromkeys(device.type for device in accelerators):
-        with suppress(Exception):  # each type has its own code for this
+        with suppress(Exception):  # each device type has its own implementation
             get_state = torch.get_device_module(kind).get_rng_state
             states[kind] = digest_of([_bytes_of(get_state(one)) for one in accelerators if one.type == kind])
     return states
@@ -146,16 +145,16 @@ _NOT_DRAWING = {"seed", "getstate", "setstate", "get_state", "set_state"}
 _IN_PLACE = re.compile(r"(?:uniform|normal|log_normal|bernoulli|random|exponential|cauchy|geometric)_")
 """names of in-place methods that fill a tensor with random numbers"""
 _OWN_GENERATOR = re.compile(r"generator|manual_seed|seed|default_rng|RandomState|Random|Generator|fork_rng")
-"""names and keywords of a generator that the dataset seeds itself, for example from a sample's index"""
+"""names and keywords that show that the dataset seeds a generator itself, for example from a sample's index"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DRAWING_CLASS = re.compile(r"^Random|Jitter|Augment|Erasing|MixUp|CutMix")
-"""class names of library transforms that use random numbers, even if their code is hard to follow"""
+"""class names of library transforms that use random numbers, in code that is too complex to analyze"""
 _LIBRARIES = ("torchvision", "torchaudio", "kornia")
 _KEEPS_SEEDS = {
     "torch", "initial_seed", "utils", "data", "get_worker_info", "seed", "np", "numpy", "random", "manual_seed", "int",
     "set_num_threads",
 }  # fmt: skip
-"""the only names in a ``worker_init_fn`` that derives all seeds from the loader's seeds"""
+"""names allowed in a ``worker_init_fn`` for it to count as deriving all seeds from the loader's seeds"""
 _SEEDS_OF_LOADER = {"initial_seed", "get_worker_info"}
 _SEEDING = {"seed", "manual_seed"}
 _SAMPLING_METHODS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
@@ -178,7 +177,7 @@ def draws_in_workers(loader: DataLoader[Any]) -> bool:
 
 
 def _keeps_seeds(init: Any) -> bool:
-    """Return True if a ``worker_init_fn`` is certain to use only the seeds given by the loader."""
+    """Return True if it is certain that a ``worker_init_fn`` uses only the seeds given by the loader."""
     if not isinstance(init, FunctionType) or init.__closure__ or init.__defaults__ or init.__kwdefaults__:
         return False
     names = set(init.__code__.co_names)
@@ -218,7 +217,7 @@ def _is_random_transform(part: Any) -> bool:
 
 
 def _draws(part: Any) -> bool:
-    """Return True if a function, or the methods of an object, use the generators of torch, NumPy or Python."""
+    """Return True if a function or an object's methods use the global generators of torch, NumPy or Python."""
     attributes = getattr(part, "__dict__", None)
     if isinstance(attributes, dict) and any(isinstance(one, _GENERATORS) for one in attributes.values()):
         return False
@@ -232,7 +231,7 @@ def _draws(part: Any) -> bool:
 
 
 def _drawing_functions() -> set[int]:
-    """Return the ids of the functions that use the generators seeded by a loader in its workers."""
+    """Return the ids of the functions that use a generator that loaders seed in their workers."""
     of_modules = [
         one
         for module, owner in ((random, random.Random), (np.random, np.random.RandomState))
@@ -249,11 +248,11 @@ class _Code:
     words: set[str]
     """names of globals and attributes, and keyword names in calls"""
     reached: list[Any]
-    """objects reached from its globals, or from the class of ``self``"""
+    """objects that the code accesses through globals or through the class of ``self``"""
 
 
 def _code_of(part: Any) -> Iterator[_Code]:
-    """Yield the code of a function, or of the methods that make an object's samples, and the code of what they call."""
+    """Yield the code of a function, or of an object's methods that create samples, and of the functions they call."""
     function = getattr(part, "func", part)  # of `functools.partial`
     plain, seen = getattr(function, "__func__", function), set[CodeType]()
     if isinstance(plain, FunctionType):
@@ -330,7 +329,7 @@ class _Feed:
     waited_ns: int = 0
     batches: list[Batch] = field(default_factory=list)
     has_run_out: bool = True
-    """True if the last pass over it was completed, or there was no pass"""
+    """True if the last pass over the loader was completed, or no pass has begun"""
     place: int = 0
     """position of the last batch in its pass"""
     worker_seeds: list[int] = field(default_factory=list)
@@ -352,7 +351,7 @@ class _Feed:
 
 
 class Feeding(Listener):
-    """Observes the DataLoaders of one process."""
+    """Records how the DataLoaders of one process feed the training."""
 
     def __init__(self) -> None:
         self.recording = False
@@ -364,7 +363,7 @@ class Feeding(Listener):
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[_Feed, bool] = {}
-        """loaders whose last batch no forward with gradients has followed yet → whether one without gradients has"""
+        """loaders whose last batch has had no forward with gradients yet → whether it had one without gradients"""
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
@@ -418,7 +417,7 @@ class Feeding(Listener):
         feed.num_batches += 1
         feed.place += 1
         if self.recording:
-            with suppress(Exception):  # a batch may be any object, and an unreadable one is no evidence
+            with suppress(Exception):  # a batch may be any object; an unreadable one is ignored
                 self._keep(feed, batch)
 
     def loader_runs_out(self, iterator: Any) -> None:
@@ -442,11 +441,14 @@ class Feeding(Listener):
             feed.num_fed += 1
         self._waiting.clear()
         if self.recording:
-            with suppress(Exception):  # as above
+            with suppress(Exception):  # a batch may be any object
                 self._pass_on([*inputs, *kwargs.values()])
 
     def _pass_on(self, inputs: Any) -> None:
-        """Record which loaders the inputs may come from, by size, since the inputs may already be on another device."""
+        """Record which loaders the inputs may come from.
+
+        Only sizes are compared, because the inputs may already be on another device.
+        """
         largest = max(sizes_of(inputs), default=0)
         for feed in self._feeds:
             if any(largest in sizes for sizes in feed.sizes):
@@ -468,7 +470,7 @@ class Feeding(Listener):
 def drawing_sampler(loader: DataLoader[Any]) -> Any:
     """Return the object that draws the indices.
 
-    With a batch sampler from the script, `loader.sampler` is only a default.
+    If the script passes a batch sampler, `loader.sampler` is an unused default.
     """
     batches = loader.batch_sampler
     if batches is None:
@@ -477,7 +479,7 @@ def drawing_sampler(loader: DataLoader[Any]) -> Any:
 
 
 def describe_loader(loader: DataLoader[Any]) -> Loader:
-    """Describe a loader from which nothing has been fetched."""
+    """Return a description of a loader before its first batch is fetched."""
     sampler = drawing_sampler(loader)
     try:
         dataset_size = len(loader.dataset)  # type: ignore[arg-type]
@@ -509,5 +511,5 @@ def _batches_per_pass(loader: DataLoader[Any]) -> int | None:
         return None
     try:
         return len(loader)
-    except Exception:  # a user's batch sampler may have no length, or compute it
+    except Exception:  # a user's batch sampler may have no length, or fail to compute it
         return None

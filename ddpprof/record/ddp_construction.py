@@ -1,10 +1,9 @@
-"""Work done while the script constructs DDP, apart from the recording.
+"""Hooks into the construction of DDP modules. This module is imported while torch is being imported.
 
-    the reducer's parameters   are stored: DDP averages those that need gradients now, even if they are frozen later
-    the model of each rank     is compared with that of rank 0, and differences are printed by name
-    DDP itself                 is modified in trials of `ddpprof overhead`, `scale`, `sweep`, `tune` and `try`
-
-This module is imported while torch is being imported.
+- The reducer's parameters are stored. DDP averages the parameters that require gradients at construction, even if they
+  are frozen later.
+- The model of each rank is compared with the model of rank 0. Differences are printed by parameter name.
+- DDP is modified in trials of `ddpprof overhead`, `scale`, `sweep`, `tune` and `try`.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ class ReducerParameters(NamedTuple):
     """The reducer's parameters, in its order."""
 
     names: list[str]
-    """first name of each in the module"""
+    """name of each parameter in the module; the first name if it has several"""
     parameters: list[Parameter]
     expect_sparse: list[bool]
 
 
 class _Frozen(Struct):
-    """A parameter that needs no gradient when the reducer is built, and is not in DDP's ``parameters_to_ignore``."""
+    """A parameter that is frozen when the reducer is built, and is not in DDP's ``parameters_to_ignore``."""
 
     name: str
     parameter: TensorWeakRef
     version: int | None = None
-    """torch's version counter of its values when it was first seen to need a gradient"""
+    """torch's version counter of the parameter when it was first seen to require a gradient"""
 
     def is_trained(self) -> bool:
-        """Return True if its values have changed since it was first seen to need a gradient."""
+        """Return True if the values have changed since the parameter was first seen to require a gradient."""
         parameter: Parameter | None = self.parameter()
         if parameter is None or not parameter.requires_grad:
             return False
@@ -61,7 +60,7 @@ class _Frozen(Struct):
 
 
 class _Noted(Struct, frozen=True):
-    """The parameters with which a DDP module was constructed, held by weak references."""
+    """Weak references to the parameters with which a DDP module was constructed."""
 
     names: list[str]
     parameters: list[TensorWeakRef]
@@ -77,14 +76,14 @@ def noting_parameters(build: Callable[..., None]) -> Callable[..., None]:
 
     def builds(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         build(ddp, *args, **kwargs)
-        with suppress(Exception):  # DDP is asked later if necessary
+        with suppress(Exception):  # `reducer_parameters` can query DDP instead
             _note(ddp, *args[:2])
 
     return builds
 
 
 def _note(ddp: DistributedDataParallel, parameters: Sequence[Parameter], expect_sparse: Sequence[bool]) -> None:
-    from torch.utils.weak import TensorWeakRef  # an ordinary reference may outlive the tensor behind its object
+    from torch.utils.weak import TensorWeakRef  # ordinary weak references are not reliable for tensors
 
     frozen = [
         _Frozen(name, TensorWeakRef(one))
@@ -107,8 +106,8 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
     parameters, expect_sparse = ddp._build_params_for_reducer()
     if len(parameters) != len(ddp.reducer.get_backward_stats()):
         raise DdpprofError(
-            "the script has frozen or unfrozen parameters since it constructed DDP, so ddpprof cannot tell their "
-            "gradients apart. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
+            "the script has frozen or unfrozen parameters since it constructed DDP, so ddpprof cannot match gradients "
+            "to parameters. Construct DDP after `ddpprof.profile` begins, or use ddpprof trace."
         )
     return ReducerParameters(_names(ddp, parameters), parameters, expect_sparse)
 
@@ -127,7 +126,7 @@ def unfrozen_parameters(ddp: DistributedDataParallel) -> tuple[str, ...]:
 
 
 def ddp_modules() -> list[DistributedDataParallel]:
-    """Return the DDP modules that were constructed and still exist."""
+    """Return the DDP modules that still exist."""
     return list(_noted)
 
 
@@ -153,20 +152,20 @@ def _names(ddp: DistributedDataParallel, parameters: Sequence[Parameter]) -> lis
 
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
-"""models with more parameters than this are not described, because that could take megabytes of the store"""
+"""models with more parameters than this are not described, because a description could fill megabytes of the store"""
 _BY_PLACE = (
     "DDP matches parameters by position, not by name, so parameters receive the values and gradients of other "
     "parameters. Build the model in the same order, and with the same types, on every rank."
 )
 _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
-"""DDP's attributes that determine the collectives of a step; some torch versions lack some of them"""
+"""attributes of DDP that determine the collectives of a step; not all torch versions have all of them"""
 
 
 class DdpModel(Struct, frozen=True):
-    """The model and the arguments that one rank gives to DDP."""
+    """The model and the arguments that one rank passes to DDP."""
 
     parameters: dict[str, tuple[tuple[int, ...], str]]
-    """name → shape and dtype of each parameter that needs a gradient, in the model's order"""
+    """name → shape and dtype of each parameter that requires a gradient, in the model's order"""
     arguments: dict[str, bool | int]
 
 
@@ -176,14 +175,14 @@ class ModelComparison:
     def __init__(self) -> None:
         self._ddp: weakref.ref[Any] | None = None
         self._num_compared: Counter[str] = Counter()
-        """number of modules so far, by the name of their process group"""
+        """name of a process group → number of its modules so far"""
 
     def constructs(self, ddp: Any) -> None:
         """Record which module DDP is about to construct."""
         self._ddp = weakref.ref(ddp)
 
     def before_comparing(self) -> None:
-        """Send a description of rank 0's module to the other ranks. All ranks of its group call this together."""
+        """Send a description of rank 0's module to the other ranks. Every rank of the process group calls this."""
         ddp = self._module()
         if ddp is not None:
             self._num_compared[ddp.process_group.group_name] += 1
@@ -198,7 +197,7 @@ class ModelComparison:
             _say_difference(ddp, "its model differs from that of", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_what_passed(self) -> None:
-        """Warn if this rank will reduce different buckets than rank 0, although DDP found the same shapes."""
+        """Warn if this rank's buckets will differ from rank 0's although DDP's own comparison has passed."""
         ddp, first = self._module(), self._of_rank_0()
         if first is None:
             return
@@ -218,7 +217,7 @@ class ModelComparison:
         return self._ddp() if self._ddp is not None else None
 
     def _of_rank_0(self) -> DdpModel | None:
-        """Return rank 0's description of its module, if this is another rank."""
+        """Return rank 0's description of its module; ``None`` on rank 0 itself."""
         ddp = self._module()
         if ddp is None or ddp.process_group.rank() == 0 or not self._store().check([self._key(ddp)]):
             return None
@@ -247,7 +246,7 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
 
     def verify(original: Callable[..., Any]) -> Callable[..., Any]:
         def verifies(*args: Any, **kwargs: Any) -> Any:
-            # If anything goes wrong here (a store may keep nothing), training continues without the comparison.
+            # On any error, such as a store that keeps no values, training continues without the comparison.
             with suppress(Exception):
                 comparison.before_comparing()
             try:
@@ -281,7 +280,7 @@ def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
-        yield from (f"{name} is at the position of {other} there" for name, other in pairs if name != other)
+        yield from (f"{name} here has the position of {other} there" for name, other in pairs if name != other)
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
@@ -306,7 +305,7 @@ def _describe_model(ddp: Any) -> DdpModel:
 
 
 def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "a number"
+    return "×".join(map(str, shape)) or "a scalar"
 
 
 def _say_difference(ddp: Any, begin: str, end: str) -> None:
@@ -317,16 +316,16 @@ def _say_difference(ddp: Any, begin: str, end: str) -> None:
 
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""arguments that make DDP change the computation itself, so that the module would compute something else without DDP"""
+"""DDP arguments that change the computation itself, so that the result would differ without DDP"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
 """attribute of a module whose reducer is disabled"""
 
 
 def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
-    """Modify DDP if the settings require it, before anything else wraps methods of `torch.nn.parallel.distributed`.
+    """Modify DDP as `settings` requires. Call this before any other function wraps DDP's methods.
 
-    Raises `CannotRecord`.
+    `distributed`: ``torch.nn.parallel.distributed``. Raises `CannotRecord`.
     """
     changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
     changes_ddp = changes_ddp or not settings.sync_batch_norm
@@ -351,9 +350,7 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
 def switch_ddp(ddp: Any, on: bool) -> None:
     """Disable DDP for its module, or enable it again with a new reducer, as unpickling does.
 
-    Call this between two steps.
-
-    Raises `CannotRecord`.
+    Call this between two steps. Raises `CannotRecord`.
     """
     if on != getattr(ddp, _AWAY, False):
         return
@@ -388,10 +385,10 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(replaced)
         if "bucket_cap_mb" in replaced and "bucket_cap_mb_list" not in replaced:
-            given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
+            given.arguments.pop("bucket_cap_mb_list", None)  # would override bucket_cap_mb
         for name in _NOT_WITHOUT_DDP if takes_ddp_away else ():
             if given.arguments.get(name) is not None:
-                raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name}")
+                raise RuntimeError(f"ddpprof cannot disable DDP because the script passes {name} to it")
         if not settings.sync_batch_norm:
             _use_own_statistics(given.arguments["module"])
         original(*given.args, **given.kwargs)
@@ -399,7 +396,7 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
             _change_loaders(settings.loader)
         if settings.ddp_blocks and self._use_python_reducer:
             raise RuntimeError(
-                "ddpprof cannot disable a compiled DDP for blocks of steps. Use: ddpprof overhead --apart"
+                "ddpprof cannot disable a compiled DDP module for blocks of steps. Use: ddpprof overhead --apart"
             )
         if settings.without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
@@ -409,7 +406,10 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
 
 
 def _use_own_statistics(model: Any) -> None:
-    """Let SyncBatchNorm layers compute as BatchNorm does. Their parameters stay, because an optimizer may have them."""
+    """Make SyncBatchNorm layers compute statistics per rank, as BatchNorm does.
+
+    The layers keep their parameters, because an optimizer may already hold them.
+    """
     from torch import nn
 
     class BatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -432,7 +432,7 @@ def _constructor_with_hook(original: Callable[..., None], name: str) -> Callable
 
 
 def _forward_in_turn(original: Callable[..., Any], num_passes: int) -> Callable[..., Any]:
-    """Return a forward that lets only every `num_passes`-th backward pass of a module reduce gradients."""
+    """Return a forward after which only every `num_passes`-th backward pass of a module reduces gradients."""
     begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -456,7 +456,7 @@ def _change_loaders(arguments: Mapping[str, Any]) -> None:
     def changed(self: DataLoader[Any]) -> Any:
         if self._iterator is None:
             for name, value in arguments.items():
-                object.__setattr__(self, name, value)  # the loader itself allows no other values once it is made
+                object.__setattr__(self, name, value)  # the loader's own `__setattr__` refuses changes
             if self.num_workers > 0 and self.prefetch_factor is None:
                 object.__setattr__(self, "prefetch_factor", 2)  # torch's default
         return begin(self)

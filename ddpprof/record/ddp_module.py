@@ -1,4 +1,4 @@
-"""One observed DDP module: its description, and its backward passes with their gradients and buckets."""
+"""Records one DDP module: its settings and parameters, and the gradients and buckets of its backward passes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from ddpprof.record.ddp_construction import ReducerParameters, reducer_parameter
 
 _FINISHES_PER_PASS = 4
 _LAUNCHES_PER_STEP = 10
-"""maximum number of timed launches per step on average; with more buckets, only some of the light steps time them"""
+"""maximum average number of timed launches per step; modules with more buckets are timed in only some light steps"""
 
 
 class ReducerTimer:
-    """Launch and finish times of the buckets of one DDP module, in the current backward pass."""
+    """Records when the buckets of one DDP module are launched and finished in the current backward pass."""
 
     def __init__(self, bucket_numels: list[int]) -> None:
         self._numels = bucket_numels
@@ -54,14 +54,14 @@ class ReducerTimer:
         return self.recording
 
     def begin_backward(self) -> None:
-        """Start again at bucket 0, as the reducer does."""
+        """Restart at bucket 0, as the reducer does."""
         self._next = 0
         self._offset += _FINISHES_PER_PASS if self.launched_ns else 0
         self.launched_ns = {}
         self.finished_ns = {}
 
     def times(self) -> tuple[BucketTimes, ...]:
-        """Return the launch and finish time of each timed bucket, in ascending order of index."""
+        """Return the launch and finish time of each timed bucket, sorted by index."""
         if not self.recording:
             return ()
         finished = dict(self.finished_ns)
@@ -69,7 +69,7 @@ class ReducerTimer:
         return tuple(BucketTimes(index, launched_ns, finished.get(index)) for index, launched_ns in launched)
 
     def index_of(self, numel: int) -> int | None:
-        """Return the index of the bucket that the reducer launches now; ``None`` if no bucket has that size.
+        """Return the index of the bucket that the reducer launches now; ``None`` if no bucket has `numel` elements.
 
         The reducer launches buckets in index order, and may skip some.
         """
@@ -80,7 +80,7 @@ class ReducerTimer:
         return None
 
     def launched(self, index: int | None, now_ns: int, future: Callable[[], torch.futures.Future[Any]]) -> None:
-        """Record a bucket's collective, launched at `now_ns`. `future` completes with the collective.
+        """Record a bucket's collective, launched at `now_ns`. `future` returns the collective's future.
 
         An error in this method ends the timing, but not the backward pass.
         """
@@ -96,10 +96,10 @@ class ReducerTimer:
 
 
 class TimingProcessGroup(dist.ProcessGroup):
-    """Replacement for the real process group inside the reducer, during steps of light recording.
+    """Replaces the process group in the reducer during steps with light recording.
 
-    It passes every all-reduce on to the real group, so the results are the real group's. Its backend name must not be
-    ``gloo`` or ``nccl``, because DDP's C++ logger would cast it to their classes.
+    It forwards every all-reduce to the real group, so results do not change. Its backend name must not be ``gloo`` or
+    ``nccl``, because DDP's C++ logger would cast it to their classes.
     """
 
     def __init__(self, real: dist.ProcessGroup, times: ReducerTimer) -> None:
@@ -118,7 +118,7 @@ class TimingProcessGroup(dist.ProcessGroup):
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
-        """Broadcast on behalf of the reducer, which sends its new layout when it rebuilds its buckets."""
+        """Forward a broadcast. The reducer broadcasts the new layout when it rebuilds its buckets."""
         return self._real_broadcast(tensors, options)
 
 
@@ -130,11 +130,11 @@ _SETTINGS = {
     "skip_all_reduce_unused_params": False,
     "require_backward_grad_sync": True,
 }
-"""attributes of DDP, each with the value to assume for torch versions that lack it"""
+"""attributes of DDP → the value to assume if the torch version lacks the attribute"""
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """Return the constructor arguments as DDP applied them."""
+    """Return the constructor arguments that are in effect in `ddp`."""
     settings: dict[str, Any] = {name: getattr(ddp, name, absent) for name, absent in _SETTINGS.items()}
     settings["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
     settings["broadcast_buffers"] = bool(getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers))
@@ -150,9 +150,9 @@ def _indices_in(text: str) -> list[int]:
 
 
 def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -> list[list[int]]:
-    """Return the parameter indices of each bucket, as the reducer uses them now.
+    """Return the parameter indices of each of the reducer's current buckets.
 
-    After the rebuild, they come from torch's own logging data. Before it, or if DDP never rebuilds
+    After the rebuild, they come from torch's DDP logging data. Before it, or if DDP never rebuilds its buckets
     (``find_unused_parameters``), the assignment is computed as in DDP's constructor.
     """
     logged = ddp._get_ddp_logging_data()
@@ -174,9 +174,9 @@ def bucket_layout(ddp: DistributedDataParallel, of_reducer: ReducerParameters) -
 
 
 def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int] | None:
-    """Return the indices of parameters without a gradient in the last synchronised backward pass; on CPU only.
+    """Return the indices of parameters without a gradient in the last synchronized backward pass, on CPU only.
 
-    Returns ``None`` if torch does not provide this.
+    Returns ``None`` if torch does not report the order of gradients.
     """
     order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices")
     if order is None:
@@ -187,7 +187,7 @@ def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int
 
 
 def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
-    """Return the times that DDP itself measured in the last synchronised iteration, by name, in ns."""
+    """Return the times in ns that DDP itself measured in the last synchronized iteration, by name."""
     logged = ddp._get_ddp_logging_data()
     return {name: logged[name] for name in TORCH_TIMES if logged.get(name, 0) > 0}
 
@@ -203,10 +203,10 @@ def module_facts(
     num_searched: int,
     num_lacking: int,
 ) -> DdpModule:
-    """Describe one DDP module.
+    """Return a description of one DDP module.
 
-    `unused`: parameters without gradient in every one of the `num_searched` examined backward passes. `num_lacking`:
-    number of these passes that left any parameter without gradient.
+    `unused`: indices of the parameters without a gradient in all `num_searched` examined backward passes.
+    `num_lacking`: number of these passes in which at least one parameter had no gradient.
     """
     batch_norms = [module for module in ddp.module.modules() if isinstance(module, _BatchNorm)]
     of_batch_norms = {id(buffer) for module in batch_norms for buffer in module.buffers(recurse=False)}
@@ -233,7 +233,7 @@ def module_facts(
 
 
 def data_parallel_facts(model: torch.nn.DataParallel[Any]) -> DataParallelModule:
-    """Describe one module of a process that trains without DDP."""
+    """Return a description of one `nn.DataParallel` module."""
     parameters = list(model.module.parameters())
     return DataParallelModule(
         name=type(model.module).__name__,
@@ -260,20 +260,22 @@ class OpenForward:
 
 
 class RecordedModule:
+    """Records the forwards and backward passes of one DDP module."""
+
     def __init__(self, ddp: DistributedDataParallel, index: int) -> None:
         self.ddp = ddp
         self.index = index
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronised = False
-        """True if a forward of the current step was meant to be followed by a synchronised backward pass"""
+        """True if the current step had a forward outside ``no_sync()``, so that a backward pass reduces gradients"""
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
         self._of_reducer = reducer_parameters(ddp)
         self._origin_ns = 0
         self._adds_up = False
         self._stats: list[int] | None = None
-        """reducer's statistics when the current pass began; ``None`` in steps that are not recorded"""
+        """the reducer's statistics when the current pass began; ``None`` in steps that are not recorded"""
         self._accumulated = _Accumulated(self._of_reducer.parameters)
         if ddp.device_type != "cpu":
             self._accumulated.note(self._searches())
@@ -294,9 +296,10 @@ class RecordedModule:
         return len(self._of_reducer.names)
 
     def synchronising_forward_is_over(self, end_ns: int) -> None:
-        """Close the previous pass, if any. The reducer's times count from `end_ns`.
+        """Record the end of a forward outside ``no_sync()``, and close the previous backward pass, if any.
 
-        Several forwards may share one backward pass. Its times then count from the last forward.
+        The reducer's times are relative to `end_ns`. If several forwards share one backward pass, its times are
+        relative to the end of the last forward.
         """
         self._close_pass()
         self.synchronised = True
@@ -312,13 +315,13 @@ class RecordedModule:
         self._num_backwards = None
 
     def backward_begins(self) -> None:
-        """Record a call of ``backward``, which may not reach this module."""
+        """Record the start of a backward pass, which may not include this module."""
         self._gradient = _state_of_gradient(self._of_reducer.parameters)
 
     def backward_is_over(self, call: int) -> None:
         """Record the end of a backward pass.
 
-        The reducer handles one per forward; further passes only add local gradients.
+        The reducer averages gradients in only one backward pass per forward; further passes only accumulate locally.
         """
         if self._num_backwards is None or _state_of_gradient(self._of_reducer.parameters) == self._gradient:
             return
@@ -350,15 +353,15 @@ class RecordedModule:
         return tuple(sum(parameters[i].numel() for i in bucket) for bucket in layout)
 
     def _layout_is_final(self) -> bool:
-        """Return True if DDP will not rebuild its buckets any more.
+        """Return True if DDP will not rebuild its buckets again.
 
-        It rebuilds them at its second forward, unless it searches for unused parameters.
+        DDP rebuilds them at its second forward, unless it searches for unused parameters.
         """
         searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
         return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))
 
     def _time_all_reduces(self, on: bool) -> None:
-        """Put the timing process group into the reducer, or restore the real one."""
+        """Install the timing process group in the reducer, or restore the real process group."""
         if on == self._group_installed or not hasattr(self.ddp.reducer, "_update_process_group"):
             return
         if on and self._group is None:
@@ -371,21 +374,19 @@ class RecordedModule:
         self._group_installed = on
 
     def _let_torch_sample(self, every: int) -> None:
-        """Set DDP to measure its own times in every `every`-th iteration. On an accelerator, measuring waits for the
-        device.
-        """
+        """Make DDP measure its times in every `every`-th iteration. On an accelerator, this waits for the device."""
         wanted = (every, id(self.ddp.reducer))  # `ddp_variants` replaces the reducer
         if wanted != self._samples_every:
             self.ddp._set_ddp_runtime_logging_sample_rate(every)
             self._samples_every = wanted
 
     def passes(self) -> list[BackwardPass]:
-        """Close the current pass, and return all passes of the step."""
+        """Close the current backward pass, and return all backward passes of the step."""
         self._close_pass()
         return self._passes
 
     def _close_pass(self) -> None:
-        """Record the synchronised backward pass that has ended, if gradients have arrived since the last one."""
+        """Record the synchronized backward pass that has ended, if gradients were computed since the previous one."""
         before = self._stats
         if before is None or not self.synchronised:
             return
@@ -399,14 +400,14 @@ class RecordedModule:
         self._look_for_unused()
 
     def torch_times(self) -> dict[str, int]:
-        """Return the times that DDP itself measured in the previous iteration, by name, in ns."""
+        """Return the times in ns that DDP itself measured in the previous iteration, by name."""
         return torch_times(self.ddp) if self._samples_every[0] == 1 else {}
 
     def _look_for_unused(self) -> None:
-        """Record which parameters got no gradient in the pass that has ended.
+        """Record which parameters received no gradient in the backward pass that has ended.
 
         Unless DDP searches for unused parameters, torch raises an error if a gradient is missing. Torch logs the order
-        of gradients of each iteration on CPU, but of only a few iterations on an accelerator.
+        of gradients in each iteration on CPU, but only in a few iterations on an accelerator.
         """
         num_parameters = len(self._of_reducer.names)
         unused: set[int] | None = None
@@ -423,11 +424,11 @@ class RecordedModule:
         self._num_lacking += bool(unused)
 
     def _searches(self) -> bool:
-        """Return True if torch permits parameters to have no gradient."""
+        """Return True if DDP allows parameters without a gradient."""
         return bool(self.ddp.find_unused_parameters or self.ddp.static_graph)
 
     def note_unreduced(self, complaint: str) -> None:
-        """Record the missing gradients for which DDP is about to raise an error; the error only has their indices."""
+        """Record the parameters without a gradient that are listed, by index, in DDP's error message `complaint`."""
         listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", complaint)
         if listed:
             self._unused = {int(word) for word in listed.group(1).split()}
@@ -445,12 +446,12 @@ def _state_of_gradient(parameters: Sequence[nn.Parameter]) -> tuple[int, int] | 
 
 
 class _Accumulated:
-    """Parameters that got a gradient in a backward pass, in initial skipped steps and in steps recorded in detail.
+    """Records which parameters receive a gradient in each backward pass.
 
-    This is used on accelerators, where DDP's logger keeps the order of gradients only for its first ten iterations and
+    This is used on accelerators, where DDP's logger keeps the order of gradients only for the first ten iterations and
     every hundredth one, and never for modules on several devices.
 
-    The initial skipped steps are included because light recording covers only every second step. In a model that
+    Recording includes the initial skipped steps, because light recording covers only every second step. In a model that
     alternates between two branches, it could always miss the same branch.
     """
 
@@ -459,7 +460,7 @@ class _Accumulated:
         self._handles: list[Any] = []
         self._seen: set[int] = set()
         self.ever: set[int] = set()
-        """indices of parameters that got a gradient in any recorded pass"""
+        """indices of parameters that received a gradient in any recorded backward pass"""
 
     @property
     def is_noted(self) -> bool:
@@ -478,7 +479,7 @@ class _Accumulated:
         )
 
     def _noting(self, index: int) -> Callable[[Tensor], None]:
-        seen, ever = self._seen, self.ever  # the parameter keeps the hook, so the hook must not keep the parameters
+        seen, ever = self._seen, self.ever  # the hook must not refer to the parameters, which refer to it
 
         def note(_parameter: Tensor) -> None:
             seen.add(index)
@@ -490,5 +491,5 @@ class _Accumulated:
         self._seen.clear()
 
     def lacking(self) -> set[int]:
-        """Return the indices of parameters that have got no gradient since `begin_backward`."""
+        """Return the indices of parameters that have received no gradient since `begin_backward`."""
         return set(range(len(self._parameters))) - self._seen

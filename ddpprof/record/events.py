@@ -1,9 +1,9 @@
-"""The events of a training process, and the listeners that receive them.
+"""Dispatches the events of a training process to listeners.
 
-Only `patches` and torch hooks report training events to `EVENTS`, which passes them to `Listener` objects. `Session`
-binds the listeners each time the mode of steps changes. An event then calls only the methods that implement it. A
-single method that never raises is called directly, and an event without listeners calls an empty function. A step that
-is not recorded therefore costs only what the pulse costs.
+`patches` and torch hooks report training events to `EVENTS`, which forwards them to `Listener` objects. `Session` binds
+the listeners each time the mode of steps changes. An event then calls only the listeners that override its method. If
+this is a single method that never raises, it is called directly; an event without listeners calls an empty function.
+Steps that are not recorded therefore have only the overhead of the pulse.
 
 This module is imported while torch is being imported.
 """
@@ -22,109 +22,112 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Receives the events of a training process. A subclass overrides the events that it needs.
+    """Base class for objects that receive training events. Subclasses override the methods of the events they need.
 
-    Events come from the training thread, unless their docstring says otherwise. An error in a listener ends the
-    recording, not the training.
+    Methods are called in the training thread, unless their docstring says otherwise. An exception in a listener ends
+    the recording, not the training.
     """
 
     __slots__ = ()
     may_raise: ClassVar[bool] = True
-    """False if none of its methods raises, so that they are called without a guard"""
+    """False if none of the methods raises, so that they can be called without ``try``"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
-        """A DDP module is called; a step may have ended just before. From any thread."""
+        """Called in any thread when a DDP module's forward begins. A step may have ended just before."""
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """DDP begins its own work before the module's forward, with these inputs."""
+        """Called when DDP begins its own work before the wrapped module's forward."""
 
     def pre_forward_ends(self, ddp: DistributedDataParallel, began_ns: int, had_rebuilt: bool) -> None:
-        """DDP's own work before the module's forward has ended.
+        """Called when DDP has ended its own work before the wrapped module's forward.
 
-        `had_rebuilt`: DDP already had its final buckets before it.
+        `had_rebuilt`: whether DDP had already rebuilt its buckets when that work began.
         """
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """A forward has ended, including DDP's own work after the module's forward, which ended at `inner_end_ns`."""
+        """Called when a DDP module's forward has ended. `inner_end_ns`: when the wrapped module's forward ended."""
 
     def forward_fails(self, ddp: DistributedDataParallel, error: BaseException) -> None:
-        """A forward has raised an error, which the script may catch."""
+        """Called when a DDP module's forward has raised an exception, which the script may catch."""
 
     def data_parallel_forward_begins(self, model: DataParallel[Any]) -> None:
-        """An `nn.DataParallel` is called."""
+        """Called when the forward of an `nn.DataParallel` begins."""
 
     def waited(self, what: object, began_ns: int) -> None:
-        """The training thread has waited for other ranks: for a collective, or a DDP module's broadcast of buffers."""
+        """Called when the training thread has waited for other ranks.
+
+        `what`: the work handle of a collective, or the DDP module that broadcast its buffers.
+        """
 
     def backward_begins(self, loss: Any) -> None:
-        """A backward pass begins. One nested in another, as in reentrant checkpointing, is not reported."""
+        """Called when a backward pass begins, but not for nested ones, as in reentrant checkpointing."""
 
     def backward_ends(self) -> None:
-        """The backward pass has ended."""
+        """Called when the backward pass has ended."""
 
     def bucket_sent(self, ddp: DistributedDataParallel, index: int, began_ns: int, future: Future[Tensor]) -> None:
-        """The comm hook of a DDP module has sent a bucket. From one of torch's threads."""
+        """Called in one of torch's threads when the comm hook of a DDP module has launched a bucket."""
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """An optimizer begins its step."""
+        """Called when an optimizer begins its step."""
 
     def closure_begins(self) -> None:
-        """An optimizer calls its closure, which computes loss and gradients. This is not the optimizer's own work."""
+        """Called when an optimizer calls its closure, which computes the loss and gradients."""
 
     def closure_ends(self) -> None:
-        """The closure has ended, and the optimizer continues."""
+        """Called when the closure has ended and the optimizer continues."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
-        """An optimizer has taken a step; a training step may end with it."""
+        """Called when an optimizer has taken a step. A training step may end with it."""
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        """A `GradScaler` has skipped an optimizer's step because gradients overflowed."""
+        """Called when a `GradScaler` has skipped an optimizer's step because gradients overflowed."""
 
     def step_marked(self) -> None:
-        """The script marks the end of a training step."""
+        """Called when the script marks the end of a training step."""
 
     def step_ends(self, num_steps: int) -> None:
-        """A training step has ended; `num_steps` have ended so far."""
+        """Called when a training step has ended. `num_steps`: number of steps that have ended so far."""
 
     def flagged(self, flag: int) -> None:
-        """The current step is a special one; see `StepFlag`."""
+        """Called when a flag is set for the current step; see `StepFlag`."""
 
     def begins(self, activity: int) -> None:
-        """The training thread begins an `Activity`, which ends the previous one."""
+        """Called when the training thread begins an `Activity`, which ends the previous activity."""
 
     def loader_begins(self, loader: Any) -> None:
-        """A pass over a `DataLoader` begins. From any thread."""
+        """Called in any thread when a pass over a `DataLoader` begins."""
 
     def fetch_begins(self) -> None:
-        """The training thread begins to wait for a batch."""
+        """Called when the training thread begins to wait for a batch."""
 
     def fetch_ends(self) -> None:
-        """The training thread has its batch, or there is none."""
+        """Called when the training thread has received its batch, or the loader has none left."""
 
     def batch_comes(self, iterator: Any, batch: Any, waited_ns: int) -> None:
-        """A batch was fetched; ``None`` if there is none.
+        """Called in any thread when a batch was fetched; `batch` is ``None`` if the loader has none left.
 
-        From any thread, but only waiting time of the training thread counts.
+        `waited_ns`: time that the training thread waited; 0 in other threads.
         """
 
     def loader_runs_out(self, iterator: Any) -> None:
-        """A pass over a `DataLoader` is complete. From any thread."""
+        """Called in any thread when a pass over a `DataLoader` is complete."""
 
     def epoch_is_set(self, sampler: Any) -> None:
-        """The script calls `set_epoch` on a sampler."""
+        """Called when the script calls `set_epoch` on a sampler."""
 
     def save_begins(self, target: Any) -> None:
-        """``torch.save`` is called, with a path or a file. From any thread."""
+        """Called in any thread when ``torch.save`` begins. `target`: a path or a file."""
 
     def save_ends(self) -> None:
-        """The save has ended."""
+        """Called when ``torch.save`` has ended."""
 
     def discards_file(self, target: Any) -> bool:
-        """Return True if ``torch.save`` must write nothing, because the result of the steps is discarded."""
+        """Return True if ``torch.save`` must not write `target`, because the results of the steps are discarded."""
         return False
 
     def discards_checkpoint(self, owner: str) -> bool:
-        """Return True if an object of the framework class named `owner` must neither write nor delete a checkpoint."""
+        """Return True if the framework class named `owner` must neither write nor delete a checkpoint."""
         return False
 
     def discards_checkpoints(self) -> bool:
@@ -132,19 +135,19 @@ class Listener:
         return False
 
     def profiler_starts(self, inner: Any) -> None:
-        """An autograd profiler is about to start, possibly one of the script's own."""
+        """Called when an autograd profiler is about to start, ddpprof's or the script's."""
 
     def graph_capture_begins(self, graph: Any) -> None:
-        """The script begins to capture a CUDA graph."""
+        """Called when the script begins to capture a CUDA graph."""
 
     def graph_capture_ends(self) -> None:
-        """The capture has ended or failed."""
+        """Called when the capture of a CUDA graph has ended or failed."""
 
     def graph_replays(self, graph: Any) -> None:
-        """The script replays a CUDA graph."""
+        """Called when the script replays a CUDA graph."""
 
     def rpc_sent(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
-        """A call through ``torch.distributed.rpc`` was sent; its future completes with the answer. From any thread."""
+        """Called in any thread when a ``torch.distributed.rpc`` call was sent. `future` completes with the answer."""
 
 
 _EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value))
@@ -152,7 +155,7 @@ _NOBODY = {**{name: getattr(Listener(), name) for name in _EVENTS}, "heard": fro
 
 
 class Events(Listener):
-    """The dispatcher: each event calls the corresponding methods of the bound listeners, in their order."""
+    """Dispatcher. Each event calls the method of the same name of the bound listeners, in order."""
 
     def __init__(self) -> None:
         self.heard: frozenset[str] = frozenset()
@@ -174,10 +177,10 @@ class Events(Listener):
 def binding(
     listeners: Sequence[Listener], give_up: Callable[[Exception], None], without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the function to call for each event, and the names of events that have listeners.
+    """Return the function to call for each event, and the names of the events that have listeners.
 
-    Keep the result, because this takes about 100 µs. `give_up` is called with an error raised by a listener. Events in
-    `without` reach no listener.
+    `give_up`: called with an exception raised by a listener. `without`: events that are not forwarded. Callers should
+    cache the result, because this takes about 100 µs.
     """
     bound: dict[str, Any] = {}
     for name in _EVENTS:

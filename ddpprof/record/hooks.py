@@ -1,4 +1,4 @@
-"""`ddpprof.hooks`: a DDP communication hook that only times buckets.
+"""`ddpprof.hooks`: a DDP communication hook that measures the duration of each bucket's all-reduce.
 
     timer = ddpprof.hooks.BucketTimer()
     ddp.register_comm_hook(timer, ddpprof.hooks.timed_allreduce_hook)
@@ -6,7 +6,7 @@
     for bucket in timer.take(): print(bucket.index, bucket.num_bytes, bucket.duration_ns)
 
 Gradients are bit-identical to those of DDP without a hook: both multiply by ``1 / world_size`` before the sum.
-DDP inspects the hook's annotations, so they are not postponed here.
+DDP inspects the hook's annotations, so this file must not use ``from __future__ import annotations``.
 """
 
 import time
@@ -20,9 +20,9 @@ __all__ = ["BucketTimer", "TimedBucket", "timed_allreduce_hook"]
 
 @dataclass(frozen=True, slots=True)
 class TimedBucket:
-    """One all-reduce of one bucket. Times are ns since 1970 by the host's clock.
+    """One all-reduce of one bucket. Times are in ns since 1970, by the host's clock.
 
-    On an accelerator, the all-reduce counts as finished when it has been launched.
+    On an accelerator, the all-reduce counts as finished once it has been launched on the device.
     """
 
     index: int
@@ -36,7 +36,11 @@ class TimedBucket:
 
 
 class BucketTimer:
-    """State of `timed_allreduce_hook`. `process_group`: the group passed to DDP, or ``None`` for the default group."""
+    """State of `timed_allreduce_hook`: collects the timed buckets.
+
+    Args:
+        process_group: the process group passed to DDP; ``None`` for the default group.
+    """
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
@@ -53,7 +57,7 @@ class BucketTimer:
 
 
 def timed_allreduce_hook(state: BucketTimer, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average the bucket over the ranks, as DDP does without a hook, and record when it was launched and finished."""
+    """Average the bucket over all ranks, as DDP does without a hook, and record when it is launched and finished."""
     buffer, index = bucket.buffer(), bucket.index()
     num_bytes = buffer.numel() * buffer.element_size()
     buffer.mul_(1 / dist.get_world_size(state.process_group))

@@ -1,10 +1,10 @@
-"""Where does the script make the host wait for the accelerator? The lines of its code, in profiled steps.
+"""Records which lines of the script make the host wait for the accelerator in profiled steps.
 
 ``loss.item()``, ``if tensor:``, ``tensor.cpu()``, ``tensor.nonzero()`` and ``print(tensor)`` return only when the
-accelerator has computed the value. Until the host launches more work, the accelerator then idles.
+accelerator has computed the value. The accelerator is then idle until the host launches more work.
 
-In profiled steps, and only if the training uses an accelerator, these methods of `torch.Tensor` are wrapped. The
-wrappers call the originals, and add the line and the time that the call took.
+In profiled steps on an accelerator, these methods of `torch.Tensor` are wrapped. Each wrapper calls the original, and
+records the line of the script and the duration of the call.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _METHODS = {
     "__repr__": "print()",
     "__format__": "format()",
 }
-"""methods that wait, and what a user writes; those that call each other count once, as the outer one"""
+"""methods that wait → how users write the call; nested calls are counted once, as the outermost one"""
 _MOST_PLACES = 100
 _Key = tuple[str, str, int, str]
 
 
 class HostReads:
-    """The reads of tensors on an accelerator by the training thread, by line of the script."""
+    """Counts and times the training thread's reads of accelerator tensors, by line of the script."""
 
     def __init__(self) -> None:
         self._found: dict[_Key, list[int]] = {}
-        """method, file, line and function → number of calls, and time that they took, ns"""
+        """method, file, line and function → number of calls, and their total duration in ns"""
         self._replaced: list[tuple[Any, str, Any]] = []
         self._is_reading = False
         self._num_steps = 0
 
     def watch(self, is_wanted: bool) -> None:
-        """Note the reads of the next step, or none. Call this between steps."""
+        """Enable or disable recording for the next step. Call this between steps."""
         self._num_steps += is_wanted
         if is_wanted and not self._replaced:
             for name, written in _METHODS.items():
@@ -81,7 +81,7 @@ class HostReads:
             return
         self._replaced.append((owner, name, vars(owner).get(name)))
         wrapper = functools.wraps(original)(self._noting(original, written))
-        dynamo = sys.modules.get("torch._dynamo")  # it must not compile the wrapper
+        dynamo = sys.modules.get("torch._dynamo")  # must not compile the wrapper
         setattr(owner, name, wrapper if dynamo is None else dynamo.disable(wrapper))
 
     def _noting(self, original: Callable[..., Any], written: str) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ class HostReads:
 
 
 def _may_wait(args: tuple[Any, ...]) -> bool:
-    """Return True if the first argument is a tensor on an accelerator, or none is a tensor."""
+    """Return True unless the first argument is a tensor on the host."""
     first = args[0] if args else None
     return not isinstance(first, torch.Tensor) or not _is_on_host(first)
 
@@ -122,7 +122,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def _of_user(frame: FrameType | None) -> Frame | None:
-    """Return the innermost frame of the user's code, from this one outwards."""
+    """Return the innermost frame of the user's code, starting at `frame`; ``None`` if there is none."""
     while frame is not None:
         one = Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if one.is_of_user:

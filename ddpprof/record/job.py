@@ -1,11 +1,12 @@
-"""A process's place in the job: its rank, the run directory that all ranks agree on, its own files, and how it ends.
+"""One process of a job: its rank, the run directory that all ranks agree on, its files, and how it ends.
 
-Either all ranks record into one run directory, or none does. One rank leads: it opens the run directory and announces
-it in the job's own store. Every rank registers before its first synchronising backward pass. Once the all-reduces of
-that pass have completed on the device, all ranks of its process group have registered; with a comm hook that does not
-wait, they get a short time to do so. The first rank of the group to check writes the verdict, and the others read it.
+Either all ranks record into one run directory, or none does. The leading rank opens the run directory and announces it
+in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the all-reduces of
+that pass have completed on the device, all ranks of the process group have registered; with a comm hook that does not
+wait for other ranks, they get a short time to do so. The first rank of the group that checks this writes the verdict to
+the store, and the other ranks read it.
 
-Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is one of them, the
+Some ranks of a job may never train with DDP, for example if they only generate samples. If rank 0 is such a rank, the
 lowest rank of a process group leads.
 """
 
@@ -54,7 +55,7 @@ _MOST_WORDS = 200
 
 
 def how_it_ends(error: BaseException | None) -> str:
-    """Return ``"finished"``, ``"interrupted"`` for Ctrl-C, or ``"failed: "`` with the `error` that ends the process."""
+    """Describe how the process ends: ``"finished"``, ``"interrupted"`` (by Ctrl-C), or ``"failed: "`` and `error`."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return "finished"
@@ -64,13 +65,13 @@ def how_it_ends(error: BaseException | None) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if "exited unexpectedly" in str(error) and error.__cause__ is not None:
-        error = error.__cause__  # `DataLoader` uses it to report what killed its worker
+        error = error.__cause__  # `DataLoader` reports here why its worker was killed
     said = _in_one_line(str(error).strip())
     return f"failed: {type(error).__name__}: {said if len(said) <= _MOST_WORDS else f'{said[: _MOST_WORDS - 1]}…'}"
 
 
 def _in_one_line(said: str) -> str:
-    """Return the first line of an error message, plus the line with the cause for NCCL and `DataLoader` errors."""
+    """Return the first line of an error message, and for NCCL and `DataLoader` errors also the line with the cause."""
     first, (_, _, cause) = said.partition("\n")[0], said.partition("Last error:\n")
     if first.startswith("Caught "):  # in a worker process, whose traceback follows
         cause = said.rpartition("\n")[2]
@@ -103,7 +104,7 @@ _CHECKPOINT = "torch/utils/checkpoint.py"
 
 
 class LastStep(Listener):
-    """A file with the number of steps that this rank has finished, rewritten after every step, or by `PulseKeeper`.
+    """The file with the number of steps that this rank has finished, rewritten after every step or by `PulseKeeper`.
 
     The number is passed to the operating system at once, so it survives if the process is killed. The file is not
     mapped into memory, because truncating it would then end the training with SIGBUS. Every method raises ``OSError``.
@@ -120,24 +121,22 @@ class LastStep(Listener):
 
 
 class CrashFile:
-    """A file into which Python writes the stacks of all threads if a signal such as SIGABRT ends the process.
+    """The file into which Python writes the stacks of all threads if a signal such as SIGABRT ends the process.
 
-    Gloo aborts a process whose collective does not match that of another rank, so the process cannot report anything
-    itself. If a script has enabled `faulthandler` itself, that is left alone.
+    Gloo aborts a process whose collective does not match the collective of another rank, so the process cannot report
+    the error itself. If the script has enabled `faulthandler`, its setting is not changed.
     """
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._number = -1
         self._held: Callable[[], object | None] = lambda: None
-        """returns the file while `faulthandler` holds it; `faulthandler` releases it if the script redirects it
-        elsewhere
-        """
+        """returns the file while `faulthandler` uses it; ``None`` once the script has redirected `faulthandler`"""
 
     def open(self, path: Path) -> None:
-        """Begin. Raises ``OSError``."""
+        """Enable `faulthandler` for the file `path`. Raises ``OSError``."""
         if not faulthandler.is_enabled():
-            self._number = own_files.overwrite(path)  # it stays open: the signal may come at any time
+            self._number = own_files.overwrite(path)  # stays open, because a signal may arrive at any time
             self._path = path
             file = os.fdopen(self._number, "wb", buffering=0, closefd=False)
             if sys.version_info >= (3, 14):
@@ -147,7 +146,7 @@ class CrashFile:
             self._held = weakref.ref(file)
 
     def close(self) -> None:
-        """Stop writing stacks, and remove the file if no such signal arrived."""
+        """Disable `faulthandler`, and remove the file if it is empty."""
         path, self._path = self._path, None
         if path is None:
             return
@@ -160,7 +159,7 @@ class CrashFile:
 
 
 class RankOutput:
-    """``facts.json``, ``steps.jsonl``, ``last_step`` and losses of one rank. Every method raises ``OSError``."""
+    """Writes the facts, steps, trace and ``last_step`` file of one rank. Every method raises ``OSError``."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
@@ -171,15 +170,15 @@ class RankOutput:
         self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
     def write_facts(self, record: Record) -> None:
-        """Write everything known about the rank except its steps, which have a file of their own."""
+        """Write everything known about the rank except its steps, which are in another file."""
         facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
         rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
 
     def append_step(self, step: RecordedStep) -> None:
         """Append a line and flush it, so that it survives if this process is killed.
 
-        The step's end is its last field and is set after all other fields are encoded, so that this cost is part of the
-        step.
+        The step's end is its last field. It is set after all other fields are encoded, so that the encoding time counts
+        as part of the step.
         """
         line = self._encode(step).removesuffix(b"0}")
         self._steps.write(b"%b%d}\n" % (line, time.time_ns()))
@@ -191,7 +190,7 @@ class RankOutput:
 
 
 _JOIN_PATIENCE_S = 2.0
-"""seconds that a rank may be behind if no collective synchronised it"""
+"""seconds that a rank may be late if no collective has synchronized the ranks"""
 _OFFER_S = 30.0
 """seconds that the leading rank may take to open the run directory"""
 
@@ -205,14 +204,16 @@ class AgreedRecording:
     """True if every rank of the process group records"""
     problem: str | None
     leader: int
-    """the rank that leads"""
+    """leading rank"""
 
 
 class Agreement:
-    def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
-        """Create this rank's part.
+    """Lets the ranks of a job agree, through the job's store, on where and what to record."""
 
-        `store`: part of the job's own store, reserved for this agreement. `group`: the ranks that average gradients
+    def __init__(self, store: Store, world_size: int, group: Sequence[int]) -> None:
+        """Create this rank's part of the agreement.
+
+        `store`: the job's store, with a prefix reserved for this agreement. `group`: the ranks that average gradients
         together, including this one.
         """
         self.store = store
@@ -220,7 +221,7 @@ class Agreement:
         self._verdict = f"verdict/{crc32(repr(tuple(group)).encode()):x}"
 
     def is_possible(self) -> bool:
-        """Return True if the store keeps values. The store of the MPI backend does not."""
+        """Return True if the store keeps values, unlike the store of the MPI backend."""
         try:
             self.store.add("possible", 0)
         except (RuntimeError, NotImplementedError) as error:
@@ -230,24 +231,24 @@ class Agreement:
         return True
 
     def lead(self, rank: int) -> bool:
-        """Try to become the leader. Return False if another rank leads."""
+        """Try to become the leading rank. Return False if another rank already leads."""
         return bool(self.store.compare_set("leader", "", str(rank)).decode() == str(rank))
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
-        """Announce where the run is, or why there is none. The leading rank calls this."""
+        """Announce the run directory, or the problem that prevents a run. The leading rank calls this."""
         self.store.set("offer", json.dumps([out, run_id, problem]))
 
     def join(self, rank: int) -> None:
-        """Register that this rank records. Every rank calls this before its first synchronising backward pass."""
+        """Register that this rank records. Every rank calls this before its first synchronized backward pass."""
         self.store.set(f"joined/{rank}", "1")
 
     def is_led(self) -> bool:
         return bool(self.store.check(["leader"]))
 
     def verdict(self, patience_s: float = _JOIN_PATIENCE_S, offer_s: float = _OFFER_S) -> AgreedRecording | None:
-        """Return the verdict; ``None`` if no rank has led so far.
+        """Return the result of the agreement; ``None`` if no rank leads yet.
 
-        Every rank calls this after its first synchronising backward pass.
+        Every rank calls this after its first synchronized backward pass.
 
         `patience_s`: time for other ranks to register. `offer_s`: time for the leading rank to open the run directory.
         """
@@ -262,33 +263,33 @@ class Agreement:
         return AgreedRecording(out, run_id, said == "all", problem, int(self.store.get("leader")))
 
     def _by(self, deadline: float, is_so: Callable[[], bool]) -> bool:
-        """Wait until a condition holds, `deadline`, or another rank of the group decides. Return whether it holds."""
+        """Wait until `is_so` returns True, the deadline passes, or another rank writes the verdict.
+
+        Return the last result of `is_so`.
+        """
         while not is_so():
             if self.store.check([self._verdict]) or time.monotonic() > deadline:
-                return is_so()  # it may have become true just before
+                return is_so()  # may have become true in the meantime
             time.sleep(0.02)
         return True
 
     def come_to_the_end(self) -> None:
-        """Register that this rank still records.
-
-        Call this before an all-reduce of the last step that the ranks share.
-        """
+        """Register that this rank still records. Call this before the all-reduces of the last common step."""
         self.store.add("at-end", 1)
 
     def all_came_to_the_end(self) -> bool:
-        """Return True if all ranks still recorded; the result is the same on all ranks.
+        """Return True if all ranks have called `come_to_the_end`. The result is the same on all ranks.
 
-        Call this after that step's all-reduces.
+        Call this after the all-reduces of the last common step.
         """
         return self.store.add("at-end", 0) >= self._world_size
 
     def veto(self) -> None:
-        """Prevent all ranks from profiling, because this one cannot."""
+        """Prevent all ranks from profiling, because this rank cannot."""
         self.store.set("veto", "1")
 
     def vetoed(self) -> bool:
-        """Return True if any rank vetoed before the last all-reduces that have completed on this rank."""
+        """Return True if any rank has called `veto` before the last all-reduces that have completed on this rank."""
         return bool(self.store.check(["veto"]))
 
 
@@ -298,6 +299,8 @@ _LAST_PATIENCE_S = 0.5
 
 
 class JobRank:
+    """The rank of this process: takes part in the agreement of all ranks, and owns the rank's files."""
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._prefix = f"ddpprof/{next(_session_numbers)}"
@@ -307,7 +310,7 @@ class JobRank:
         self.rank = 0
         self.world_size = 1
         self.leads = True
-        """whether this rank reports for all ranks; True on every rank before they agree"""
+        """whether this rank reports for all ranks; True on every rank before the ranks agree"""
         self._leader = 0
         self.files: RankOutput | None = None
         self.everyone_records = True
@@ -341,21 +344,21 @@ class JobRank:
             sys.stderr.write(f"ddpprof: rank {self.rank}: {message}\n")
 
     def warn_for_all(self, message: str) -> None:
-        """Write a line that is the same on all ranks, once for the job."""
+        """Write a message once for the whole job. Every rank calls this with the same message."""
         with suppress(Exception):  # the job's store may no longer exist
             if self.leads or self._is_first_of_unled():
                 self.warn(message)
 
     def _is_first_of_unled(self) -> bool:
-        """Return True if no rank leads yet, and this rank is the one that may lead its group."""
+        """Return True if no rank leads yet, and this is the first rank of its process group."""
         if self._agreement is None or self.files is not None or self.rank != self._agreement.group[0]:
             return False
         return not self._agreement.is_led()
 
     def attach(self, group: dist.ProcessGroup) -> None:
-        """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run.
+        """Join the agreement of the job's ranks. `group`: process group of the DDP module.
 
-        `group`: process group of the DDP module.
+        Call this at the first DDP forward, when the process group exists and no backward pass has run.
         """
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())
@@ -367,10 +370,10 @@ class JobRank:
         self._join(agreement)
 
     def attach_alone(self) -> None:
-        """Attach without a process group: this process is the whole job.
+        """Attach without a process group, if this process is the whole job.
 
-        Raises `DdpprofError` in all but the first of several processes started by a launcher: each is a job of its own,
-        and all of them would record into one directory.
+        If a launcher has started several such processes, raises `DdpprofError` in all but the first, because all of
+        them would record into the same directory.
         """
         if not is_first_rank():
             self.rank = int(rank_given() or 0)
@@ -389,26 +392,26 @@ class JobRank:
             self._offer_run(agreement)
 
     def _offer_run(self, agreement: Agreement) -> None:
-        """Open the run, and tell the other ranks where it is or why there is none."""
+        """Open the run, and announce its directory, or the problem, to the other ranks."""
         run_id, out, problem = uuid.uuid4().hex, None, None
         try:
             out = str(open_run(self._settings, run_id, self.world_size))
-        except Exception as error:  # whatever it is, the other ranks wait for the offer
+        except Exception as error:  # any error, because the other ranks wait for the offer
             problem = str(error) or type(error).__name__
         agreement.offer(out, run_id, problem)
 
     def open_files(self, device: TrainingDevice | None) -> bool:
-        """Open this rank's files after a synchronised backward pass on `device`.
+        """Open this rank's files after a synchronized backward pass on `device`.
 
-        `device`: ``None`` if the rank has failed. It then waits for no device, and leads if no other rank does.
+        `device`: ``None`` if the rank has failed. It then does not wait for a device, and leads if no other rank does.
 
-        Returns False if the leading rank cannot record; that rank reports it for all ranks. Raises `DdpprofError` and
-        `OSError` for problems that this rank has to report.
+        Returns False if the leading rank cannot record; the leading rank then reports the problem for all ranks. Raises
+        `DdpprofError` and `OSError` for problems that this rank has to report.
         """
         if self._agreement is None or self.files is not None:
             return True
         if device is not None:
-            device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has got this far
+            device.comes_to_rest(PATIENCE_S)  # once this rank's all-reduces have completed, every rank has registered
         patience = (_LAST_PATIENCE_S, _LAST_PATIENCE_S) if device is None else ()
         verdict, first = self._agreement.verdict(*patience), self._agreement.group[0]
         if verdict is None and (first != 0 or device is None):  # rank 0 does not train with DDP, or is late
@@ -419,7 +422,7 @@ class JobRank:
         if verdict.out is None:
             if not self.leads:
                 return False
-            raise DdpprofError(verdict.problem or "there is no run directory")
+            raise DdpprofError(verdict.problem or "the leading rank could not open a run directory")
         directory = Path(verdict.out)
         make_named_folder(directory)
         self._run_id, self.everyone_records, self._leader = verdict.run_id, verdict.everyone, verdict.leader
@@ -428,7 +431,7 @@ class JobRank:
         return True
 
     def prepare_capture(self, directory: Path, settings: Settings) -> None:
-        """Create the folder of a capture. The leading rank calls this before the others do. Raises ``OSError``."""
+        """Create the folder of a capture. The leading rank must call this first. Raises ``OSError``."""
         run_id = self._id_of_capture(directory)
         if self.leads:
             open_capture(directory, settings, run_id, self.world_size)
@@ -452,7 +455,7 @@ class JobRank:
         return captured
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
-        """Return this rank's description for the pulse. The files must be open."""
+        """Return the description of this rank that is stored in its pulse. The rank's files must be open."""
         assert self.files is not None
         return PulseIdentity(
             run_id=self._run_id,

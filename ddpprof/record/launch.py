@@ -1,9 +1,9 @@
-"""Launch the user's command with ddpprof injected. Signals are passed on to it, and its exit code is passed back.
+"""Launches the user's command with ddpprof injected, forwards signals to it, and returns its exit code.
 
-This needs no torch. The job's stdin, stdout and stderr are those of the terminal, except in trials.
+Nothing here needs torch. The job uses the terminal's stdin, stdout and stderr, except in trials.
 
-`run_netbench` starts the ranks of `ddpprof netbench`. If all of them are on this machine, they rendezvous through a
-file, and gloo listens on the loopback interface, so that other machines cannot connect to them.
+`run_netbench` starts the ranks of `ddpprof netbench`. If all ranks run on this machine, they rendezvous through a file,
+and gloo listens on the loopback interface, so that other machines cannot connect to them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _SLURM_RANK = "SLURM_PROCID"
 """variable that Slurm also sets for a batch script, which is not a rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _POLL_S = 1.0
-"""seconds between checks whether the job has ended, because a library's thread may have received SIGCHLD"""
+"""seconds between checks whether the job has ended; needed because a library's thread may receive SIGCHLD instead"""
 _GRACE_S = 10.0
-"""seconds until SIGKILL for processes that survive a signal"""
+"""seconds after a signal until processes that are still running receive SIGKILL"""
 _SI_KERNEL = 0x80
-"""`si_code` of a signal from the terminal, which goes to a whole process group"""
+"""`si_code` of a signal from the terminal, which is sent to a whole process group"""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,13 @@ class JobEnd:
     needs_rank: str | None
     """launcher variable, such as RANK, whose absence ended the script"""
     interrupted: bool
-    """True if ddpprof received a signal to end and passed it on"""
+    """True if ddpprof received a termination signal and forwarded it"""
     was_reached: bool
-    """whether ddpprof was loaded in any Python process of the job; a job with a separate file system cannot report this
-    """
+    """whether ddpprof was loaded in any Python process of the job; False if the job has a separate file system"""
 
     @property
     def was_stopped(self) -> bool:
-        """Whether a user ended the job, so that it neither succeeded nor failed by itself."""
+        """Whether the job was ended by a signal, and therefore neither succeeded nor failed by itself."""
         return self.interrupted or self.signal is not None
 
 
@@ -83,7 +82,7 @@ def inside_job() -> bool:
 
 
 def is_first_rank() -> bool:
-    """Return True if this process may report for the whole job."""
+    """Return True if this process is rank 0 or has no rank, and may therefore report for the whole job."""
     return rank_given() in (None, "0")
 
 
@@ -93,13 +92,14 @@ def rank_given() -> str | None:
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:
-    """Return the command for ``train.py [its arguments]``, under torchrun if `torchrun` has its options.
+    """Return the command that runs `script`, which is a file or module name and its arguments.
 
-    Raises `CannotRecord` if the script does not exist, or if torchrun is needed but torch is not installed.
+    `torchrun`: torchrun's options, if the script runs under torchrun. Raises `CannotRecord` if the script does not
+    exist, or if torchrun is needed but torch is not installed.
     """
     if not as_module and not Path(script[0]).is_file():
         raise CannotRecord(
-            f"there is no script {script[0]}. To run any other command, write -- before it: -- {script[0]} …"
+            f"there is no script {script[0]}. To run another command, write -- before it: -- {script[0]} …"
         )
     module = ["-m"] if as_module else []
     if torchrun is None:
@@ -120,10 +120,10 @@ def refuse_without_torch() -> None:
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
-    """Remove an earlier run, if `force` is set, before the job starts. Return the settings without `force`.
+    """Remove an earlier run before the job starts, if `force` is set. Return the settings without `force`.
 
-    A second job started by the command therefore cannot remove the run. `inside`: torchrun has started this process,
-    possibly as a restart. Raises ``RunExists`` if an earlier run must be kept.
+    Without `force`, a second job started by the same command cannot remove the run. `inside`: torchrun has started this
+    process, possibly as a restart. Raises ``RunExists`` if an earlier run must be kept.
     """
     directory = Path(settings.out)
     if inside and run_directory.is_restart(directory, settings):
@@ -136,7 +136,7 @@ def clear_out(settings: Settings, inside: bool = False) -> Settings:
         except OSError as error:
             raise CannotRecord(f"cannot replace the run in {directory}: {error.strerror}.") from error
     elif not rundir.is_run(directory):
-        with suppress(OSError):  # there is none, unless ranks of an earlier job failed before they had a run
+        with suppress(OSError):  # this file only exists if ranks of an earlier job failed before the run was created
             own_files.remove_file(directory / rundir.EXITS_FILE)
     return dataclasses.replace(settings, force=False)
 
@@ -154,8 +154,8 @@ def run_job(
 
     `explain_rank`: if the first process ends because RANK is not set, report this in the result instead of a traceback.
     `variables`: environment variables of the job, besides ddpprof's own. `when_started`: called once the job runs; from
-    then on this process may have threads. `output`: file for the job's output, instead of the terminal; the job then
-    cannot read from the terminal either. Raises `CannotRecord` if the command cannot be started.
+    then on, this process may start threads. `output`: file for the job's output instead of the terminal; the job's
+    stdin is then empty. Raises `CannotRecord` if the command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
@@ -177,10 +177,9 @@ def run_job(
 
 
 def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make NCCL log into the run directory, without those that are `given`.
+    """Return the environment variables that make NCCL log into the run directory, except those in `given`.
 
-    NCCL creates the file of each process, and would print to the terminal if there were no folder. Raises
-    `CannotRecord`.
+    The log folder is created, because without it NCCL would log to the terminal. Raises `CannotRecord`.
     """
     folder = directory / rundir.NCCL_DIRECTORY
     try:
@@ -202,14 +201,14 @@ def run_to_its_end(
     when_started: Callable[[], None] | None = None,
     **streams: Any,
 ) -> tuple[int, bool]:
-    """Run a command. Return its return code, and whether this process received a signal to end.
+    """Run a command. Return its return code, and whether this process received a termination signal.
 
-    Signals are passed on to the command, which also ends if this process is killed. After a signal to end, this waits
-    until the command has ended, and then ends all processes that are left of it. `streams`: as for
+    Signals are forwarded to the command, which also ends if this process is killed. After a termination signal, this
+    function waits until the command has ended, and then ends its remaining descendants. `streams`: stream arguments of
     ``subprocess.Popen``. Raises `CannotRecord` if the command cannot be started.
     """
     adopt_orphans()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignored SIGCHLD, it would never arrive
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
         # Without a terminal, a signal to this process's group must not reach the job twice.
@@ -227,7 +226,7 @@ def run_to_its_end(
 
 
 def _has_terminal() -> bool:
-    """Return True if there is a terminal that sends Ctrl-C and Ctrl-Z to all processes of the foreground group."""
+    """Return True if this process has a terminal, which sends Ctrl-C and Ctrl-Z to the whole foreground group."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -268,7 +267,7 @@ def end_jobs_into(out: Path) -> None:
     deadline, found_none = time.monotonic() + _GRACE_S, False
     while time.monotonic() < deadline:
         left = _recording_into(out)
-        if not left and found_none:  # the first time, a process that is just starting may have had no environment yet
+        if not left and found_none:  # checked twice, because a starting process may not have its environment yet
             return
         found_none = not left
         for process in left:
@@ -291,7 +290,7 @@ def _recording_into(out: Path) -> list[int]:
 
 
 def _wait(job: Process) -> tuple[int, bool]:
-    """Return the job's return code, and whether this process received a signal to end."""
+    """Return the job's return code, and whether this process received a termination signal."""
     interrupted = False
     while True:
         has_ended = job.poll() is not None
@@ -300,7 +299,7 @@ def _wait(job: Process) -> tuple[int, bool]:
             return job.returncode, interrupted
         if (
             info is not None and info.si_signo in _PASSED_ON
-        ):  # 0 if this process was stopped in the meantime, for example by Ctrl-Z
+        ):  # `si_signo` is 0 if this process was stopped in the meantime, for example by Ctrl-Z
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
             has_got_it = info.si_code == _SI_KERNEL and _group_of(job.pid) == os.getpgrp()
             if not has_ended and not has_got_it:
@@ -308,10 +307,10 @@ def _wait(job: Process) -> tuple[int, bool]:
 
 
 def _pass_on(job: int, number: int) -> None:
-    """Pass a signal on to the job. SIGINT goes to all processes of the job's group, as Ctrl-C does.
+    """Forward a signal to the job. SIGINT is sent to all processes of the job's process group, as Ctrl-C is.
 
-    torchrun's ranks are in groups of their own and get the signal from torchrun. A second signal would interrupt the
-    script's response to the first, such as saving a checkpoint.
+    torchrun's ranks are in separate groups and receive the signal from torchrun. A second signal would interrupt the
+    script's response to the first one, such as saving a checkpoint.
     """
     processes = [job]
     if number == signal.SIGINT:
@@ -323,7 +322,7 @@ def _pass_on(job: int, number: int) -> None:
 
 
 STORE_VARIABLE = "DDPPROF_NETBENCH_STORE"
-"""environment variable with the path of the file through which the ranks rendezvous"""
+"""environment variable with the path of the file that the ranks use for rendezvous"""
 
 _ON_THIS_MACHINE = ("--nproc-per-node", "--nproc_per_node", "--standalone")
 _OWN_WORDS = re.compile(r"^ddpprof: (.*)$", re.MULTILINE)
@@ -333,7 +332,7 @@ _ENDED_RANKS = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.
 def run_netbench(torchrun: Sequence[str], words: Sequence[str]) -> bool:
     """Run `ddpprof netbench` with the options `words` in every rank that torchrun starts.
 
-    Returns whether it was interrupted. Raises `CannotRecord`.
+    Return True if it was interrupted. Raises `CannotRecord`.
     """
     with scratch_folder() as scratch:
         options, variables = _on_this_machine(scratch) if _is_on_this_machine(torchrun) else ([], {})
@@ -365,7 +364,7 @@ def _on_this_machine(scratch: Path) -> tuple[list[str], dict[str, str]]:
 def _why_netbench_failed(said: str, code: int) -> str:
     """Return the first problem in the output of the ranks and torchrun."""
     for rank, exit_code in _ENDED_RANKS.findall(said):
-        if int(exit_code) < 0 and -int(exit_code) != signal.SIGTERM:  # torchrun ends the others with SIGTERM
+        if int(exit_code) < 0 and -int(exit_code) != signal.SIGTERM:  # torchrun ends the remaining ranks with SIGTERM
             return f"rank {rank} was terminated by {signal.Signals(-int(exit_code)).name}."
     own = _OWN_WORDS.search(said)
     if own is not None:

@@ -1,6 +1,6 @@
-"""The links of this machine, and which of them this process's sockets use. Read from the kernel, once, without waiting.
+"""Reads from the kernel which network and PCIe links this machine has, and which of them this process uses.
 
-Whatever cannot be read is left out: a container may hide parts of ``/sys`` and ``/proc``.
+Facts that cannot be read are left out, because a container may hide parts of ``/sys`` and ``/proc``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTINGS = (
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO"),
 )
 _MOST_FILES = 4096
-"""maximum number of open files that are looked at"""
+"""maximum number of open files that are examined"""
 _MOST_DEVICES = 16
 _ESTABLISHED = "01"
 _MBIT, _GBIT = 10**6, 10**9
@@ -34,9 +34,10 @@ _NOT_TOLD = (OSError, ValueError, IndexError)
 
 
 def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
-    """Return the links of this machine, and those that this process uses.
+    """Return facts about the links of this machine, and which of them this process uses.
 
-    `backend`: torch's name; accelerators are described for NCCL only. `root`: where ``proc`` and ``sys`` are.
+    `backend`: backend of the process group; GPUs are described only for NCCL. `root`: folder that contains ``proc`` and
+    ``sys``.
     """
     sys_class = root / "sys" / "class"
     opened = list(_open_files(root / "proc" / "self" / "fd"))
@@ -58,12 +59,12 @@ def link_facts(backend: str | None, root: Path = Path("/")) -> LinkFacts:
 def _open_files(folder: Path) -> Iterator[str]:
     with suppress(OSError):
         for name in os.listdir(folder)[:_MOST_FILES]:
-            with suppress(OSError):  # it has just been closed
+            with suppress(OSError):  # the file has just been closed
                 yield str((folder / name).readlink())
 
 
 def _own_addresses(root: Path) -> dict[str, str]:
-    """Return the IP addresses of this machine → the interface that has each."""
+    """Map each IP address of this machine to the name of its interface."""
     found: dict[str, str] = {}
     with suppress(OSError):
         for _, name in socket.if_nameindex():
@@ -77,7 +78,7 @@ def _own_addresses(root: Path) -> dict[str, str]:
 
 
 def _ipv4_of(interface: str) -> str:
-    """Return the interface's IPv4 address. Raises ``OSError`` if it has none, or on other systems than Linux."""
+    """Return the interface's IPv4 address. Raises ``OSError`` if it has none, or if the system is not Linux."""
     import fcntl
 
     siocgifaddr = 0x8915
@@ -87,10 +88,10 @@ def _ipv4_of(interface: str) -> str:
 
 
 def _interfaces_in_use(root: Path, opened: list[str], addresses: dict[str, str]) -> list[str]:
-    """Return the interfaces of this process's connections to other machines, the one with the most connections first.
+    """Return the interfaces of this process's connections to other machines, sorted by number of connections.
 
-    If there are none, but others, return the loopback interface. A connection between two addresses of this machine
-    does not leave it, whatever interface has the address.
+    If all connections are local, return the loopback interface. A connection between two addresses of this machine is
+    local, whichever interface has the address.
     """
     inodes = {target[8:-1] for target in opened if target.startswith("socket:[")}
     used = Counter(
@@ -113,7 +114,7 @@ def _connections(folder: Path, inodes: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _address(written: str) -> str:
-    """Return an address of ``/proc/net/tcp``: words of 4 bytes in the machine's order, in hexadecimal, and a port."""
+    """Parse an address from ``/proc/net/tcp``: hexadecimal 4-byte words in the machine's byte order, and a port."""
     digits = written.partition(":")[0]
     words = [struct.pack("=I", int(digits[at : at + 8], 16)) for at in range(0, len(digits), 8)]
     address = ipaddress.ip_address(b"".join(words))
@@ -131,9 +132,9 @@ def _interfaces(folder: Path, with_address: set[str]) -> Iterator[Interface]:
 
 
 def _is_hardware(interface: Path) -> bool:
-    """Return True for a device, and for a bond, VLAN or bridge of devices.
+    """Return True if the interface is a device, or a bond, VLAN or bridge of devices.
 
-    Virtual ones, as in containers, state 10 Gbit/s whatever is behind them.
+    The speed of virtual interfaces, as in containers, is always reported as 10 Gbit/s.
     """
     if (interface / "device").exists():
         return True
@@ -144,7 +145,7 @@ def _is_hardware(interface: Path) -> bool:
 
 
 def _speed(interface: Path) -> int | None:
-    """Return the speed in bit/s; ``None`` if its driver does not state one, as those of virtual machines."""
+    """Return the speed in bit/s; ``None`` if the driver does not report it, as in virtual machines."""
     with suppress(*_NOT_TOLD):
         mbit = int(_text(interface / "speed"))
         return mbit * _MBIT if 0 < mbit < 2**31 - 1 else None  # 2³² - 1 and -1 stand for unknown
@@ -152,7 +153,7 @@ def _speed(interface: Path) -> int | None:
 
 
 def _infiniband_ports(folder: Path) -> Iterator[InfinibandPort]:
-    """Yield the active ports. Their files say ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
+    """Yield the active ports. Their files contain, for example, ``4: ACTIVE`` and ``200 Gb/sec (4X HDR)``."""
     with suppress(OSError):
         for port in sorted(folder.glob("*/ports/*")):
             rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
@@ -163,9 +164,9 @@ def _infiniband_ports(folder: Path) -> Iterator[InfinibandPort]:
 
 
 def _accelerators(root: Path) -> tuple[tuple[PcieLink, ...], tuple[tuple[int, int], ...]]:
-    """Return the PCIe links of all GPUs that this process sees, and the pairs without access to each other."""
-    with suppress(RuntimeError, AttributeError, AssertionError):  # no GPU, a failed one, or an older torch
-        if torch.cuda.is_initialized():  # otherwise asking would start CUDA
+    """Return the PCIe links of all visible GPUs, and the pairs of GPUs without peer access."""
+    with suppress(RuntimeError, AttributeError, AssertionError):  # no GPU, a failed GPU, or an older torch
+        if torch.cuda.is_initialized():  # otherwise these calls would initialize CUDA
             devices = range(min(torch.cuda.device_count(), _MOST_DEVICES))
             links = (_pcie_link(root, device) for device in devices)
             pairs = ((one, other) for one, other in combinations(devices, 2) if not _have_access(one, other))

@@ -1,11 +1,11 @@
-"""Resources, limits and devices of this process, and waiting for devices that may never become idle.
+"""Measures the memory, CPU limits and devices of this process, and waits for devices that may never become idle.
 
 Totals count from the start of the process. Nothing here creates a CUDA context or resets a peak.
 
-If a peer has died, an NCCL kernel never ends, and a thread that waits for its device hangs. Another thread therefore
-waits for the device, and the training thread waits for that thread with a time limit, so that it can still handle
-signals. Most recordings are completed while the interpreter exits. From Python 3.12 on, no thread can be started at
-that point, so the threads are started while the script trains.
+If another rank has died, an NCCL kernel may never end, and a thread that waits for the device hangs. Therefore a helper
+thread waits for the device, and the training thread waits for the helper thread with a time limit, so that it can still
+handle signals. Most recordings are completed while the interpreter exits. From Python 3.12 on, no thread can be started
+at that point, so the helper threads are started during training.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from ddpprof.model.backends import WITH_MEMORY
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
-"""errors of a failing device, or of an allocator without statistics; the rest of the record remains useful"""
+"""errors of a failing device, or of an allocator without statistics; they only leave out a part of the record"""
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class MemoryNotes:
+    """Measures the memory of the process and of the devices on which it trains."""
+
     def __init__(self) -> None:
         self._own: set[int] = set()
         self._torch: Any = torch.cuda
@@ -55,7 +57,7 @@ class MemoryNotes:
         """Return the current and peak memory of the process and of its own devices."""
         rss, peak = resident_bytes(), peak_resident_bytes()
         if rss is not None:
-            peak = max(rss, peak)  # the system updates its peak only now and then
+            peak = max(rss, peak)  # the kernel does not update its peak continuously
         return Memory(rss, peak, self._own_devices())
 
     def _own_devices(self) -> tuple[DeviceMemory, ...]:
@@ -121,14 +123,14 @@ def queued_ns() -> int:
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:
-            with suppress(OSError, ValueError, IndexError):  # it has just ended, or the kernel does not report it
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not report this
                 queued += int((_PROC / "task" / thread / "schedstat").read_text(encoding="ascii").split()[1])
                 found = True
     return queued if found else UNKNOWN
 
 
 class Throttling:
-    """Total time for which cgroup CPU limits have throttled this process, even if it is moved to another cgroup."""
+    """Sums the time for which cgroup CPU limits throttle this process, even if it is moved to another cgroup."""
 
     def __init__(self) -> None:
         self._groups: str | None = None
@@ -187,13 +189,13 @@ def core_khz() -> int:
 
 
 _NUM_IDLE = 3
-"""number of threads to keep ready: when a job with a stuck device exits, one waits for the device, one writes the
-trace, and one watches for signals
+"""number of idle threads: when a job with a stuck device exits, one waits for the device, one writes the trace, and one
+watches for signals
 """
 
 
 class Standby:
-    """Threads that run functions for other threads. They are daemon threads, so the process may end before them."""
+    """Pool of helper threads. They are daemon threads, so the process does not wait for them when it exits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -204,7 +206,7 @@ class Standby:
     def prepare(self) -> None:
         """Start as many threads as may be needed at once. Raises ``RuntimeError`` if the interpreter is exiting."""
         with self._lock:
-            if self._process != os.getpid():  # a forked process only has the thread that forked
+            if self._process != os.getpid():  # after a fork, only the thread that called fork exists
                 self._process, self._num_idle, self._work = os.getpid(), 0, queue.SimpleQueue()
             while self._num_idle < _NUM_IDLE:
                 threading.Thread(target=self._serve, args=(self._work,), name="ddpprof-standby", daemon=True).start()
@@ -219,7 +221,7 @@ class Standby:
             self.prepare()
         with self._lock:
             if self._num_idle == 0:
-                raise RuntimeError("no thread is idle, and none can be started while the interpreter exits")
+                raise RuntimeError("no helper thread is idle, and none can be started while the interpreter exits")
             self._num_idle -= 1
         done: Future[None] = Future()
         self._work.put((work, done))
@@ -239,7 +241,7 @@ class Standby:
                 done.set_result(None)
             else:
                 done.set_exception(error)
-            del work, done, error  # otherwise they live until the next work item
+            del work, done, error  # otherwise these objects stay alive until the next work item
 
 
 STANDBY = Standby()
@@ -249,15 +251,15 @@ STANDBY = Standby()
 GRACE_S = 3.0
 """seconds that a guarded call may continue after a signal"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""the same for a script with a signal handler of its own, which may save its work when the call returns"""
+"""the same if the script has its own signal handler, which may save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def signals_end_a_hang() -> Iterator[None]:
-    """Guard a call that may never return: if SIGINT or SIGTERM arrives and the call does not return, end the process.
+    """End the process if SIGINT or SIGTERM arrives and the block, which may hang, does not end soon afterwards.
 
-    Does nothing outside the main thread, or if no thread can watch.
+    Does nothing outside the main thread, or if no helper thread is available.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -295,7 +297,7 @@ def _grace_s(number: int) -> float:
 
 
 def _end_with(number: int) -> None:
-    """End the process. `signal.signal` works only in the main thread, which hangs, so it is not used."""
+    """End the process. `signal.signal` cannot be used, because it works only in the main thread, which hangs."""
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL
     os.kill(os.getpid(), number)
 
@@ -305,7 +307,7 @@ PATIENCE_S = 5.0
 
 
 class TrainingDevice:
-    """The accelerators of one process's DDP modules; none if it trains on the CPU."""
+    """The accelerators on which this process trains; none if it trains on CPU."""
 
     def __init__(self) -> None:
         self.accelerators: tuple[torch.device, ...] = ()
@@ -315,7 +317,7 @@ class TrainingDevice:
         """True while the script captures a CUDA graph; waiting for the device would break the capture"""
 
     def found(self, devices: Iterable[torch.device]) -> None:
-        """Add devices on which training takes place."""
+        """Add the accelerators among `devices`."""
         self.accelerators = tuple(dict.fromkeys([*self.accelerators, *(one for one in devices if one.type != "cpu")]))
 
     @property
@@ -332,17 +334,17 @@ class TrainingDevice:
             torch.accelerator.synchronize(device)
 
     def comes_to_rest(self, patience_s: float) -> bool:
-        """Wait as `synchronise` does, but at most `patience_s`.
+        """Wait until the devices are idle, but at most `patience_s` seconds. Return True if they are idle.
 
-        Returns False if it takes longer, a device fails, or a CUDA graph is being captured.
+        Returns False if this takes longer, a device fails, or a CUDA graph is being captured.
         """
         if not self.accelerators:
             return True
         if self.is_captured:
             return False
         if self._waiting is not None and not _ends_in_time(self._waiting, patience_s):
-            return False  # since an earlier call
-        with suppress(RuntimeError):  # none can wait for a device that may be stuck
+            return False  # the wait of an earlier call has still not ended
+        with suppress(RuntimeError):  # no helper thread is available
             self._waiting = STANDBY.run(self.synchronise)
             return _ends_in_time(self._waiting, patience_s) and self._waiting.exception() is None
         return False
@@ -353,7 +355,7 @@ def _ends_in_time(waiting: Future[None], patience_s: float) -> bool:
 
 
 def devices_of(ddp: DistributedDataParallel) -> tuple[torch.device, ...]:
-    """Return the devices, of DDP's own device type, that hold the module's parameters."""
+    """Return the devices of DDP's device type that hold the module's parameters."""
     kind = ddp.device_type
     held = dict.fromkeys(parameter.device for parameter in ddp.parameters() if parameter.device.type == kind)
     return tuple(held) or (torch.device(kind),)

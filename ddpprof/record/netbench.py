@@ -1,18 +1,19 @@
-"""How long do collectives take between the ranks of this job, and how much do they slow down a computation?
+"""Measures how long collectives take between the ranks of this job, and how much they slow down computation.
 
-All ranks call this. For each size, up to three warm-up iterations run, and then as many as fit into the time limit,
-each after a barrier. All ranks compute that number from the same data. Measuring stops after the first size at which
-one iteration exceeds the limit. Measurements of two concurrent collectives alternate with those of one, so that a
-temporary slowdown of the machine affects both. `ddpprof.model.json_files` describes the fields of the result.
+All ranks call `measure`. For each size, up to three warm-up iterations run, and then as many iterations as fit into the
+time limit, each after a barrier. All ranks compute this number from the same data. Measuring stops after the first size
+at which one iteration exceeds the limit. Measurements of two concurrent collectives alternate with measurements of a
+single one, so that a temporary slowdown of the machine affects both. `ddpprof.model.json_files` describes the fields of
+the result.
 
-On an accelerator, several iterations follow one barrier, and the device times them, because launching and awaiting a
-short collective takes longer on the host than the collective takes on the device.
+On an accelerator, several iterations follow one barrier, and the device measures their time, because on the host,
+launching a short collective and waiting for it takes longer than the collective takes on the device.
 
-On CPU, the backend's threads and the network need cores. Every rank multiplies matrices, first alone, and then while a
-few collectives are always in flight.
+On CPU, collectives compete with computation for cores. To measure this, every rank multiplies matrices, first without
+collectives, and then with a few collectives always in flight.
 
-    taken    = (time with collectives - products in that time × time of one alone) / number of collectives
-    lasted   = time with collectives / number of collectives
+    taken  = (time with collectives - matrix products in that time × time of one product alone) / number of collectives
+    lasted = time with collectives / number of collectives
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from ddpprof.version import __version__
 
 _ROUNDS = 5
 _UNDER_WAY = 4
-"""number of collectives in flight: more than a backend processes at once, as in a backward pass"""
-_FEWEST, _MOST = 2, 64
-"""number of collectives in a round"""
+"""number of collectives in flight: more than a backend executes at once, as in a backward pass"""
+_FEWEST_BESIDE, _MOST_BESIDE = 2, 64
+"""number of collectives in a round beside computation"""
 _LEAST_NS = 100_000_000
 """minimum duration of the computation without collectives in a round, ns"""
 _ROWS, _WIDTH = 128, 512
@@ -54,18 +55,19 @@ Start = Callable[[], Any]
 def measure_beside(
     start: Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
-    """Return, per round, the computing time that a collective costs the most affected rank, and its duration, in ns.
+    """Return, for each round, the computation time lost per collective and the collective's duration, both in ns.
 
-    `start` starts a collective that takes `alone_ns`; `from_all` gathers each rank's value, in rank order.
+    Each value is the maximum over all ranks. `start`: starts a collective that takes `alone_ns` without computation.
+    `may_take_ns`: time limit. `from_all`: gathers a value from each rank, in rank order.
     """
-    number = int(min(max(may_take_ns / _ROUNDS / alone_ns, _FEWEST), _MOST))
+    number = int(min(max(may_take_ns / _ROUNDS / alone_ns, _FEWEST_BESIDE), _MOST_BESIDE))
     rounds = [from_all(_round(start, number, from_all)) for _ in range(_ROUNDS)]
     taken = [max(0, *(taken for taken, _ in ranks)) for ranks in rounds]
     return taken, [max(lasted for _, lasted in ranks) for ranks in rounds]
 
 
 def _round(start: Start, number: int, from_all: Callable[[Any], list[Any]]) -> tuple[int, int]:
-    """Return the computing time that a collective cost this rank, and the collective's duration, both in ns."""
+    """Return the computation time that this rank lost per collective, and the collective's duration, both in ns."""
     rows, matrix = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
     from_all(None)
     begin_ns, products = time.perf_counter_ns(), 0
@@ -88,7 +90,7 @@ def _round(start: Start, number: int, from_all: Callable[[Any], list[Any]]) -> t
 
 
 def _under_way(works: Sequence[Any]) -> list[Any]:
-    """Return the unfinished work handles, after waiting for the finished ones so that their errors are raised."""
+    """Return the unfinished work handles. Raises the errors of finished ones."""
     for work in works:
         if work.is_completed():
             work.wait()
@@ -100,7 +102,7 @@ _FEWEST, _MOST = 3, 200
 _EVERY = 4
 """every n-th size, counted from the largest, is also measured with two concurrent collectives"""
 _BESIDE = 1 << 18, 1 << 26
-"""smallest and largest size measured during a computation, in bytes: the sizes of buckets"""
+"""smallest and largest size measured during computation, in bytes: typical bucket sizes"""
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
@@ -108,7 +110,7 @@ _PARTS = 10
 """number of parts of a size's iterations; after each part, the ranks agree whether there is time for more"""
 
 _IN_A_ROW_NS, _MOST_IN_A_ROW = 2_000_000, 20
-"""time limit and maximum number of iterations that an accelerator times together"""
+"""time limit and maximum number of iterations that are timed together on an accelerator"""
 
 
 class _Time(NamedTuple):
@@ -131,11 +133,11 @@ class Plan:
     seconds: float
     """time limit for each size"""
     link_bits_per_s: int | None = None
-    """speed of the link, as the user states it"""
+    """link speed given by the user"""
 
 
 def measure(plan: Plan) -> NetBench | None:
-    """Return the measurements on the first rank and ``None`` on the others. Raises `CannotRecord`."""
+    """Run all measurements. Return the results on rank 0, and ``None`` on other ranks. Raises `CannotRecord`."""
     device, backend = _device_and_backend(plan.backend)
     with _process_group(backend, device):
         bench = _Bench(plan, device)
@@ -171,7 +173,7 @@ def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
     backend = asked or (dist.get_default_backend_for_device(device) if device is not None else "gloo")
     if not dist.is_available() or not dist.is_backend_available(backend):
         known = [name for name in backends.KNOWN if dist.is_backend_available(name)]
-        raise CannotRecord(f"this torch has no backend {backend}; it has {', '.join(known)}.")
+        raise CannotRecord(f"this torch build has no backend {backend}. Available backends: {', '.join(known)}.")
     if device is None or backends.backend_of(backend).takes_cpu_tensors:
         return torch.device("cpu"), backend
     device = torch.device(device.type, _place(os.environ).local_rank % torch.accelerator.device_count())
@@ -196,7 +198,7 @@ def _place(environment: Mapping[str, str]) -> _LaunchedRank:
     for rank, size, local in launchers:
         if rank in environment and size in environment:
             return _LaunchedRank(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
-    raise CannotRecord("the launcher does not set the number of ranks: set RANK and WORLD_SIZE.")
+    raise CannotRecord("the launcher does not set RANK and WORLD_SIZE. Set both on every rank.")
 
 
 @contextmanager
@@ -208,7 +210,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
             "MASTER_ADDR and MASTER_PORT are not set. Set them to the first rank's host and a free port there."
         )
     if world_size < 2:
-        raise CannotRecord("a single rank has no other rank to communicate with: start at least two ranks.")
+        raise CannotRecord("a single rank has no other rank to communicate with. Start at least two ranks.")
     try:
         dist.init_process_group(
             backend,
@@ -225,7 +227,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error in one line. With NCCL, a later line may say that ranks share a GPU."""
+    """Return the error in one line; for NCCL, the line that says that ranks share a GPU, if there is one."""
     refused = backends.refusal_of_shared_gpu(str(error))
     if refused is not None:
         return (
@@ -256,7 +258,7 @@ class _Bench:
         self.sizes_bytes = sorted({max(1, size // whole) * whole for size in plan.sizes_bytes})
 
     def sizes(self) -> Iterator[CollectiveTimes]:
-        """Yield the times of every size, as long as one iteration does not take too long."""
+        """Yield the times of each size, in ascending order, until one iteration exceeds the time limit."""
         for size in self.sizes_bytes:
             (one,) = self._in_turns([[self._start(size)]])
             yield CollectiveTimes(
@@ -282,7 +284,7 @@ class _Bench:
         return _COLLECTIVES[self._collective](num_bytes, self._device)
 
     def beside(self, sizes: Sequence[CollectiveTimes]) -> Iterator[BesideTimes]:
-        """Yield the times of all-reduces of bucket sizes during a computation, as in DDP."""
+        """Yield the times of all-reduces of typical bucket sizes that overlap computation, as in DDP."""
         if self._device.type != "cpu" or self._collective != "all_reduce":
             return
         for one in sizes:
@@ -292,7 +294,7 @@ class _Bench:
                 yield BesideTimes(size, tuple(taken), tuple(lasted))
 
     def _in_turns(self, variants: Sequence[Sequence[Start]]) -> list[list[_Ranks]]:
-        """Return the times of all ranks, per variant and iteration.
+        """Time the variants alternately. Return the times of all ranks, by variant and iteration.
 
         All collectives of a variant start together.
         """
@@ -319,7 +321,7 @@ class _Bench:
         return done
 
     def _time(self, starts: Sequence[Start], in_a_row: int = 1) -> _Time:
-        """Return the mean time per iteration of `in_a_row` iterations."""
+        """Return the mean time of `in_a_row` consecutive iterations."""
         dist.barrier()
         self._synchronize()
         marks: list[Any] = []
@@ -373,4 +375,4 @@ _COLLECTIVES: Mapping[str, Callable[[int, torch.device], Start]] = {
     "broadcast": _broadcast,
 }
 _SHARED_OUT = ("all_gather", "reduce_scatter")
-"""collectives in which each rank has an equal part of the bytes"""
+"""collectives in which each rank holds an equal part of the bytes"""

@@ -1,6 +1,6 @@
 """Hooks around every ``Optimizer.step``, and facts about optimizers.
 
-A compiled step contains the hooks, so torch.compile may compile this module.
+A compiled optimizer step contains the hooks, so this module is not excluded from torch.compile.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ddpprof.record.patches import with_told_closure
 
 
 def hook_optimizers() -> list[Any]:
-    """Report the beginning and the end of every ``Optimizer.step``. Return handles with ``remove()``.
+    """Report the beginning and the end of every ``Optimizer.step``. Return the hooks' handles.
 
-    In compiled code, the hooks are empty.
+    In compiled code, the hooks do nothing.
     """
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -40,11 +40,11 @@ def hook_optimizers() -> list[Any]:
 
 
 def optimizer_facts(optimizers: Iterable[Optimizer]) -> tuple[OptimizerFacts, ...]:
-    """Describe the optimizers. A tensor that several of them have in their state counts once."""
+    """Return facts about each optimizer. A tensor in the state of several optimizers is counted once."""
     seen: set[int] = set()
     made = []
     for one in optimizers:
-        with suppress(Exception):  # it may be of any class
+        with suppress(Exception):  # an optimizer may be of any class
             tensors = {id(value): value for value in _tensors_in(one.state) if id(value) not in seen}
             seen |= tensors.keys()
             made.append(

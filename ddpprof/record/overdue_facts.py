@@ -1,8 +1,8 @@
-"""Facts about an overdue step, or about how the rank failed, that only this process can find out; see `OverdueFacts`.
+"""Collects facts about an overdue step or a failed rank that are available only in its process; see `OverdueFacts`.
 
-Torch's flight recorder is on by default and keeps all collectives. It shows which bucket was launched last, and which
-collectives the last step called that earlier steps did not. It is read when a step is overdue, or when the rank has
-failed. A dump of its 2,000 entries takes about 50 ms.
+Torch's flight recorder is on by default and records all collectives. It shows which bucket was launched last, and which
+collectives of the last step did not occur in earlier steps. It is read when a step is overdue or the rank has failed. A
+dump of its 2,000 entries takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddpprof.monitor.processes import wait_of
 _OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 """functions of torch that return the flight recorder's dump"""
 _WITHOUT_WAITING = ("broadcast", "scatter", "send")
-"""collectives after which the sender continues even if no other rank takes part"""
+"""operations after which the sender continues even if no other rank takes part"""
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _LEAST_STEPS = 5
 """minimum number of earlier steps for a collective to count as unusual"""
@@ -37,17 +37,20 @@ _LEAST_STEPS = 5
 
 class Collective(NamedTuple):
     created_ns: int
-    """time since 1970"""
+    """when the collective was called, ns since 1970"""
     name: str
     numel: int
     group: str = ""
     sequence: int = 0
-    """its sequence number in its process group"""
+    """sequence number in the process group"""
     is_p2p: bool = False
 
 
 def collectives(*, of_nccl: bool = True) -> tuple[Collective, ...]:
-    """Return the collectives launched by this process, in order; empty if torch does not provide them."""
+    """Return the collectives launched by this process, in order; empty if torch has no flight recorder.
+
+    `of_nccl`: include NCCL's flight recorder, which is tried first.
+    """
     for name in (_OF_NCCL, _OF_GLOO) if of_nccl else (_OF_GLOO,):
         dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
         if dump is not None:
@@ -76,10 +79,10 @@ def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
 
 
 def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
-    """Return the first collective that the last step called more often than any step before it.
+    """Return the first collective that the last step called more often than any earlier step did.
 
-    Only collectives count after which a rank continues even if no other rank takes part. `step_starts_ns`: when the
-    last steps began, in order. Returns ``None`` if fewer than five earlier steps had collectives.
+    Only collectives in `_WITHOUT_WAITING` are considered. `step_starts_ns`: when the last steps began, in order.
+    Returns ``None`` if fewer than five earlier steps had collectives.
     """
     steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
     most: Counter[tuple[str, int]] = Counter()
@@ -98,14 +101,14 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
 
 
 def place_of(collective: Collective) -> str | None:
-    """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
+    """Return the line of the user's code that called `collective`, as ``file:line in function``.
 
-    Torch symbolizes all stacks, which takes a second. With NCCL this might never end, so it is used for gloo only.
+    Torch symbolizes all stacks, which takes about a second. With NCCL this may hang, so it is used only for gloo.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
     if dump is None:
         return None
-    entries = pickle.loads(dump(True, True, False))["entries"]  # noqa: S301 (torch made it just now)
+    entries = pickle.loads(dump(True, True, False))["entries"]  # noqa: S301 (torch has just created it)
     stacks = (one["frames"] for one in entries if one["time_created_ns"] == collective.created_ns)
     stack = [Frame(one["filename"], one["line"], one["name"]) for one in next(stacks, [])]
     place = place_of_user(stack[::-1])
@@ -119,13 +122,14 @@ class LastBucket(NamedTuple):
     bucket: int
     """index of the bucket in its module"""
     bucket_ns: int
-    """when it was launched, ns since 1970"""
+    """launch time, ns since 1970"""
 
 
 def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
-    """Return the last bucket among the all-reduces of a backward pass.
+    """Return the bucket that was launched last in a backward pass.
 
-    Each module's reducer launches its buckets in order. All-reduces of other sizes do not belong to buckets.
+    `launched`: all-reduces of the backward pass. `bucket_numels`: number of elements of each bucket, by module. Each
+    module's reducer launches its buckets in order. All-reduces of other sizes are ignored.
     """
     following = [0] * len(bucket_numels)
     found = None
@@ -147,9 +151,9 @@ _OF_LOOPS = (StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 def overdue_facts(training_thread: int, since_ns: int, learning_rate: float | None, stack: str) -> OverdueFacts:
-    """Return facts about a training thread whose current stack is `stack`.
+    """Return facts about the training thread, whose current stack is `stack`.
 
-    `since_ns`: collectives are counted from this time on, ns since 1970.
+    `since_ns`: time (ns since 1970) from which collectives are counted.
     """
     launched = [one for one in collectives() if not one.is_p2p]
     error, place = _error_of(training_thread)
@@ -178,9 +182,9 @@ def _kinds(launched: Sequence[Collective]) -> tuple[KindOfCall, ...]:
 
 
 def _error_of(thread: int) -> tuple[str | None, str | None]:
-    """Return the exception that a thread is handling, and the line of the user's code that raised it, or ``None``."""
+    """Return the exception that a thread is handling, and the line of the user's code that raised it."""
     found = sys._current_exceptions().get(thread)
-    error = found[1] if isinstance(found, tuple) else found  # Python 3.11 gives a tuple
+    error = found[1] if isinstance(found, tuple) else found  # Python 3.11 returns a tuple
     if not isinstance(error, BaseException) or isinstance(error, _OF_LOOPS):
         return None, None
     place = place_of_user(frames_of(traceback.walk_tb(error.__traceback__)))
@@ -202,13 +206,13 @@ def _number_of(thread: int) -> int | None:
 
 
 def _saves(frame: FrameType) -> bool:
-    """Return True if a thread is within ``torch.save``."""
+    """Return True if the stack that ends at `frame` contains ``torch.save``."""
     frames = frames_of(traceback.walk_stack(frame))
     return any(one.function == "save" and one.file.endswith("/torch/serialization.py") for one in frames)
 
 
 def _peer_of(thread: int) -> int | None:
-    """Return the rank in the arguments of ``send`` or ``recv``, if the thread is within one of these."""
+    """Return the peer's rank if the thread is in ``send`` or ``recv``."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         name = {"send": "dst", "recv": "src"}.get(frame.f_code.co_name)

@@ -1,8 +1,8 @@
-"""The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
+"""Wraps methods of torch so that they report events to `EVENTS`. `remove` restores the originals.
 
-The only exception is saving and deleting checkpoints in steps whose result is discarded (``--baseline-steps``, trials).
-Wrappers report events to `EVENTS`. The wrapper of an event that occurs in every step costs one comparison if the event
-has no listener. `remove` restores the originals.
+Each wrapper calls the original exactly once and returns its result. The only exception are functions that save or
+delete checkpoints, in steps whose result is discarded (``--baseline-steps``, trials). For events that occur in every
+step, the overhead is one comparison if the event has no listener.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""a function that takes the original and returns its replacement"""
+"""function that takes the original function and returns its replacement"""
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ def install(distributed: ModuleType) -> None:
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
     wrappers: dict[str, Wrapper] = {
-        "__init__": _beginning_first,  # it may fail before it builds its reducer
+        "__init__": _beginning_first,  # may fail before it builds the reducer
         "_ddp_init_helper": lambda original: noting_parameters(_beginning_first(original)),
         "forward": _forward,
         "_pre_forward": _pre_forward,
@@ -67,12 +67,12 @@ def install(distributed: ModuleType) -> None:
 
 @functools.cache
 def _forget_in_forked_children() -> None:
-    """Report no events from forked children, such as DataLoader workers: the recording belongs to the parent."""
+    """Disable all events in forked child processes, such as DataLoader workers, which are not recorded."""
     os.register_at_fork(after_in_child=EVENTS.unbind)
 
 
 def install_around_training() -> None:
-    """Wrap functions outside DDP, once torch is imported: data, ``backward``, checkpoints, RPC, the user's profiler."""
+    """Wrap torch functions outside DDP: DataLoaders, ``backward``, ``torch.save``, RPC, CUDA graphs and profilers."""
     import torch
     import torch.distributed as dist
     from torch.amp.grad_scaler import GradScaler
@@ -89,8 +89,8 @@ def install_around_training() -> None:
     wrap(GradScaler, "step", _scaler_step)
     wrap(profile, "_prepare_trace", _telling(lambda: EVENTS.profiler_starts))
     if dist.is_available():
-        wrap(dist.Work, "wait", _waits_for_ranks)  # most collectives of a script end in it
-    wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
+        wrap(dist.Work, "wait", _waits_for_ranks)  # most collectives of a script end with this call
+    wrap(torch.autograd, "backward", _backward)  # `Tensor.backward` calls this function
     wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda: EVENTS.graph_capture_begins))
     wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
     wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda: EVENTS.graph_replays))
@@ -99,7 +99,7 @@ def install_around_training() -> None:
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if hasattr(rpc, "_invoke_rpc"):
         wrap(rpc, "_invoke_rpc", _invoke_rpc)
-    torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
+    torch.save = torch.serialization.save  # both names must refer to the same object, or it could not be pickled
 
 
 def installed() -> bool:
@@ -120,9 +120,9 @@ def wrap(owner: Any, name: str, make: Wrapper) -> None:
 
 
 def _telling(event: Callable[[], Callable[[Any], None]]) -> Wrapper:
-    """Return a wrapper that reports an event before each call of a method, with the object on which it is called.
+    """Return a wrapper that reports an event before each call of a method. The event's argument is ``self``.
 
-    `event` returns the currently bound event.
+    `event`: returns the function that is currently bound to the event.
     """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if not EVENTS.heard:
             return original(self, *inputs, **kwargs)
-        EVENTS.forward_begins(self)  # before the profiler marks it, so that a step that begins here contains all of it
+        EVENTS.forward_begins(self)  # before DDP's profiler range, so that a step beginning here contains all of it
         try:
             return original(self, *inputs, **kwargs)
         except BaseException as error:
@@ -177,7 +177,7 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 def _waits_for_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that waits for other ranks, such as DDP's broadcast of buffers.
 
-    Waits in other threads are ignored. `collective_of` recognises the wait by the name of the wrapper.
+    Only waits of the training thread are reported. `collective_of` recognizes a wait by the name of the wrapper.
     """
 
     def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +232,7 @@ def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
-        # On an accelerator a future says nothing about its kernel.
+        # On an accelerator, a future does not show when its kernel ends.
         if not EVENTS.heard or not inspect.isroutine(hook) or self.device_type != "cpu":
             original(self, state, hook)
             return
@@ -244,7 +244,7 @@ def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _telling_of_buckets(hook: Callable[..., Any], module: Callable[[], Any]) -> Callable[..., Any]:
-    """Wrap the user's comm hook. The reducer refers to the hook, so the hook must not refer to the module."""
+    """Wrap the user's comm hook. `module`: weak reference, because the reducer keeps the hook alive."""
 
     @functools.wraps(hook)
     def told(state: Any, bucket: Any) -> Any:
@@ -270,7 +270,7 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``backward``. Nested passes and those in other threads count as part of the training thread's activity."""
+    """Wrap ``backward``. Nested backward passes, and backward passes in other threads, are not reported."""
     from torch import Tensor
     from torch._C import _current_graph_task_id
 
@@ -278,7 +278,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
         if not EVENTS.heard or _current_graph_task_id() != -1 or EVENTS.training_thread not in (None, get_ident()):
             return original(tensors, *args, **kwargs)
         if type(tensors) is not Tensor and isinstance(tensors, Iterator):
-            tensors = tuple(tensors)  # both need to see them
+            tensors = tuple(tensors)  # an iterator can be read only once
         EVENTS.backward_begins(tensors)
         result = original(tensors, *args, **kwargs)
         EVENTS.backward_ends()
@@ -288,7 +288,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Report a step that the scaler skips because gradients overflowed: it still counts as a training step."""
+    """Report optimizer steps that the scaler skips because gradients overflowed. They count as training steps."""
     from torch.optim import Optimizer
 
     def step(self: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -304,8 +304,8 @@ def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_told_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Return arguments of ``Optimizer.step`` whose closure reports when it runs; ``None`` if there is no closure."""
-    if len(args) > 1 and callable(args[1]):  # the first is the optimizer
+    """Return the arguments of ``Optimizer.step`` with a closure that reports its events; ``None`` without a closure."""
+    if len(args) > 1 and callable(args[1]):  # the first argument is the optimizer
         return (args[0], _told(args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": _told(kwargs["closure"])}
@@ -351,7 +351,7 @@ def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
 _OF_TRAINER = "Trainer", ("_save_checkpoint", "save_model")
 _OF_ACCELERATOR = "Accelerator", ("save_state", "save_model")
 _OF_STRATEGY = "Strategy", ("save_checkpoint", "remove_checkpoint")
-_OF_MODEL_CHECKPOINT = "ModelCheckpoint", ("_save_last_checkpoint",)  # which may be a link to another one
+_OF_MODEL_CHECKPOINT = "ModelCheckpoint", ("_save_last_checkpoint",)  # may create a link instead of a file
 _SAVING_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "transformers.trainer": _OF_TRAINER,
     "transformers.modeling_utils": ("PreTrainedModel", ("save_pretrained",)),
@@ -364,7 +364,7 @@ _SAVING_METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lightning.fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
     "lightning_fabric.strategies.strategy": ("Strategy", ("save_checkpoint",)),
 }
-"""module → class, and its methods that save or delete checkpoints"""
+"""module → class, and methods of the class that save or delete checkpoints"""
 
 
 def wrap_framework_saves() -> None:
@@ -384,7 +384,7 @@ def saving_methods() -> Iterator[tuple[type, str]]:
 
 
 def lists_of_old_checkpoints() -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of each function that lists the old checkpoints for the Trainer to delete."""
+    """Yield the owner and the name of each function that lists the old checkpoints that the Trainer will delete."""
     trainer = sys.modules.get("transformers.trainer")
     for owner, name in ((trainer, "sort_checkpoints"), (getattr(trainer, "Trainer", None), "_sorted_checkpoints")):
         if hasattr(owner, name):

@@ -1,12 +1,12 @@
-"""Run torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's own step number.
+"""Runs torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's step number.
 
-The time that training pauses for the profiler is measured, and is not part of any step. The profiler's data is limited
-while no step ends, for example during validation or while a CUDA graph is replayed. A step that is cut short does not
-count as profiled, and the next one is profiled instead.
+The time for which training pauses for the profiler is measured, and is not part of any step. If a step does not end for
+a long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until the
+next step, to limit its memory. Such a step does not count as profiled, and the next one is profiled instead.
 
-A trace may be hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
-thread therefore writes the trace. If the run directory is not on this node's local disk, the thread writes the trace to
-the local disk first, and from there, compressed, to the run directory. Otherwise the file is only renamed, and is
+A trace may have hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
+thread therefore writes the trace. If the run directory is not on the node's local disk, the thread first writes the
+trace to the local disk, and then a compressed copy to the run directory. Otherwise the file is only renamed, and is
 compressed after training.
 """
 
@@ -40,23 +40,23 @@ from ddpprof.record.settings import Settings
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05
 _USUAL_FACTOR = 5
-"""a step this many times as long as the longest earlier one may be cut short"""
+"""a step that is this many times as long as the longest earlier step may be cut short"""
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""memory growth at which such a step is cut short; the profiler needs several times as much when it stops"""
+"""memory growth in bytes at which such a step is cut short; the profiler needs several times as much when it stops"""
 _LONG_S = 10.0
 """duration in seconds at which such a step is cut short even if its memory has not grown"""
 
 
 class Bounds:
-    """Limits on the time and memory of all profiled steps together, and of a single step that does not end."""
+    """Limits the time and memory of all profiled steps together, and of a single step that does not end."""
 
     def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
-        """Set the limits. `leave_out` is called in the main thread; if it returns False, it is called again later."""
+        """Set the limits. `leave_out` stops collecting; it is called in the main thread until it returns True."""
         self._leave_out = leave_out
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """duration of the longest step in seconds: of usual steps (True), and of initial skipped steps (False)"""
+        """duration in seconds of the longest initial skipped step (False), and of the longest other step (True)"""
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None
@@ -66,14 +66,14 @@ class Bounds:
 
     @property
     def longest_s(self) -> float:
-        """Duration of the longest step so far, in seconds.
+        """Duration in seconds of the longest step so far.
 
-        Initial skipped steps, which take longer, count only if there is no other step.
+        Initial skipped steps, which take longer, count only if no other step has ended.
         """
         return self._longest_s[True] or self._longest_s[False]
 
     def step_ends(self, usual: bool) -> None:
-        """End a step, profiled or not. `usual`: the step is not one of the initial skipped steps."""
+        """Record the end of a step, profiled or not. `usual`: whether it was not an initial skipped step."""
         self._in_step = False
         if self._step_began:
             self._longest_s[usual] = max(self._longest_s[usual], time.monotonic() - self._step_began)
@@ -89,12 +89,12 @@ class Bounds:
         self._in_step = True
 
     def end(self) -> None:
-        """End the profiled steps."""
+        """Record that the profiled steps have ended."""
         self._in_step = False
         self._over.set()
 
     def exceeded(self) -> str | None:
-        """Return a description of the limit that the profiled steps have exceeded; ``None`` if there is none."""
+        """Return a description of the limit that the profiled steps have exceeded; ``None`` if none is exceeded."""
         if self._began is None:
             return None
         if time.monotonic() - self._began > self._most_s:
@@ -130,7 +130,7 @@ class Bounds:
 
 
 _asked: list[tuple[Callable[[], bool], Future[bool]]] = []
-"""functions to be called in the main thread, and where to put their results"""
+"""functions to be called in the main thread, and futures for their results"""
 
 
 def _run_asked(_nothing: object) -> int:
@@ -141,7 +141,7 @@ def _run_asked(_nothing: object) -> int:
 
 
 _RUN_ASKED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_asked)
-"""kept alive as long as the interpreter, because it may be called late"""
+"""kept alive until the interpreter exits, because the interpreter may call it late"""
 
 
 _gzip_open: Any
@@ -152,11 +152,11 @@ except ImportError:
 
 _ASKS_EVERY_S = 0.1
 _LOCAL_DISK_BYTES = 4 << 30
-"""minimum free space on this node's disk, bytes; with less, the trace is written directly to the run"""
+"""minimum free bytes on the node's local disk; with less, the trace is written directly to the run directory"""
 
 
 class TraceFile:
-    """``rank-N.trace.json.gz`` and its intermediate files."""
+    """Writes ``rank-N.trace.json.gz`` and its intermediate files."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._plain = directory / rundir.plain_trace_file(rank)
@@ -164,13 +164,13 @@ class TraceFile:
         self._writing: Future[None] | None = None
 
     def write(self, recorded: profile) -> None:
-        """Start writing; `finish` reports whether it succeeded."""
+        """Start writing the trace. Errors are raised by `finish`."""
         self._begin(lambda: self._export(recorded))
 
     def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait at the end of training until the trace is written, but at most `patience_s` after a signal to end.
+        """Wait at the end of training until the trace is written, but at most `patience_s` after a termination signal.
 
-        `asked_to_end`: the signals that have arrived so far; the list may grow. Raises ``OSError``.
+        `asked_to_end`: signals that have arrived so far; the list may grow. Raises ``OSError``.
         """
         self.wait(patience_s, asked_to_end)
         if self._writing is None and self._plain.exists():
@@ -180,11 +180,11 @@ class TraceFile:
     def _begin(self, work: Callable[[], None]) -> None:
         try:
             self._writing = STANDBY.run(work)
-        except RuntimeError:  # the process is ending: no training is running
+        except RuntimeError:  # the process is exiting, so nothing else is running
             work()
 
     def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait for writing in progress, as `finish` does."""
+        """Wait for a write in progress. The arguments are those of `finish`."""
         deadline = None
         while self._writing is not None:
             if wait([self._writing], _ASKS_EVERY_S).done:
@@ -215,7 +215,7 @@ class TraceFile:
             else:
                 self._compress(part)
         finally:
-            for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto's own, if it did not finish
+            for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto leaves the second file if it fails
                 own_files.remove_file(left)
 
     def _compress(self, plain: Path) -> None:
@@ -229,7 +229,7 @@ class TraceFile:
 
 
 def _lies_elsewhere(directory: Path) -> bool:
-    """Return True if `directory` is not on this node's disk for temporary files, and that disk has room for a trace."""
+    """Return True if `directory` is not on the disk for temporary files, and that disk has enough space for a trace."""
     try:
         local = choose_temporary_directory()
         return local.stat().st_dev != directory.stat().st_dev and shutil.disk_usage(local).free >= _LOCAL_DISK_BYTES
@@ -238,7 +238,7 @@ def _lies_elsewhere(directory: Path) -> bool:
 
 
 def _relative(path: Path) -> str:
-    """Return a relative path: Kineto writes the given path into the trace, which may be shown to others."""
+    """Return the relative path, because Kineto writes the path into the trace, which users may share."""
     try:
         return os.path.relpath(path)
     except OSError:  # the working folder no longer exists
@@ -246,33 +246,35 @@ def _relative(path: Path) -> str:
 
 
 _TOGGLES_S = 0.5
-"""seconds to wait for the device before the collection is toggled; if that is not enough, it is tried again later"""
+"""seconds to wait for the device before collection is toggled; if the device is not idle by then, retried later"""
 _LETS_GO_S = 0.02
-"""seconds for gloo's threads to close their spans after their collectives, before the profiler's memory is freed"""
+"""seconds to wait for gloo's threads to end their profiler ranges, before the profiler's memory is freed"""
 _ACTIVITIES = {device: getattr(ProfilerActivity, name) for device, name in ACTIVITIES.items()}
 _GPU_FILES = tuple(map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 """device files of NVIDIA drivers, of the Windows Subsystem for Linux, and of AMD drivers"""
 _TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
 if torch.__version__ < "2.8":
-    _TOGGLED.remove(ProfilerActivity.XPU)  # torch would report on the job's stderr that it cannot
-"""activities that can be toggled; torch prints to the job's stderr if one of these is already in the requested state"""
+    _TOGGLED.remove(ProfilerActivity.XPU)  # these versions cannot toggle XPU and would print a warning to stderr
+"""activities that can be toggled; torch prints a warning to stderr if an activity is already in the requested state"""
 
 
 class StepProfiler:
+    """Runs torch.profiler over the profiled steps of one process."""
+
     _other: ClassVar[tuple[weakref.ref[Any], object] | None] = None
-    """the script's own autograd profiler that warmed up last, and its earlier results; for the whole process"""
+    """the script's autograd profiler that last began to warm up, and its results at that time"""
 
     def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings
         self._device = device
         self._profile: profile | None = None
         self.left: profile | None = None
-        """profile that could not be stopped because the device did not become idle"""
+        """profile that could not be stopped yet because the device did not become idle"""
         self._is_busy = False
         self._recording = False
         self._collects = True
         self._stops_collecting: Future[None] | None = None
-        """call that stops Kineto's collection for `left`, as soon as the device is idle"""
+        """pending call that stops Kineto's collection for `left` as soon as the device is idle"""
         self._step: record_function | None = None
         self.pause_ns = 0
 
@@ -286,17 +288,17 @@ class StepProfiler:
         return not self._collects
 
     def owns(self, inner: object) -> bool:
-        """Return True if `inner`, which is about to start, is the autograd profiler used by this one."""
+        """Return True if the autograd profiler `inner`, which is about to start, belongs to this object."""
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     def another_prepares(self, inner: object) -> None:
-        """Record that the script's own autograd profiler is about to warm up, possibly not for the first time."""
+        """Record that the script's own autograd profiler `inner` is about to warm up. It may do so repeatedly."""
         StepProfiler._other = weakref.ref(inner), getattr(inner, "kineto_results", None)
 
     def _other_warms_up(self) -> bool:
-        """Return True if the script's own profiler has warmed up and not ended.
+        """Return True if the script's own profiler has warmed up but not ended.
 
-        Two profilers that warm up share their prepared state until one of them ends.
+        In Kineto, all profilers that have warmed up share their prepared state until one of them ends.
         """
         other, results = self._other or (lambda: None, None)
         inner = other()
@@ -304,7 +306,7 @@ class StepProfiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Measure the time for which training pauses for the profiler."""
+        """Add the duration of the block to the time for which training pauses for the profiler."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:
@@ -314,8 +316,8 @@ class StepProfiler:
             self.pause_ns += time.perf_counter_ns() - began
 
     def prepare(self) -> None:
-        """Warm up: allocate buffers without keeping data. Raises ``RuntimeError`` if another profiler is running."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or Kineto reports its start and stop on the job's stderr
+        """Warm up the profiler without keeping data. Raises ``RuntimeError`` if another profiler is running."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise Kineto prints its start and stop to stderr
         if torch.autograd._profiler_enabled() or self._other_warms_up():
             raise RuntimeError("the script's own profiler is running")
         with self.paused():
@@ -326,7 +328,7 @@ class StepProfiler:
                     with_stack=self._settings.with_stack,
                     profile_memory=self._settings.profile_memory,
                 )
-                with warnings.catch_warnings():  # torch 2.10 warns of a second cycle, although there is only one
+                with warnings.catch_warnings():  # torch 2.10 warns about a second cycle, although there is only one
                     warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
                     self._profile.prepare_trace()
             except BaseException:
@@ -334,7 +336,7 @@ class StepProfiler:
                 raise
 
     def begin_step(self, number: int) -> None:
-        """Begin a profiled step; the first one starts the recording."""
+        """Begin a profiled step. The first one starts the trace."""
         assert self._profile is not None
         with self.paused():
             if not self._recording:
@@ -350,28 +352,31 @@ class StepProfiler:
             self._step = None
 
     def leave_out(self) -> bool:
-        """Stop collecting for the rest of this step; the next step is profiled. Return False if that is not possible.
+        """Stop collecting for the rest of this step. Return False if this is not possible now, as in a backward pass.
 
-        This may be called between any two instructions of the training thread, but not within a backward pass.
+        This may be called between any two instructions of the training thread.
         """
         if self._is_busy or not self._recording or torch._C._current_graph_task_id() != -1:
             return False
         return self._collect(False)
 
     def _collect(self, on: bool) -> bool:
-        """Switch the collection on or off unless that requires waiting. Return True if it is in the requested state.
+        """Switch collection on or off unless the device is busy. Return True if it is now in the requested state.
 
-        Since torch 2.9, Kineto waits for the device (``cudaDeviceSynchronize`` in its `toggleCollectionDynamic`) if GPU
-        activities are among those that are toggled, and thereby creates a context on it.
+        Since torch 2.9, Kineto waits for the device (``cudaDeviceSynchronize`` in `toggleCollectionDynamic`) if GPU
+        activities are toggled, and thereby creates a context on it.
         """
         if on != self._collects and self._device.comes_to_rest(_TOGGLES_S):
-            of_gpu = self._device.is_accelerator or not _has_gpu()  # where none is, torch does not warn
+            of_gpu = self._device.is_accelerator or not _has_gpu()  # without a GPU, torch prints no warning
             if _toggle(on, _TOGGLED) if of_gpu else _toggle_cpu(on):
                 self._collects = on
         return self._collects == on
 
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
-        """Return the recorded profile; ``None`` if there is none, or the device does not become idle in time."""
+        """Stop the profiler and return its profile.
+
+        Returns ``None`` if no step was profiled, or the device does not become idle within `patience_s`.
+        """
         finished, recorded = self._taken_out()
         if finished is None:
             return None
@@ -382,34 +387,34 @@ class StepProfiler:
         return finished if recorded else None
 
     def abandon(self) -> None:
-        """Release the recorded data without waiting, because the job has failed and the device may be stuck."""
+        """Stop collecting without a trace, because the job has failed and the device may be stuck."""
         finished, recorded = self._taken_out()
         if finished is not None:
             self._let_go(finished, recorded)
 
     def _taken_out(self) -> tuple[profile | None, bool]:
-        """End the step. Return the profile, which is no longer kept here, and whether it has recorded anything."""
+        """End the step. Remove the profile from this object; return it, and whether its trace has started."""
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False
         return finished, recorded
 
     def clear_away(self) -> None:
-        """Stop the profile that `stop` could not stop, if the device is idle now."""
+        """Stop the profile that `stop` could not stop, if the device is now idle."""
         is_over = self._stops_collecting is None or self._stops_collecting.done()
         if self.left is not None and is_over and self._device.comes_to_rest(_LETS_GO_S):
             left, self.left, self._stops_collecting = self.left, None, None
             self._end(left, recorded=True)
 
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
-        """Stop the collection: a process that ends while a profiler collects data would crash."""
+        """Stop collecting, because a process that exits while the profiler collects data would crash."""
         if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
-            self._end(unfinished, recorded)  # the collection of Python calls cannot be switched off
+            self._end(unfinished, recorded)  # recording of Python calls cannot be toggled
         elif recorded:
             self.left = unfinished
             self._collects = not _toggle_cpu(False)
             if self._device.is_accelerator and not self._device.is_captured:
-                with suppress(RuntimeError):  # the process ends, and no thread is left to wait for the device
+                with suppress(RuntimeError):  # the process is exiting, and no helper thread is available
                     self._stops_collecting = STANDBY.run(lambda: _toggle(False, _TOGGLED))
 
     def _end(self, finished: profile, recorded: bool) -> None:
@@ -423,7 +428,7 @@ class StepProfiler:
 
 
 def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
-    """Toggle the collection of these activities. Return False if this torch version does not support that."""
+    """Toggle collection of these activities. Return False if this torch version does not support it."""
     toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
     if toggle is not None:
         toggle(on, activities)
@@ -431,7 +436,7 @@ def _toggle(on: bool, activities: set[ProfilerActivity]) -> bool:
 
 
 def _toggle_cpu(on: bool) -> bool:
-    """Toggle the collection on the CPU alone, which waits for no device, and keep torch's warning off stderr."""
+    """Toggle collection on the CPU only, which does not wait for the device. Suppress torch's warning on stderr."""
     with ExitStack() as at_end:
         with suppress(OSError):  # stderr is closed
             kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -443,12 +448,12 @@ def _toggle_cpu(on: bool) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Return True if this machine has a GPU. Asking torch would initialise the driver."""
+    """Return True if this machine has a GPU, without initializing its driver as torch would."""
     return any(path.exists() for path in _GPU_FILES)
 
 
 def _activities(device: str) -> list[ProfilerActivity]:
-    """Return the activities to profile, without unused accelerators, on which profiling would create a context."""
+    """Return the activities to profile. Profiling an unused accelerator would create a context on it."""
     module = getattr(torch, device, None)
     if device in _ACTIVITIES and module is not None and module.is_available():
         return [ProfilerActivity.CPU, _ACTIVITIES[device]]

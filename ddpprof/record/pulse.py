@@ -1,10 +1,10 @@
-"""The pulse of this rank: a record of the training thread's activity, in memory that outlives the process.
+"""Writes the pulse of this rank: a record of the training thread's activity, in memory that outlives the process.
 
-The training thread writes its current activity to mapped memory and appends finished activities to a list. It makes no
-system call, and nothing can block or raise. The value of a loss is read only if it is on CPU. Code that runs once per
-step is never in the CPU caches, so it is short and makes few calls. `PulseRows` makes the rows of many steps at once in
+The training thread writes its current activity to mapped memory, and appends finished activities to a list. This makes
+no system call, and cannot block or raise. The value of a loss is read only if it is on CPU. Code that runs once per
+step is never in the CPU caches, so it is short and makes few calls. `PulseRows` turns the list into rows of steps in
 another thread. The memory is in ``/dev/shm``, because a mapped file on a disk would end the training with SIGBUS if it
-were truncated. `PulseKeeper` does everything else in a thread of its own.
+were truncated. `PulseKeeper` does all other work in a separate thread.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from ddpprof.record.events import Listener
 
 _NUM_ACTIVITIES = len(Activity)
 _NUM_STEPS = state_word("num_steps")
-_OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 
 
-# A note has a kind, which tells what its value means. If the kind is an `Activity` instead of one of these four, the
-# value is the time at which that begins.
+# A note has a kind and a value. The kind is one of these four, or an `Activity`; the value of an `Activity` is the time
+# at which it began.
 WAITED = 8
 """ns of waiting for other ranks outside backward passes, within the current activity"""
 GRADIENTS = 9
-"""When gradients arrived in the backward pass that has just ended, for each module: ns from torch's own origin (empty
-if unknown), and two times between which the origin lies.
+"""for each module, when gradients were ready in the backward pass that has just ended: ns since torch's own origin
+(empty if unknown), and the earliest and latest possible time of that origin
 """
 NOTED_FLAGS = 10
 """`StepFlag` of the current step"""
@@ -51,7 +50,7 @@ STEP_ENDED = 11
 
 _Gradients = Sequence[tuple[Sequence[int], int, int]]
 _GRADIENTS_PER_LOOK = 400
-"""number of gradients whose times a step may read, which takes about 10 µs"""
+"""maximum number of gradient times that are read per step on average; reading this many takes about 10 µs"""
 _BETWEEN_LOOKS_NS = 2_000_000
 """minimum step duration, ns, for every step to read gradient times"""
 _STEPS_OF_MEAN = 16
@@ -62,12 +61,12 @@ class PulseRows:
     """Writes the rows of steps and their summaries into the memory of one pulse."""
 
     def __init__(self, memory: mmap.mmap, words: memoryview[int], first_step: int, begin_ns: int) -> None:
-        """The first step begins at `begin_ns`."""
+        """Start with step number `first_step`, which begins at `begin_ns`."""
         self._memory, self._words = memory, words
         self.notes: deque[tuple[int, Any]] = deque()
-        """kinds and values of records; any thread may append to it"""
+        """kinds and values of notes; any thread may append"""
         self.problem: str | None = None
-        """why no more rows are made"""
+        """why no more rows are written"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarised_until = first_step
@@ -78,7 +77,7 @@ class PulseRows:
         self._looks_by_length = 1
         """minimum `looks_every` for steps of this duration"""
         self._chosen_at_step, self._chosen_at_ns = first_step, begin_ns
-        """step at which it was last chosen, and when that step began"""
+        """step at which `looks_every` was last chosen, and when that step began"""
         self._num_gradients = 0
         """maximum number of gradients of a module in a backward pass so far"""
         self._activity = _OTHER
@@ -86,7 +85,7 @@ class PulseRows:
         self._begin_step()
         words[_NUM_STEPS] = first_step
         self.made_ns = time_ns()
-        """when records were last read"""
+        """when notes were last read"""
 
     def _begin_step(self) -> None:
         self._spent_ns = [0] * _NUM_ACTIVITIES
@@ -94,7 +93,7 @@ class PulseRows:
         self._waited_ns = self._flags = 0
 
     def make(self) -> None:
-        """Make the rows of steps that have ended. Any thread may call this, and it does not raise."""
+        """Write the rows of the steps that have ended. Any thread may call this, and it does not raise."""
         with self._making:
             if self.problem is None:
                 try:
@@ -107,9 +106,9 @@ class PulseRows:
             self.made_ns = time_ns()
 
     def end_for(self, error: Exception) -> None:
-        """Make no more rows.
+        """Write no more rows, because of `error`.
 
-        Only the text of `error` is kept: the exception may hold references to a model and its results.
+        Only the text of `error` is kept, because the exception may hold references to a model and its results.
         """
         if self.problem is None:
             self.problem = type(error).__name__
@@ -117,9 +116,9 @@ class PulseRows:
                 self.problem = str(error) or self.problem
 
     def since(self, first: int) -> PulseSteps:
-        """Return the finished steps, from number `first` on, that are still kept. Any thread may call this."""
+        """Return the finished steps from number `first` on that are still kept. Any thread may call this."""
         self.make()
-        with self._making:  # the training thread may wait for this
+        with self._making:  # the training thread may have to wait for this lock
             rows = self._rows(first, self._words[_NUM_STEPS])
         return layout.decode_rows(PulseSteps, rows)
 
@@ -148,10 +147,10 @@ class PulseRows:
                 self._waited_ns += value
 
     def _choose_looks(self) -> None:
-        """Choose in how many steps gradient times are read.
+        """Choose how often gradient times are read.
 
-        Torch makes a list of all these times. With very many gradients, or in very short steps, reading the list in
-        each step would slow down training too much.
+        Torch returns a list of all gradient times. With very many gradients, or in very short steps, reading it in each
+        step would slow down training too much.
         """
         num_steps = self._words[_NUM_STEPS] - self._chosen_at_step
         if num_steps >= _STEPS_OF_MEAN:
@@ -163,7 +162,7 @@ class PulseRows:
         self.looks_every = max(1, self._num_gradients // _GRADIENTS_PER_LOOK, self._looks_by_length)
 
     def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
-        """Record how long a backward pass waited after its last gradient, if torch's times belong to that pass."""
+        """Record how long a backward pass waited after its last gradient, unless torch's times are of another pass."""
         self._num_gradients = max(self._num_gradients, *(len(came_ns) for came_ns, _, _ in gradients))
         if not all(came_ns for came_ns, _, _ in gradients):
             return
@@ -192,7 +191,7 @@ class PulseRows:
             self._summarise(number + 1)
 
     def _summarise(self, num_steps: int) -> None:
-        """Add a summary of the steps since the last one. When the summaries are full, each pair is merged into one."""
+        """Add a summary of the steps since the last summary. If no space is left, first merge pairs of summaries."""
         first, self._summarised_until = self._summarised_until, num_steps
         steps = layout.decode_rows(PulseSteps, self._rows(first, num_steps))
         if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
@@ -220,12 +219,11 @@ _UNPAIRED_STEP, _NUM_UNPAIRED = state_word("unpaired_step"), state_word("num_unp
 _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER, _SAVE = int(Activity.BACKWARD), int(Activity.OPTIMIZER), int(Activity.SAVE)
 _GOLDEN = 0x9E3779B1
-"""first 32 bits of the golden ratio; its multiples select one in n steps evenly, without following a period of training
-"""
+"""first 32 bits of the golden ratio; its multiples select one in n steps evenly, whatever the period of training is"""
 _PATIENCE_NS = 1_000_000_000
-"""time after which the training thread makes rows itself, because `PulseKeeper` is waiting for a disk"""
+"""time in ns after which the training thread writes rows itself, because `PulseKeeper` is waiting for a disk"""
 _MOST_NOTES = 10_000
-"""number of waiting records above which the training thread also makes rows within a step, as in a long evaluation"""
+"""number of notes above which the training thread also writes rows within a step, as in a long evaluation"""
 
 
 class PulseWriter(Listener):
@@ -264,7 +262,7 @@ class PulseWriter(Listener):
         self.identity = identity
         self.training_thread = training_thread
         begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
-        # All of it is in place at once: in full memory, a later write would end the training with SIGBUS.
+        # All memory is allocated now. If it ran out later, a write would end the training with SIGBUS.
         self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
         self.memory = mmap.mmap(self._file, layout.NUM_BYTES)
         self.words = memoryview(self.memory).cast("q")
@@ -275,21 +273,21 @@ class PulseWriter(Listener):
         self._flags = 0
         self._num_passes = 0
         self._num_forwards = self._passes_before = 0
-        """number of synchronising forwards in the step, and of synchronising backward passes before it"""
+        """number of synchronizing forwards in the step, and of synchronizing backward passes before it"""
         self._usual_unpaired: int | None = None
-        """minimum number of forwards in a step beyond its backward passes"""
+        """smallest number so far by which the forwards in a step exceed its backward passes"""
         self._finite_step = self._last_nonfinite = UNKNOWN
         """number of the last step with a finite loss, and of the last one with a NaN or infinite loss"""
         self._reduces = False
         """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
         """(reducer, earliest and latest origin of its gradient times) of each module whose gradients the next backward
-        pass reduces, if this step reads gradient times
+        pass reduces; empty if gradient times are not read in this step
         """
         self._looks = True
-        """whether this step reads when gradients arrived"""
+        """whether gradient times are read in this step"""
         self.reads_losses = True
-        """False while the profiler runs, because reading a loss would appear in the trace as work of the script"""
+        """False while the profiler runs, because reading a loss would appear in the trace as the script's operation"""
         self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
@@ -304,8 +302,8 @@ class PulseWriter(Listener):
     def waited(self, what: object, began_ns: int) -> None:
         """Record how long the training thread has waited for other ranks.
 
-        The time is counted as backward time, which contains all other waiting. Inside a backward pass, nothing is
-        recorded, because gradient times already show the waiting there.
+        The time is counted as backward time, which includes all waiting for all-reduces. Within a backward pass,
+        nothing is recorded, because gradient times already show the waiting.
         """
         if self.words[_ACTIVITY] != _BACKWARD:
             self._note((WAITED, time_ns() - began_ns))
@@ -333,8 +331,8 @@ class PulseWriter(Listener):
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """Record the end of a DDP module's forward.
 
-        If the gradients are to be reduced, their times count from the end of the module's own forward. On an
-        accelerator, these times have no meaning, because the host does not wait for the device.
+        If the gradients will be reduced, their times are relative to the end of the wrapped module's forward. On an
+        accelerator, gradient times have no meaning, because the host does not wait for the device.
         """
         self.begins(_OTHER)
         try:
@@ -358,14 +356,14 @@ class PulseWriter(Listener):
             self._reduces = False
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
-        try:  # the training must not wait for the value
+        try:  # the loss is read only on CPU, so that training does not wait for it
             if self.reads_losses and type(loss) is Tensor and loss.is_cpu:
                 value = loss.item()
-                if value - value == 0:  # it is neither NaN nor infinite
+                if value - value == 0:  # the loss is finite
                     self._finite_step = self.words[_STEP]
                 else:
                     self._note_nonfinite(self.words[_STEP])
-        except Exception:  # it has no value, or several, or torch is in a mode in which nothing can be computed
+        except Exception:  # the loss is not a single value, or torch is in a mode in which it cannot be read
             return
 
     def _note_nonfinite(self, step: int) -> None:
@@ -378,7 +376,7 @@ class PulseWriter(Listener):
         self.words[_NUM_NONFINITE] += 1
 
     def backward_ends(self) -> None:
-        """Record the end of a backward pass. After its last gradient, the pass only waits for all-reduces."""
+        """Record the end of a backward pass, and when its gradients were ready."""
         self.begins(_OTHER)
         if self._forwards:
             forwards, self._forwards = self._forwards, []
@@ -442,12 +440,12 @@ class PulseWriter(Listener):
         write_state(self.words, "ended_ns", time_ns())
 
     def step_starts_ns(self, most: int) -> list[int]:
-        """Return when the last steps began, ns since 1970: up to `most` finished ones and the current one, in order."""
+        """Return when the last `most` finished steps and the current step began, in ns since 1970, in order."""
         self.rows.make()
         steps = layout.decode(self.memory[:]).steps
         return [*steps.start_ns[-most:].tolist(), self.words[_STEP_SINCE]]
 
     def close(self) -> None:
-        """Remove the pulse from memory; its copy in the run directory remains. Nothing may be recorded afterwards."""
+        """Remove the pulse from memory, but not its copy in the run directory. Record nothing afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)

@@ -1,7 +1,7 @@
 """The thread that maintains this rank's pulse.
 
-It makes the rows of steps, copies the pulse into the run directory, samples the machine, and records the training
-thread's stack if a step is overdue.
+It writes the rows of steps, copies the pulse into the run directory, samples memory and CPU use, and records the
+training thread's stack if a step is overdue.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _ROUNDS_PER_SAMPLE = 4
 _USUAL_STEPS = 50
 _END_S = 5.0
 _EXIT_S = 5.0
-"""seconds between checks of a process that does not exit"""
+"""seconds between stack samples of a process that does not exit"""
 _FACTS_EVERY_S = 10.0
 _TRAINS = (Activity.BACKWARD, Activity.OPTIMIZER)
 
 
 class PulseKeeper:
-    """Maintains one pulse. Only the constructor raises; later, a problem ends only the copying."""
+    """Maintains one pulse. Only the constructor raises. Later errors only end the copying."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class PulseKeeper:
     ) -> None:
         """Create the copy in the run directory. Raises ``OSError``.
 
-        `bucket_numels`: number of elements of each bucket of each DDP module. `evaluates` returns whether all DDP
+        `bucket_numels`: number of elements of each bucket of each DDP module. `evaluates`: returns True if all DDP
         modules are in evaluation mode.
         """
         self._bucket_numels, self._evaluates = bucket_numels, evaluates
         self._trains_in_training_mode = True
-        """False if the modules stay in evaluation mode while they train; the pulse begins between two steps"""
+        """False if the modules are in evaluation mode even while they train"""
         self._pulse, self._last_step = pulse, last_step
-        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # only now is it certain to exist
+        self._training_clock = time.pthread_getcpuclockid(pulse.training_thread)  # the thread certainly exists now
         self._warn = warn
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
@@ -75,16 +75,16 @@ class PulseKeeper:
         self._ending, self._ended = threading.Event(), threading.Event()
         self._process_exits = False
         self._stack = ""
-        """the stack that was written last"""
+        """stack that was last written"""
         self._facts_of: str | None = None
-        """the stack for which facts were written last"""
+        """stack for which facts were last written"""
         self._facts_at_s = 0.0
         self._wrote_facts = False
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.each_round: Callable[[], None] | None = None
-        """further work to be done several times a second in this thread"""
+        """function that this thread also calls several times a second"""
         self._trains_in_training_mode = not self._are_in_evaluation_mode()
-        with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers find no pulse or a whole one
+        with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers see no file or a complete file
             self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._copy, layout.NUM_BYTES)
             self._keep()
@@ -142,14 +142,15 @@ class PulseKeeper:
                 self._warn(f"stopped accepting requests: {error}. Training goes on.")
 
     def close(self, process_exits: bool = False) -> bool:
-        """Copy the rest, and end the thread. Return False if a disk that does not respond prevents this.
+        """Copy the pulse one last time, and end the thread. Return False if the disk does not respond.
 
-        `process_exits`: the process is about to exit. If it does not, the thread writes the main thread's stack.
+        `process_exits`: whether the process is about to exit. If it then does not exit, the thread writes the main
+        thread's stack.
         """
         self._process_exits = process_exits
         self._ending.set()
         if threading.current_thread() is not self._thread and not self._ended.wait(_END_S):
-            return False  # it still uses the file
+            return False  # the thread still uses the file
         self._keep()
         if not process_exits:
             os.close(self._copy)
@@ -177,7 +178,7 @@ class PulseKeeper:
     def _training_cpu_ns(self) -> int:
         try:
             return time.clock_gettime_ns(self._training_clock)
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             return UNKNOWN
 
     def _find_stack(self) -> None:
@@ -217,9 +218,10 @@ class PulseKeeper:
         write_state(self._pulse.words, "stack_ns", time.time_ns())
 
     def _are_facts_due(self, stack: str) -> bool:
-        """Return True when a step becomes overdue, and later when the stack has changed and then stayed the same.
+        """Return True when a step has become overdue, and again when the stack has changed and then stayed the same.
 
-        A long evaluation also counts as overdue, and must not be slowed down.
+        Facts are not written more often, because a long evaluation, which also counts as overdue, must not be slowed
+        down.
         """
         if self._facts_of is None:
             return True
@@ -227,7 +229,7 @@ class PulseKeeper:
         return stands_still and time.monotonic() - self._facts_at_s > _FACTS_EVERY_S
 
     def write_facts(self, stack: str = "") -> None:
-        """Write other facts, such as the collectives that the rank has called. Torch needs about 100 ms for them."""
+        """Write further facts, such as the collectives that the rank has called. This takes about 100 ms."""
         pulse = self._pulse
         facts = overdue_facts(pulse.training_thread, pulse.identity.created_ns, self.learning_rate(), stack)
         content = encode_facts(facts, layout.FACTS_BYTES - 1) + b"\0"
@@ -235,7 +237,7 @@ class PulseKeeper:
         self._wrote_facts = True
 
     def _is_evaluating(self, state: PulseState) -> bool:
-        """Return True if all modules are in evaluation mode, and were in training mode when they trained."""
+        """Return True if all modules are in evaluation mode but were in training mode when they last trained."""
         evaluates = self._are_in_evaluation_mode()
         if not evaluates or state.activity in _TRAINS:
             self._trains_in_training_mode = not evaluates
@@ -248,7 +250,7 @@ class PulseKeeper:
             return False
 
     def _find_bucket(self, state: PulseState) -> None:
-        """Write which bucket was launched last in the current backward pass, according to torch's flight recorder."""
+        """Write which bucket torch's flight recorder shows as the last one launched in the current backward pass."""
         found = last_bucket(all_reduces_since(state.since_ns), self._bucket_numels)
         if found is not None:
             for name, value in found._asdict().items():
@@ -264,16 +266,14 @@ class PulseKeeper:
         return usual is None or took_s >= overdue_after_s(usual / 1e9)
 
     def _keep(self) -> None:
-        """Copy everything that has changed since the last time."""
+        """Copy everything that has changed since the last copy."""
         if not self._copies:
             return
         try:
             self._copy_changes()
         except OSError as error:
             self._copies = False
-            self._warn(
-                f"stopped copying the state of ranks into the run directory: {error.strerror}. Training goes on."
-            )
+            self._warn(f"stopped copying this rank's state to the run directory: {error.strerror}. Training goes on.")
 
     def _copy_changes(self) -> None:
         self._make_rows()
@@ -286,7 +286,7 @@ class PulseKeeper:
             first = self._copied_summaries if state.steps_per_summary == self._copied_span else 0
             size = layout.SUMMARY.size
             changed.append((layout.SUMMARIES_AT + first * size, layout.SUMMARIES_AT + state.num_summaries * size))
-        # The state comes last, since it says which rows are valid.
+        # The state comes last, because it determines which rows are valid.
         changed.append((0, layout.STEPS.at if self._wrote_facts else layout.FACTS_AT))
         for begin, end in changed:
             os.pwrite(self._copy, memory[begin:end], begin)
@@ -296,7 +296,7 @@ class PulseKeeper:
 
 
 _ROUNDS_PER_LOOK = 8
-"""number of rounds between checks of parameters"""
+"""number of rounds between checks for parameters that DDP does not average"""
 
 
 class RunningPulse:
@@ -317,7 +317,7 @@ class RunningPulse:
         self._looks_for_unfrozen = job.leads and job.group_size > 1
         self._num_rounds = 0
         self._tells_rate = True
-        """whether to write the learning rate once a loss is NaN"""
+        """whether the learning rate is still to be written when a loss becomes NaN or infinite"""
         gather_left()
         with ExitStack() as undo:
             self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
@@ -339,12 +339,12 @@ class RunningPulse:
         if self._looks_for_unfrozen and self._num_rounds % _ROUNDS_PER_LOOK == 0:
             try:
                 self._look_for_unfrozen()
-            except Exception:  # the training thread was just constructing or releasing a module
+            except Exception:  # the training thread may be constructing or releasing a module
                 self._unfrozen = ()
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Report parameters that the script trains but DDP does not average, once two checks find the same ones."""
+        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find the same ones."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False
@@ -353,13 +353,13 @@ class RunningPulse:
     def end(self, ended: Ended, process_exits: bool = False) -> None:
         """Record how training ended, and copy the pulse one last time.
 
-        A forked child does nothing: the pulse is the parent's.
+        Does nothing in a forked child, because the pulse belongs to the parent process.
         """
         if not self._job.in_this_process():
             return
         self.captures.close()
-        if ended is Ended.FAILED:  # perhaps of a collective that met another one
+        if ended is Ended.FAILED:  # possibly because collectives of two ranks did not match
             self._keeper.write_facts()
         self.writer.ends_as(ended, process_exits)
-        if self._keeper.close(process_exits):  # otherwise the next job copies it
+        if self._keeper.close(process_exits):  # otherwise the next job on this machine copies the pulse
             self.writer.close()

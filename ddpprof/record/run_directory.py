@@ -1,11 +1,11 @@
-"""The run directory: the leading rank creates it, and a host that cannot access it keeps a part of the run.
+"""Creates the run directory, and on hosts that cannot access it, a directory with a part of the run.
 
-The leading rank writes ``run.json`` into the run directory before any rank looks for it, and the ranks get its
-``run_id`` from the job's store. If hosts share no file system, a rank that does not find that file writes one for the
-ranks of its own host, and prints how to join the parts.
+The leading rank writes ``run.json`` into the run directory, and the other ranks get its ``run_id`` from the job's
+store. If hosts share no file system, a rank that does not find ``run.json`` writes one for the ranks of its host, and
+prints how to join the parts.
 
-torchrun restarts all ranks when one fails, or when nodes join or leave. The first attempt that reaches a DDP forward
-records into the run directory, and later ones into subfolders.
+torchrun restarts all ranks when a rank fails, or when nodes join or leave. The first attempt that reaches a DDP forward
+records into the run directory, and later attempts record into subfolders.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ddpprof.version import __version__
 
 _RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 _NO_ID = ("", "none")
-"""run ids that torchrun gives by default to every job"""
+"""run IDs that torchrun uses if the user does not choose one"""
 
 
 def agent_of_this_process() -> str | None:
-    """Return an identifier of the torchrun process that started this one, if any. It is the same in all attempts."""
+    """Return an identifier of the torchrun process that started this process, if any; the same in all attempts."""
     run_id = os.environ.get(_RUN_ID)
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
 
 def torchrun_job(settings: Settings) -> TorchrunJob | None:
-    """Return the job's identity for ``run.json``, by which a later attempt recognises it; ``None`` without torchrun."""
+    """Return the job's identity, stored in ``run.json`` to recognize later attempts; ``None`` without torchrun."""
     run_id, restarts = os.environ.get(_RUN_ID), os.environ.get(_RESTARTS, "")
     if run_id is None:
         return None
@@ -65,7 +65,7 @@ def next_attempt(directory: Path, settings: Settings) -> int:
 
 
 def is_restart(directory: Path, settings: Settings) -> bool:
-    """Return True if torchrun has started the job before. Refusing to record would then end a running job."""
+    """Return True if torchrun has restarted the job. Refusing to record would then end a running job."""
     return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
 
 
@@ -78,7 +78,7 @@ def _is_of_this_job(directory: Path, mine: TorchrunJob | None, settings: Setting
         return False  # another recording of the same process, or of one of its ancestors
     if found.agent == mine.agent:
         return True
-    # Rank 0 has moved to another node. An id chosen by the user may also belong to an earlier job.
+    # Rank 0 may have moved to another node. An ID chosen by the user may also belong to an earlier job.
     created, began = about.created_unix_s, settings.launched_unix_s
     is_later = created is not None and began is not None and created >= began
     return is_later and mine.run_id is not None and found.run_id == mine.run_id
@@ -126,16 +126,17 @@ def open_capture(directory: Path, settings: Settings, run_id: str, world_size: i
 def keep_part(
     directory: Path, settings: Settings, run_id: str, world_size: int, leader: int, warn: Callable[[str], None]
 ) -> bool:
-    """Make `directory` a part of the run, unless it is the folder that `leader` created. Return True if it is a part.
+    """Make `directory` a part of the run, unless rank `leader` created it. Return True if it is a part.
 
-    Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
+    `warn`: called with instructions on how to join the parts. Raises ``OSError``, and ``RunExists`` if `directory`
+    contains an earlier run on this host.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while (there := _run_in(directory)) != run_id:
         if there is not None and time.monotonic() > deadline:
             raise RunExists(f"{directory} contains an earlier run on this host. Remove it, or choose another --out.")
         if time.monotonic() > deadline:
-            own_files.make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
+            own_files.make_folder(directory)  # queries the server, in case this host has cached an empty folder
             if _run_in(directory) is None:
                 about = _about_run(settings, run_id, world_size)
                 _write(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
@@ -146,7 +147,7 @@ def keep_part(
 
 
 def _run_in(directory: Path) -> str | None:
-    """Return the ``run_id`` of the run there. Listing the folder makes a network file system refresh it."""
+    """Return the ``run_id`` of the run in `directory`. Listing it makes a network file system refresh its cache."""
     with suppress(OSError, ValueError, AttributeError):
         if rundir.RUN_FILE in os.listdir(directory):
             return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))
@@ -169,7 +170,7 @@ def _about_whole_run(settings: Settings, run_id: str, world_size: int) -> RunFil
 
 
 def _about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
-    """Return the content that every ``run.json`` of a run has in common, including those of parts."""
+    """Return the fields that are the same in every ``run.json`` of a run and its parts."""
     return RunFile(
         format=rundir.FORMAT,
         run_id=run_id,
@@ -186,13 +187,13 @@ def _write(directory: Path, about: RunFile) -> None:
 
 
 def refuse_earlier_run(directory: Path, force: bool) -> None:
-    """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
+    """Raise ``RunExists`` if `directory` contains a run, unless `force` is set."""
     if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
         raise RunExists(f"{directory} contains an earlier run. Choose another --out, or replace it with --force.")
 
 
 def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
-    """Raise ``RunExists`` if the command launched at that time has already recorded a job into `directory`."""
+    """Raise ``RunExists`` if the command launched at `launched_unix_s` has already recorded a job into `directory`."""
     first = rundir.read_json(directory / rundir.RUN_FILE, RunFile) if rundir.is_run(directory) else None
     if first is None or first.created_unix_s is None or launched_unix_s is None:
         return

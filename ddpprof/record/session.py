@@ -1,6 +1,6 @@
-"""The recording of one training process: which listeners are bound in which steps, its files, and its end.
+"""Controls the recording of one training process: binds listeners in each step, opens the files, and completes them.
 
-Any problem here is reported once on stderr, and training continues.
+Any problem is reported once on stderr, and training continues.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ from ddpprof.record.window import Baseline, Graphs, Window
 
 _OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
 _COMPILED = "optimizer_hooks"
-"""ddpprof's module that torch.compile may compile"""
+"""the only module of this package that torch.compile may compile"""
 _ONLY_RECORDED = ("pre_forward_begins", "batch_comes")
 """events that `Feeding` needs only in steps that are recorded or may still be recorded"""
 _MOST_TO_ALLOCATE = 3
-"""steps of a DDP module's optimizer that a script may take before its first forward of DDP, in order to allocate memory
-"""
+"""number of optimizer steps that a script may take before its first DDP forward, in order to allocate memory"""
 _COMPARED_STEPS = 50
 _OPEN_S = 3.0
-"""maximum time in seconds by which a failed rank delays its exit in order to write how it failed"""
+"""maximum time in seconds for which a failed rank delays its exit in order to write how it failed"""
 _NEVER_CALLED = (
     "the script constructed a DistributedDataParallel module but never called it, so DDP averaged no gradients. "
     "Compute the loss from model(…), not from model.module(…)."
@@ -63,7 +62,7 @@ _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 class Session(Listener):
-    """One recording, from its first DDP module to its end. As a listener, it handles the rare events."""
+    """One recording, from the first DDP module to the end. As a listener, it handles events that are rare."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -77,17 +76,17 @@ class Session(Listener):
         self._recorded, self._watched = RecordedSteps(self), WatchedSteps(self)
         self._listens = False
         self._bindings: dict[tuple[object, ...], dict[str, Any]] = {}
-        """listeners, by the conditions for which they were chosen"""
+        """bound listeners, by the state of the session for which they were chosen"""
         self._handles: list[Any] = []
         self._pulse: RunningPulse | None = None
         self._main_window: Window | None = None
-        """window of the first recorded steps; a capture has a window of its own"""
+        """window of the first recorded steps during a capture, which has a separate window"""
         self._crash = CrashFile()
         self._closed = False
         self.process_exits = False
-        """whether the process is exiting, so that the end of the recording is the end of the process"""
+        """whether the recording ends because the process is exiting"""
         self._not_saving: set[str] = set()
-        """framework classes that were already reported as not saving"""
+        """framework classes whose checkpoints were already reported as not saved"""
 
     def begin(self) -> None:
         """Start listening."""
@@ -103,7 +102,7 @@ class Session(Listener):
         self._bind()
 
     def _bind(self) -> None:
-        """Choose the listeners for the steps from now on."""
+        """Bind the listeners for the current state of the session."""
         if not self._listens:
             return
         if self._pulse is not None:
@@ -130,7 +129,7 @@ class Session(Listener):
         listeners: list[Listener] = [notes.unaveraged]
         if self.window.mode in DETAILED_MODES:
             listeners += [notes, notes.rpc]
-        # A step ends after the notes of its optimizer, and before the next activity begins.
+        # A step ends after its optimizer step has been recorded, and before the next activity begins.
         listeners += [self._recorded, *self._progress()]
         if self._losses is not None and not (is_baseline or self.baseline.has_begun):
             listeners.append(self._losses)
@@ -150,13 +149,13 @@ class Session(Listener):
         return self.window.mode is StepMode.DONE
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Begin the recording with a DDP module."""
+        """Begin recording, at the first forward of a DDP module."""
         self.notes.environment.describe(ddp)
         self.notes.module(ddp)
         self._begin_training(functools.partial(self.job.attach, ddp.process_group))
 
     def attach_alone(self) -> None:
-        """Begin the recording with `nn.DataParallel`. This process is the whole job."""
+        """Begin recording, at the first forward of an `nn.DataParallel`. This process is the whole job."""
         if self._settings.baseline_steps or self._settings.alone_steps:
             raise DdpprofError("--baseline-steps needs DistributedDataParallel, but the script uses DataParallel.")
         self._begin_training(self.job.attach_alone)
@@ -186,7 +185,7 @@ class Session(Listener):
             raise SystemExit(0)
 
     def count_step(self) -> None:
-        """Count a step after the recorded ones, when only training progress is tracked."""
+        """Count a step that is not recorded in detail."""
         self.window.count_step()
         if self._pulse is not None and self._pulse.captures.request is not None:
             self._look_for_capture()
@@ -201,14 +200,14 @@ class Session(Listener):
             self._crash.open(self.job.files.directory / rundir.crash_file(self.job.rank))
         if self._settings.profiler and not self.job.everyone_records:
             self.window.do_without_profiler(
-                "some ranks with this DDP module run without ddpprof, so the profiler would slow down only the others"
+                "some ranks of this DDP module run without ddpprof, so profiling would slow down only the other ranks"
             )
         self.window.write_facts(None)
         if is_pulse_to_begin and self._settings.pulse and not self._settings.trial:
             self._begin_pulse()
 
     def _begin_pulse(self) -> None:
-        """Start the pulse, which records every step. If that is not possible, print why."""
+        """Start the pulse, which records every step. If this fails, print the reason."""
         thread = EVENTS.training_thread or get_ident()
         try:
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
@@ -219,12 +218,12 @@ class Session(Listener):
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
         if running is not None:
-            self._bindings.clear()  # they keep the pulse
+            self._bindings.clear()  # they hold references to the pulse
             self._bind()
             running.end(ended, self.process_exits)
 
     def _look_for_capture(self) -> None:
-        """Between two steps, begin a capture that all ranks have agreed on, or end one."""
+        """Between two steps, begin a capture on which all ranks have agreed, or end the current capture."""
         captures, window = None if self._pulse is None else self._pulse.captures, self.window
         if captures is None or captures.request is None or window.mode is not StepMode.DONE or window.stopping:
             return
@@ -272,19 +271,19 @@ class Session(Listener):
         profiler.another_prepares(inner)
         if not self._settings.trial:
             self.window.cut_short("the script starts a profiler of its own")
-        if profiler.running:  # in steps that are worthless without ddpprof's
+        if profiler.running:  # in steps that cannot be used without ddpprof's profiler
             profiler.stop()
             raise DdpprofError("the script started its own profiler during the profiled steps")
 
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
         if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
-            self.window.cut_short("the script replays a CUDA graph that contains whole steps, so their ends are hidden")
+            self.window.cut_short("the script replays a CUDA graph of whole steps, and ddpprof cannot see their ends")
 
     def discards_file(self, target: Any) -> bool:
         """Return True if a save to a path is discarded.
 
-        Saves to a buffer or an open file are not skipped, because that would leave an empty file.
+        Saves to a buffer or an open file are not discarded, because this would leave an empty file.
         """
         why = self._why_nothing_is_saved()
         if why is None or not isinstance(target, str | os.PathLike):
@@ -310,7 +309,7 @@ class Session(Listener):
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
-        if not (self._settings.trial and self._closed):  # otherwise it has already reported why it ends
+        if not (self._settings.trial and self._closed):  # otherwise, the trial has already reported why it ends
             warn(f"not saved: {what}.")
 
     @property
@@ -337,7 +336,7 @@ class Session(Listener):
             handle.remove()
         self._handles = []
         self._end_pulse(_ENDS.get(ended, Ended.FAILED))
-        if between_backward_passes():  # code after a `with` block trains as if there had been none
+        if between_backward_passes():  # code after a `with` block trains without ddpprof
             self.notes.begin_step(StepMode.DONE)
         if self._closed:
             self._crash.close()
@@ -361,7 +360,7 @@ class Session(Listener):
     def _open_after_failure(self) -> None:
         """Open the files of a rank that failed before any step was recorded, to write how it failed."""
         if self.job.files is None and not self._settings.trial:
-            with suppress(Exception):  # other ranks may have exited, and a store may not answer for minutes
+            with suppress(Exception):  # other ranks may have exited, and the store may not respond for minutes
                 STANDBY.run(self._attach_and_open).result(_OPEN_S)
 
     def _attach_and_open(self) -> None:
@@ -374,7 +373,10 @@ class Session(Listener):
         self.job.open_files(None)
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
-        """Add the unusual collective later than the facts: this takes a second, and a launcher may end the process."""
+        """Add the unusual collective to the facts.
+
+        The other facts are written first, because this takes a second, and the launcher may end the process meanwhile.
+        """
         found = unusual_collective(collectives(of_nccl=False), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
             self.window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
@@ -390,13 +392,13 @@ class Session(Listener):
         num_steps, num_skipped, num_replays = self.window.step, self.window.num_skipped, self.graphs.num_replays
         took = f"training ran for {num_steps} step{'s' if num_steps != 1 else ''}"
         if num_replays > num_steps:
-            return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
+            return f"{took} and replayed CUDA graphs {num_replays} times. ddpprof cannot see steps within a CUDA graph."
         options = options_for(num_steps, self.notes.device.is_accelerator)
         instead = "make it run more steps" if options is None else f"to record these steps, use ddpprof trace {options}"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:
-        """End the recording but not the training, unless this is a trial."""
+        """End the recording because of `error`. Training continues, unless this is a trial."""
         what = "Recording" if self._pulse is None else "Recording and watching"
         self.job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
@@ -408,13 +410,13 @@ class Session(Listener):
         if self._main_window is not None:
             self._leave_capture(self._main_window)
             self._write_last_facts(ended, without_modules=False)
-        if self._settings.trial:  # whatever it trains from here on is useless
+        if self._settings.trial:  # further training steps would be useless
             raise SystemExit(1)
 
     def _write_last_facts(self, ended: str, without_modules: bool) -> None:
-        """Write how the recording ended.
+        """Write the facts and how the recording ended.
 
-        If that fails and `without_modules` is set, write it without the modules' facts.
+        If this fails and `without_modules` is set, try again without the facts about modules.
         """
         try:
             self.window.write_facts(ended)
@@ -429,7 +431,7 @@ class Session(Listener):
         self._closed = True
         self._end_pulse(Ended.UNWATCHED)
         self.window.mode = StepMode.DONE
-        if not (self._settings.trial or self.baseline.has_begun):  # otherwise nothing may be saved until the end
+        if not (self._settings.trial or self.baseline.has_begun):  # otherwise, saves are still discarded
             self._stop_listening()
         self._bind()
         if between_backward_passes():
@@ -442,13 +444,12 @@ class RecordedSteps(Listener):
     def __init__(self, session: Session) -> None:
         self._session = session
         self.step_is_over = False
-        """whether a step has ended that could not be closed at once, inside a backward pass or the capture of a graph
-        """
+        """whether a step has ended but could not be closed yet, in a backward pass or the capture of a CUDA graph"""
         self.had_backward = False
         self._not_of_ddp: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """optimizers that were seen to have no parameters of the DDP modules → number of DDP modules at that time"""
+        """optimizers without parameters of any DDP module → number of DDP modules when this was checked"""
         self._steps_without_forward = 0
-        """number of steps of DDP modules' optimizers before the first DDP forward"""
+        """number of optimizer steps for parameters of DDP modules before the first DDP forward"""
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         session = self._session
@@ -503,7 +504,7 @@ class RecordedSteps(Listener):
     def _trains_without_forward(self, optimizer: Any) -> None:
         """Begin the recording if a DDP module's optimizer has taken several steps without any DDP forward.
 
-        Only steps after a backward pass count. Fewer steps may only serve to allocate memory before training.
+        Only steps after a backward pass count. A script may take a few steps to allocate memory before training.
         """
         modules, session = ddp_modules(), self._session
         if not self.had_backward or self._not_of_ddp.get(optimizer) == len(modules):
@@ -536,7 +537,7 @@ class RecordedSteps(Listener):
 class WatchedSteps(Listener):
     """Counts steps that are not recorded.
 
-    Code that runs once per step is never in the CPU caches, so every call here has a cost, even a guard.
+    Code that runs once per step is never in the CPU caches, so every call costs time, and errors are handled here.
     """
 
     may_raise = False
@@ -586,12 +587,12 @@ _OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(
 
 
 def between_backward_passes() -> bool:
-    """Return True if the reducer may be accessed. In a backward pass it holds its lock and waits for other threads."""
+    """Return True if the reducer may be accessed. During a backward pass, it holds its lock."""
     return get_ident() == EVENTS.training_thread and torch._C._current_graph_task_id() == -1
 
 
 def _is_whole_job() -> bool:
-    """Return True if `nn.DataParallel` trains without DDP; if there is a process group, only DDP counts."""
+    """Return True if an `nn.DataParallel` trains in a job without a process group."""
     return torch.is_grad_enabled() and not (dist.is_available() and dist.is_initialized())
 
 

@@ -1,4 +1,4 @@
-"""Settings of the recording, passed to the training processes in one environment variable."""
+"""Settings of the recording, which are passed to the training processes in one environment variable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WATCHING: dict[str, Any] = {"skip_first": REBUILT, "cost_steps": 0, "warmup": 0,
 """settings that record nothing but the pulse"""
 
 
-@dataclass(frozen=True, repr=False)  # created in every process that imports torch, so creating it must be fast
+@dataclass(frozen=True, repr=False)  # created in every process that imports torch, so it must be fast to create
 class Settings:
     """All recording options of ``ddpprof trace`` and `ddpprof.profile`."""
 
@@ -29,11 +29,11 @@ class Settings:
     command: tuple[str, ...] = ()
     """command that the user asked to run"""
     recorded_with: tuple[str, ...] = ()
-    """arguments of ``ddpprof trace`` that record such a run again, without the output directory"""
+    """arguments of ``ddpprof trace`` that record the same kind of run again, without the output directory"""
     skip_first: int = SKIP_FIRST
-    """initial steps not recorded: DDP rebuilds its buckets at the second forward, and caches and allocators warm up"""
+    """initial steps that are not recorded, while DDP rebuilds its buckets and caches and allocators warm up"""
     cost_steps: int = COST_STEPS
-    """steps, half of them with recording off, that measure ddpprof's own cost"""
+    """steps in which ddpprof's overhead is measured; recording is off in half of them"""
     timed_steps: int = 0
     """following steps with recording off; only their duration is kept"""
     warmup: int = WARMUP
@@ -41,11 +41,11 @@ class Settings:
     steps: int = STEPS
     """steps with the profiler on, or with light recording if ``profiler=False``"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
-    """first and last rank of each span to profile; if empty, all ranks, or some in a large job"""
+    """first and last rank of each span to profile; if empty, all ranks, or a sample of them in a large job"""
     baseline_steps: int = 0
     """following profiled steps without gradient communication; the job ends after them, because the ranks diverge"""
     alone_steps: int = 0
-    """following steps without gradient communication or profiler, to measure how long computation takes on its own"""
+    """following steps without gradient communication or profiler, to measure how long computation alone takes"""
     profiler: bool = True
     """``False`` for light recording only"""
     record_shapes: bool = False
@@ -60,23 +60,23 @@ class Settings:
     force: bool = False
     """replace an earlier run in ``out``"""
     trial: bool = False
-    """one of several short runs of an experiment: `torch.save` to a path writes nothing once training has begun"""
+    """the run is one of several short runs of an experiment; ``torch.save`` to a path writes nothing after step 0"""
     ddp: Mapping[str, Any] = field(default_factory=dict)
-    """arguments of DDP's constructor that replace the script's"""
+    """arguments of DDP's constructor that replace the script's arguments"""
     comm_hook: str | None = None
     """hook from ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
     loader: Mapping[str, Any] = field(default_factory=dict)
-    """arguments of every `DataLoader`'s constructor that replace the script's"""
+    """arguments of every `DataLoader`'s constructor that replace the script's arguments"""
     passes_per_reduction: int = 0
     """if not 0, only the last of this many backward passes of a step reduces gradients, as under ``no_sync``"""
     nccl_log: bool = False
-    """let NCCL write its log into the run directory"""
+    """make NCCL write its log into the run directory"""
     optimize_ddp: str | None = None
     """value of ``torch._dynamo.config.optimize_ddp``, set when the script constructs DDP"""
     compile_order: str | None = None
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
     sync_batch_norm: bool = True
-    """False: SyncBatchNorm layers of a DDP module compute as BatchNorm does, with the statistics of their own rank"""
+    """``False`` makes SyncBatchNorm layers of DDP modules compute statistics per rank, as BatchNorm does"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
@@ -84,7 +84,7 @@ class Settings:
     without_ddp: bool = False
     """make DDP only call its module, without averaging gradients"""
     ddp_blocks: int = 0
-    """number of final pairs of blocks: timed steps with DDP, and timed steps without it"""
+    """number of pairs of blocks at the end of the run: a block of timed steps with DDP, and one without DDP"""
     block_steps: int = 0
     """number of timed steps in a block"""
 
@@ -95,7 +95,7 @@ class Settings:
 
     @property
     def reduces_throughout(self) -> bool:
-        """Whether DDP averages gradients as the script specifies in all recorded steps."""
+        """Whether DDP averages gradients in all recorded steps, as the script specifies."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
 
     @classmethod
@@ -131,6 +131,6 @@ def settings_from_environment() -> Settings | None:
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if not text:
         return None
-    import msgspec  # `ddpprof --help` need not wait for it
+    import msgspec  # not needed by `ddpprof --help`
 
     return msgspec.convert(json.loads(text), Settings)

@@ -1,4 +1,4 @@
-"""Collects facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
+"""Records facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ddpprof.record.link_facts import link_facts
 from ddpprof.record.machine import MemoryNotes, TrainingDevice, devices_of
 
 _MOST_CALLS = 2000
-"""maximum number of calls kept per step; further ones are only counted"""
+"""maximum number of calls kept per step; further calls are only counted"""
 _MOST_THINGS = 1000
 """maximum number of objects searched for tensors in one call"""
 _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
@@ -40,9 +40,9 @@ _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
 
 
 class RpcNotes(Listener):
-    """Calls through ``torch.distributed.rpc`` in the current step: callee, function, duration, and bytes of tensors.
+    """Records ``torch.distributed.rpc`` calls in the current step: callee, function, duration, and bytes of tensors.
 
-    The profiler's trace lacks these calls, because it drops ranges that begin in one thread and end in another.
+    The profiler's trace does not contain these calls, because it drops ranges that begin and end in different threads.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class RpcNotes(Listener):
         """number of calls that were not kept"""
 
     def end_step(self) -> None:
-        """Discard the calls of the step. Calls in progress complete in a list that is no longer read."""
+        """Discard the calls of the step, including calls in progress."""
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
@@ -72,14 +72,14 @@ class RpcNotes(Listener):
             try:
                 reply_bytes = tensor_bytes(done.value())
             except Exception:
-                reply_bytes = None  # the call failed; the script handles that
+                reply_bytes = None  # the call failed, which the script handles
             calls[place] = structs.replace(call, end_ns=end_ns, reply_bytes=reply_bytes)
 
         future.add_done_callback(answered)
 
 
 def _worker(to: Any) -> str:
-    """Return the name of a callee. `to`: its name, number or ``WorkerInfo``."""
+    """Return the name of an RPC worker. `to`: its name, ID or ``WorkerInfo``."""
     if isinstance(to, str):
         return to
     return str(to.name) if hasattr(to, "name") else f"worker {to}"
@@ -114,24 +114,24 @@ _FRAMEWORK_BY_MODULE = {
     "lightning_fabric": "fabric",
     "accelerate.accelerator": "accelerate",
 }
-"""first match wins: transformers' Trainer uses Accelerate, and Lightning uses Fabric"""
+"""module → framework; the first match is used, because transformers uses Accelerate, and Lightning uses Fabric"""
 
 
 class JobEnvironment(Listener):
-    """Where training runs, which framework runs it, and what it saves."""
+    """Records where training runs, which framework runs it, and the checkpoints that it saves."""
 
     def __init__(self) -> None:
         self._framework: str | None = None
         self._checkpoints: list[str] = []
         self._of_ddp: dict[str, Any] = {"device": "cpu", "backend": "", "timeout_s": None, "joins": False}
         self._groups: set[tuple[int, ...]] = set()
-        """ranks of the process groups in which the modules' gradients are averaged"""
+        """ranks of each process group in which gradients are averaged"""
         self._world_size = 0
         self._links: LinkFacts | None = None
         self._compile_order: CompileOrder | None = None
 
     def look_who_calls(self) -> None:
-        """Record which framework, if any, constructs or calls the DDP module."""
+        """Record which framework, if any, constructs or calls DDP modules."""
         self._framework = self._framework or framework_at_work()
 
     def describe(self, ddp: DistributedDataParallel) -> None:
@@ -172,7 +172,7 @@ class JobEnvironment(Listener):
         """Return fields of the `Record`."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         if self._links is None and self._groups:
-            with suppress(Exception):  # the rest of the record remains useful
+            with suppress(Exception):  # without this fact, the record is still useful
                 self._links = link_facts(self._of_ddp["backend"])
         return {
             **self._of_ddp,
@@ -192,13 +192,13 @@ class JobEnvironment(Listener):
 
 
 def backend_for(group: Any, device_type: str) -> str:
-    """Return the group's backend for that device type; one group may have several backends.
+    """Return the process group's backend for a device type. A process group may have several backends.
 
-    A group created without a backend reports ``"undefined"``.
+    `dist.get_backend` alone is not used, because it may return ``"undefined"``.
     """
     try:
         return standard_name(str(group._get_backend(torch.device(device_type)).name()))
-    except (RuntimeError, AttributeError):  # a backend unknown to torch, or none for the device
+    except (RuntimeError, AttributeError):  # a backend unknown to torch, or no backend for the device
         return standard_name(str(dist.get_backend(group)))
 
 
@@ -216,7 +216,7 @@ def framework_at_work() -> str | None:
 
 
 def _holding_the_model() -> str | None:
-    """Return ``"accelerate"`` if the script has an Accelerator, which is not on the stack during training."""
+    """Return ``"accelerate"`` if the script has created an Accelerator, which is not on the stack during training."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return "accelerate" if getattr(state, "_shared_state", None) else None
 
@@ -230,9 +230,9 @@ def _on_stack() -> str | None:
 
 
 class LossNotes(Listener):
-    """The losses of each step: the scalars on which the script calls ``backward``.
+    """Records the losses of each step: the scalars on which the script calls ``backward``.
 
-    They are copied on their device, and read when the job ends, so that no step waits for an accelerator.
+    Losses are copied on their device and read when the job ends, so that no step waits for an accelerator.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class LossNotes(Listener):
         """Record the losses among the tensors passed to ``torch.autograd.backward``."""
         for tensor in (loss,) if isinstance(loss, torch.Tensor) else tuple(loss):
             if isinstance(tensor, torch.Tensor) and tensor.numel() == 1 and tensor.is_floating_point():
-                self._current.append(tensor.detach().clone())  # the script may later add other ranks' losses in place
+                self._current.append(tensor.detach().clone())  # the script may later all-reduce the loss in place
 
     def step_ends(self, num_steps: int) -> None:
         self._steps.append(self._current)
@@ -255,7 +255,7 @@ class LossNotes(Listener):
 
 
 class StepNotes(Listener):
-    """Records what happens inside steps that are recorded in detail; bound only in such steps."""
+    """Records the events of steps that are recorded in detail. Bound only in such steps."""
 
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
@@ -280,7 +280,7 @@ class StepNotes(Listener):
         self._data_parallel: dict[int, DataParallelModule] = {}
         self._data_parallel_device = "cpu"
         self.optimizer: weakref.ref[Any] | None = None
-        """the optimizer that took the last of the first training steps"""
+        """optimizer that took the last step before or in the recorded steps"""
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -289,7 +289,7 @@ class StepNotes(Listener):
         return None
 
     def module(self, ddp: DistributedDataParallel) -> RecordedModule:
-        """Return the module's notes; create them if the module is new."""
+        """Return the `RecordedModule` of `ddp`; create it if the module is new."""
         module = self.find(ddp)
         if module is None:
             module = RecordedModule(ddp, len(self.modules))
@@ -302,17 +302,17 @@ class StepNotes(Listener):
         return module
 
     def bucket_numels(self) -> tuple[tuple[int, ...], ...]:
-        """Return the number of elements of each bucket of each module, in order."""
+        """Return the number of elements of each bucket, by module."""
         return tuple(module.bucket_numels() for module in self.modules)
 
     def reopen(self) -> None:
-        """Observe modules again after `release_modules`. Call this between steps."""
+        """Record the modules again after `release_modules`. Call this between steps."""
         self.forget_modules()
         for ddp in self._living():
             self.module(ddp)
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
-        """Record that a forward of a `DataParallel` begins."""
+        """Record a `DataParallel` module and its devices, when its forward begins."""
         devices = [torch.device("cuda", device) for device in model.device_ids]
         self.memory.owns(devices)
         self.device.found(devices)
@@ -321,14 +321,14 @@ class StepNotes(Listener):
             self._data_parallel_device = model.src_device_obj.type if devices else "cpu"
 
     def recording_begins(self, step: int) -> None:
-        """Record that recording begins with step number `step`."""
+        """Check the parameters before the first recorded step, whose number is `step`."""
         for module in self.modules:
             module.replica.recording_begins(step)
         self.unaveraged.first_look(step)
-        self.unfrozen()  # trained ones are known from the next time on
+        self.unfrozen()  # the next call returns parameters that have changed since this call
 
     def recording_ends(self, step: int) -> None:
-        """Record that recording ends before step number `step`, on every rank that gets this far."""
+        """Check the parameters after the last recorded step. `step`: number of the following step."""
         for module in self.modules:
             module.replica.recording_ends(step)
 
@@ -337,34 +337,31 @@ class StepNotes(Listener):
         self.recording = self.feeding.recording = mode in DETAILED_MODES
         self._random_states = random_states(self.device.accelerators) if self.recording else {}
         if self.feeding.began_pass:
-            self._random_states.pop("cpu", None)  # a loader has drawn from it, for its workers
+            self._random_states.pop("cpu", None)  # a loader has drawn a seed for its workers from this generator
             self.feeding.began_pass = False
         self.host_reads.watch(mode is StepMode.PROFILED and self.device.is_accelerator)
         for module in self.modules:
             module.begin_step(mode)
 
     def end_step(self) -> None:
-        """Discard the facts about the step."""
+        """Discard the facts about the step that has ended."""
         self._forwards, self._optimizers, self._num_calls, self._began_evaluation = [], [], 0, False
         self.rpc.end_step()
         self.feeding.end_step()
 
     def pass_begins(self) -> bool:
-        """Record that a pass over a loader begins.
-
-        Return True if it is for an evaluation, which may run without DDP.
-        """
+        """Record that a pass over a loader begins. Return True if it is an evaluation, which may run without DDP."""
         evaluates = not torch.is_grad_enabled() or self.is_evaluating()
         self._began_evaluation |= evaluates and self.recording
         return evaluates
 
     def is_evaluating(self) -> bool:
-        """Return whether all DDP modules are in evaluation mode. Any thread may call this."""
+        """Return True if all DDP modules are in evaluation mode. Any thread may call this."""
         ddps = self._living()
         return bool(ddps) and not any(ddp.module.training for ddp in ddps)
 
     def learning_rate(self) -> float | None:
-        """Return the learning rate of the first parameter group. Any thread may call this."""
+        """Return the learning rate of the optimizer's first parameter group. Any thread may call this."""
         optimizer = None if self.optimizer is None else self.optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         rate = groups[0].get("lr") if groups else None
@@ -437,7 +434,7 @@ class StepNotes(Listener):
         self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
 
     def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
-        """Return the step that is about to end, with ``end_ns=0``."""
+        """Return the record of the step that is about to end, with ``end_ns=0``."""
         if mode not in DETAILED_MODES:
             return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
         passes = (one for module in self.modules for one in module.passes())
@@ -459,12 +456,12 @@ class StepNotes(Listener):
         )
 
     def release_modules(self) -> None:
-        """Keep the facts about the modules but release the modules, which may be large and no longer in use."""
+        """Release the modules, which may be large and no longer in use, but keep the facts about them."""
         self._facts_of_released = self._facts_of_modules()
         self.modules = []
 
     def forget_modules(self) -> None:
-        """Release the modules without their facts, because recording these may be what fails."""
+        """Release the modules and the facts about them, because collecting these facts may have failed."""
         self.modules, self._facts_of_released = [], None
 
     def facts(self) -> dict[str, Any]:
@@ -477,11 +474,9 @@ class StepNotes(Listener):
         return facts
 
     def unfrozen(self) -> tuple[str, ...]:
-        """Return all parameters found so far that are trained although DDP does not average them.
+        """Return the names of all parameters found so far that are trained although DDP does not average them.
 
-        Any thread may call this.
-
-        Modules are checked as long as the script keeps them.
+        Any thread may call this. Modules are checked as long as the script keeps them.
         """
         for ddp in self._living():
             self._unfrozen.update(dict.fromkeys(unfrozen_parameters(ddp)))

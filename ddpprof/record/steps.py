@@ -1,10 +1,10 @@
-"""Where does a training step end, and which steps are skipped, timed, recorded and profiled?
+"""Detects where training steps end, and determines which steps are skipped, timed, recorded and profiled.
 
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
 
-On an accelerator, at least eleven steps are skipped: in a reducer's first ten iterations, and in every hundredth, torch
-waits for the device, which distorts step times.
+On an accelerator, at least eleven steps are skipped, because in the first ten iterations of a reducer, and in every
+hundredth iteration, torch waits for the device, which distorts step times.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from ddpprof.ranks_and_steps import TORCH_WAITS, least_skipped
 from ddpprof.record.settings import Settings
 
 _SETTLE = 3
-"""uncounted steps at the beginning of a block: DDP rebuilds its buckets in the second, and memory is reallocated"""
+"""untimed steps at the beginning of a block, while DDP rebuilds its buckets and memory is reallocated"""
 
 
 class Schedule:
+    """Assigns a mode to each step."""
+
     def __init__(self, settings: Settings, on_accelerator: bool = False) -> None:
         self._cost_begin = max(settings.skip_first, least_skipped(on_accelerator))
         self._timed_begin = self._cost_begin + settings.cost_steps
@@ -35,12 +37,12 @@ class Schedule:
 
     @property
     def num_skipped(self) -> int:
-        """Number of skipped steps; at least one, because the ranks can agree only after a backward pass."""
+        """Number of skipped steps. At least one, because the ranks can agree only after a backward pass."""
         return self._cost_begin
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that the script must take for everything to be recorded."""
+        """Number of training steps after which everything is recorded."""
         return self._done_begin + self._num_block_steps
 
     @property
@@ -50,15 +52,15 @@ class Schedule:
 
     @property
     def common_end(self) -> int:
-        """First step that ranks do not train together, because it has no communication or the job ends before it."""
+        """First step that the ranks do not take together: it has no communication, or the job ends before it."""
         return self._baseline_begin
 
     def end_at_common_end(self) -> None:
-        """End all recording at `common_end`, because some ranks no longer record. No step lacks communication."""
+        """End recording at `common_end`, because some ranks no longer record. Skips steps without communication."""
         self._alone_begin = self._done_begin = self._baseline_begin
 
     def without_profiler(self) -> None:
-        """Replace the profiler with light recording, because the ranks did not agree on it or it did not start."""
+        """Replace profiling with light recording, because a profiler did not start or not all ranks record."""
         self._profiled_begin = self._warmup_begin
         self._done_begin -= self._alone_begin - self._baseline_begin
         self._alone_begin = self._baseline_begin
@@ -81,9 +83,9 @@ class Schedule:
         return StepMode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
 
     def _cost_mode(self, into: int) -> StepMode:
-        """Return off or light.
+        """Return the mode of a step that measures overhead: recording is off, or light.
 
-        They come in pairs: the first half of the pairs begins with off, the second half with light.
+        The modes alternate. In the first half of the steps, each pair begins with off, in the second half with light.
         """
         num_steps = self._timed_begin - self._cost_begin
         begins_light = into // 2 * 4 >= num_steps
@@ -97,16 +99,23 @@ class Schedule:
         return StepMode.WITHOUT_DDP if self.is_without_ddp(step) else StepMode.OFF
 
     def is_without_ddp(self, step: int) -> bool:
-        """Return True if DDP is disabled in this step, timed or not."""
+        """Return True if DDP is disabled in step number `step`, whether the step is timed or not."""
         into = step - self._done_begin
         return 0 <= into < self._num_block_steps and into // self._block % 2 == 1
 
 
 _ANCHOR_LOST_AFTER = 50
-"""number of steps of another optimizer after which an anchor that no longer steps is dropped"""
+"""number of steps of other optimizers after which an anchor that no longer steps is replaced"""
 
 
 class StepDetector:
+    """Detects where training steps end.
+
+    A step ends when the anchor optimizer steps. With several optimizers, the anchor is the optimizer that took its
+    first step last. Optimizers that take turns, each for several training steps, all end steps. Without an optimizer, a
+    step ends before the next forward of the same DDP module.
+    """
+
     def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:
         self._any_optimizer_alive = any_optimizer_alive
         self._explicit = False
@@ -114,11 +123,9 @@ class StepDetector:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._in_turns: set[int] = set()
-        """optimizers whose last turn had several steps, each after a synchronising forward, since the anchor's first
-        step
-        """
+        """optimizers whose last turn, since the anchor's first step, had several steps after synchronizing forwards"""
         self._is_turn = False
-        """whether the optimizer's current turn has had several steps"""
+        """whether the current turn of the last optimizer has had several steps"""
         self._last = 0
         self._synchronised_since_last = False
         self._synchronised: set[int] = set()
@@ -128,10 +135,10 @@ class StepDetector:
         self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
-        """Handle a step end marked by the user. Return True if the step ends now.
+        """Handle a step end that the script marks. Return True if a step ends now.
 
-        The first mark may follow an optimizer that has just ended that step, and no step ends before the ranks have
-        first synchronised.
+        The first mark ends no step if an optimizer has just ended it. No step ends before the ranks have synchronized
+        for the first time.
         """
         ends = bool(self._synchronised) or (self._explicit and self._has_synchronised)
         self._explicit = True
@@ -139,7 +146,7 @@ class StepDetector:
         return ends
 
     def steps_without_forward(self) -> None:
-        """Until the first DDP forward, also end steps that have no DDP forward."""
+        """Until the first DDP forward, let steps end without a DDP forward."""
         self._needs_forward = False
 
     def forward_begins(self, module: int, synchronises: bool) -> bool:

@@ -1,9 +1,9 @@
-"""torchrun's options and environment variables, and how its ranks end, without importing torch.
+"""torchrun's options and environment variables, and a recorder of how its ranks end. Does not import torch.
 
 A test compares the table of options with the parser of the installed torch.
 
 ddpprof is also injected into torchrun's process. There, torchrun creates a ``ProcessFailure`` with the exit code or the
-signal of each rank that ended by itself, before it ends the other ranks with SIGTERM.
+signal of each rank that ended by itself, before it ends the remaining ranks with SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = tuple(
     (tuple(dict.fromkeys((_SHORT.get(it, f"--{it}"), f"--{it}", f"--{it.replace('-', '_')}"))), it not in _FLAGS)
     for it in _OPTIONS
 )
-"""names of each option, and whether it takes a value; ``-m/--module`` is also an option of `ddpprof trace`"""
+"""names of each option, and whether it takes a value; without ``-m/--module``, which `ddpprof trace` defines itself"""
 
 
 _ONE_RANK = "DDPPROF_ONE_RANK"
@@ -53,9 +53,9 @@ def launcher_variables() -> dict[str, str]:
 
 
 def give_back_rank(environments: ModuleType) -> None:
-    """Remove these variables when Lightning checks who starts its ranks, so that its ranks do not inherit them.
+    """Remove the `launcher_variables` when Lightning checks how ranks are started, so that ranks do not inherit them.
 
-    `environments`: ``plugins.environments.lightning`` of Lightning's Fabric.
+    `environments`: ``plugins.environments.lightning`` of Lightning Fabric.
     """
     if _ONE_RANK not in os.environ:
         return
@@ -78,30 +78,33 @@ _OF_RANKS = "TORCHELASTIC_RUN_ID"
 
 
 class OomKills:
-    """Counts the processes that the kernel kills because a cgroup, or the machine, is out of memory."""
+    """Counts the processes that the kernel kills because a cgroup or the machine is out of memory."""
 
     def __init__(self) -> None:
         self._before = _num_kills()
 
     def since_last_time(self) -> int | None:
-        """Return the number of kills since the last call or the constructor; ``None`` if it is not known."""
+        """Return the number of kills since the last call or the constructor; ``None`` if unknown."""
         before, self._before = self._before, _num_kills()
         return None if before is None or self._before is None else max(0, self._before - before)
 
 
 def _num_kills() -> int | None:
-    of_groups = [group / "memory.events" for group in own_groups("memory")]  # only groups of version 2 have this file
+    of_groups = [group / "memory.events" for group in own_groups("memory")]  # this file only exists in cgroup v2
     counts = (number_in(path, "oom_kill") for path in (*of_groups, OF_MACHINE))
     return next((count for count in counts if count is not None), None)
 
 
 def listen_to_torchrun(errors: ModuleType) -> None:
-    """Observe torchrun, if this is its process. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
+    """Record how ranks end, if this is torchrun's process.
+
+    `errors`: the module ``torch.distributed.elastic.multiprocessing.errors``.
+    """
     settings = settings_from_environment()
     failure = getattr(errors, "ProcessFailure", None)
     if settings is None or failure is None:
         return
-    if _OF_RANKS not in os.environ:  # a rank also imports that module if its script uses `record`
+    if _OF_RANKS not in os.environ:  # a rank also imports this module if its script uses torchrun's `record`
         with suppress(OSError):
             os.environ[AGENT] = f"{os.getpid()} {place()}"
     original, out, oom_kills = failure.__post_init__, Path(settings.out), OomKills()
@@ -109,7 +112,7 @@ def listen_to_torchrun(errors: ModuleType) -> None:
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         original(self)
-        with suppress(Exception):  # torchrun must continue, whatever happens to ddpprof
+        with suppress(Exception):  # torchrun must continue even if ddpprof fails
             how = {"exit_code": int(self.exitcode), "num_oom_kills": oom_kills.since_last_time()}
             append_exit(out, {"pid": int(self.pid), **how})
 
@@ -117,14 +120,14 @@ def listen_to_torchrun(errors: ModuleType) -> None:
 
 
 def note_child(pid: int, exit_code: int) -> None:
-    """Record the end of a process started by a process of the job. It may be a rank. Raises ``OSError``."""
+    """Record the end of a child of a process of the job. The child may be a rank. Raises ``OSError``."""
     settings = settings_from_environment()
-    if settings is not None and AGENT not in os.environ:  # torchrun's process records its ranks itself: see `install`
+    if settings is not None and AGENT not in os.environ:  # in torchrun's process, see `listen_to_torchrun`
         append_exit(Path(settings.out), {"pid": pid, "exit_code": exit_code})
 
 
 def note_early_end(error: BaseException | None) -> None:
-    """Record the error that ends this process, if it is a rank. It has no DDP module, so the run may not exist yet.
+    """Record the error that ends this process, if it is a rank without a DDP module. The run may not exist yet.
 
     Raises ``OSError``.
     """
@@ -141,9 +144,9 @@ def note_early_end(error: BaseException | None) -> None:
 
 
 def append_exit(out: Path, seen: dict[str, Any]) -> None:
-    """Append a line to the run's file if there is a run, or if a rank has failed before it was created.
+    """Append a line to ``exits.jsonl`` if the run or this file exists. Raises ``OSError``.
 
-    Raises ``OSError``.
+    Without a run, the file exists if a rank has failed before the run was created.
     """
     if rundir.is_run(out) or (out / rundir.EXITS_FILE).exists():
         _write_exit(out, seen)

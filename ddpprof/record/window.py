@@ -1,6 +1,6 @@
-"""The recorded steps of one process: their modes, the profiler that runs over them, and their output.
+"""Runs the recorded steps of one process: sets their modes, controls the profiler, and writes the output.
 
-`Session` determines where steps end; this module does the work that is due at these points.
+`Session` determines where steps end, and then calls this module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ddpprof.record.steps import Schedule
 from ddpprof.signals import deferred_signals
 
 _HIDES_STEPS = 3
-"""a graph is assumed to contain whole steps if no step ends during this many times the most replays of any step"""
+"""graphs are assumed to contain whole steps if no step ends during this many times the most replays in any step"""
 
 
 class Graphs(Listener):
-    """CUDA graphs: no step may end during a capture, and replaying a graph of whole steps hides their ends."""
+    """Tracks CUDA graphs. No step may end during a capture, and steps inside a replayed graph cannot be detected."""
 
     def __init__(self, device: TrainingDevice) -> None:
         self._device = device
@@ -55,20 +55,20 @@ class Graphs(Listener):
 
     @property
     def hide_steps(self) -> bool:
-        """Return True if far more replays have run since the end of the last step than in any step."""
+        """Whether far more replays have run since the end of the last step than in any earlier step."""
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)
 
 
 class Baseline(Listener):
-    """Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``.
+    """Disables gradient communication: every forward in baseline steps runs as if under ``ddp.no_sync()``.
 
-    The ranks' parameters diverge in these steps, so nothing afterwards may count: the job ends with them, and no
-    checkpoints are written. The user's own ``no_sync()`` keeps its meaning. This listener is bound only in these steps.
+    The ranks' parameters diverge in these steps. The job therefore ends after them, and no checkpoints are written. The
+    script's own ``no_sync()`` still works. This listener is bound only in baseline steps.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
-        """modules inside a forward, with the value of their flag to restore afterwards"""
+        """modules inside a forward, with the value of ``require_backward_grad_sync`` to restore afterwards"""
         self.has_begun = False
 
     def pre_forward_begins(self, ddp: DistributedDataParallel, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,16 +93,17 @@ _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
 _PROFILED = (StepMode.WARMUP, StepMode.PROFILED)
 _TIMED = (StepMode.OFF, StepMode.WITHOUT_DDP)
 _BYTES_OF_A_PARAMETER = 40_000
-"""bytes that the profiler keeps per step and parameter on CPU, for its gradient, optimizer operators and their callers
-"""
+"""bytes of host memory that the profiler needs per step and parameter, for gradient and optimizer operators"""
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
 """number of steps by which the host may be ahead of an accelerator when the profiler stops"""
 _STUCK = "the accelerator did not become idle after the profiled steps"
-_FAILED = "the job failed during the profiled steps, and a failed job does not wait for its accelerator"
+_FAILED = "the job failed during the profiled steps, and ddpprof does not wait for the accelerator of a failed job"
 
 
 class Window:
+    """Runs the schedule of recorded steps: sets the mode of each step, controls the profiler, and writes the files."""
+
     def __init__(self, settings: Settings, job: JobRank, notes: StepNotes) -> None:
         self._settings = settings
         self._job = job
@@ -114,7 +115,7 @@ class Window:
         self._knows_of_vetoes = False
         self._thread = 0
         self._no_trace: str | None = None
-        """why this rank does not profile, or no longer does"""
+        """why this rank does not profile, or no longer profiles"""
         self._profiles = True
         self.mode = StepMode.SKIP
         self.step = 0
@@ -122,10 +123,10 @@ class Window:
         self.end_place: dict[str, Any] = {}
         """where in the user's code an error ended training"""
         self.ended_ns: int | None = None
-        """when training ended, as written last"""
+        """when training ended, ns since 1970, as last written"""
         self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
-        """True if everything is recorded and the job should end because of that"""
+        """True if the job should end because everything is recorded"""
         self._step_start_ns = 0
 
     def begin(self) -> None:
@@ -140,7 +141,7 @@ class Window:
     def end_step(self) -> None:
         """End a step.
 
-        The cost of recording between steps counts as part of the step, except starting and stopping the profiler.
+        ddpprof's own work between steps counts as part of the step, except starting and stopping the profiler.
         """
         self.profiler.end_step()
         self._bounds.step_ends(usual=self.mode is not StepMode.SKIP)
@@ -169,7 +170,7 @@ class Window:
 
     @property
     def is_to_open(self) -> bool:
-        """Whether the skipped steps are over."""
+        """Whether the last skipped step has just ended."""
         return self.step == self._schedule.num_skipped
 
     def begin_step(self) -> None:
@@ -201,7 +202,7 @@ class Window:
         self._bounds.step_begins(profiled)
 
     def _mode_now(self) -> StepMode:
-        """Return the schedule's mode, unless this rank does not profile."""
+        """Return the schedule's mode; ``SKIP`` for profiled steps if this rank does not profile."""
         mode = self._schedule.mode(self.step)
         if mode in _PROFILED and self._no_trace is None:
             self._no_trace = self._bounds.exceeded()
@@ -212,7 +213,7 @@ class Window:
         return mode
 
     def without_common_steps(self) -> None:
-        """Handle a job in which no all-reduce keeps the ranks in step: each rank continues, and ddpprof ends none.
+        """Handle a job without all-reduces. ddpprof does not end it, because its ranks may be at different steps.
 
         Raises `DdpprofError` if the recording needs gradient communication.
         """
@@ -220,19 +221,19 @@ class Window:
             raise DdpprofError("--baseline-steps needs steps with gradient communication, but the script has none.")
         if self._ends_job and not self._settings.trial:
             self._ends_job = False
-            self._job.warn_for_all("ddpprof does not end the job, because DDP does not keep its ranks in step")
+            self._job.warn_for_all("ddpprof does not end the job, because DDP does not synchronize its ranks")
 
     def cut_short(self, why: str) -> None:
-        """Stop profiling within a step, between two operators."""
+        """Stop profiling within a step, between two operators, and print the reason `why`."""
         if self.mode in _PROFILED and self.profiler.running:
             self._no_trace, self.mode = why, StepMode.SKIP
             self._job.warn_for_all(f"profiling stops after {self.step} steps: {why}")
             self._end_profiling()
 
     def _agree(self) -> None:
-        """Agree with the other ranks.
+        """Exchange decisions with the other ranks.
 
-        If a rank announces something before an all-reduce, all ranks can read it once the all-reduce has completed.
+        Values that a rank writes to the store before an all-reduce are visible to all ranks after the all-reduce.
         """
         if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
             self._knows_of_vetoes = True
@@ -256,13 +257,16 @@ class Window:
         return max(PATIENCE_S, _PATIENCE_STEPS * self._bounds.longest_s)
 
     def _leave_out(self) -> bool:
-        """Leave out the rest of a step that does not end. May be called at any instruction of the main thread."""
+        """Stop collecting for the rest of a step that does not end. Return False if this is not possible now.
+
+        This may be called between any two instructions of the main thread.
+        """
         with suppress(Exception):
             return threading.get_ident() == self._thread and self.profiler.leave_out()
         return False
 
     def _wait_for_device(self) -> None:
-        """Wait at both ends of a trial's timed steps. In between, the host may be any number of steps ahead."""
+        """Wait for the device in a trial. Called at the beginning and end of timed steps, not between them."""
         if self._settings.trial:
             self._notes.device.synchronise()
 
@@ -299,7 +303,7 @@ class Window:
         self.stopping = self._ends_job
 
     def _end_profiling(self) -> None:
-        """End profiling between two steps. A thread writes the trace; training waits for it if timed steps follow."""
+        """End profiling between two steps. A helper thread writes the trace; training waits if further steps follow."""
         self._bounds.end()
         was_running = self.profiler.running
         recorded, files = self.profiler.stop(self._patience_s), self._job.files
@@ -312,8 +316,9 @@ class Window:
                 files.trace.wait(GRACE_S, arrived)
 
     def close(self, ended: str) -> None:
-        """Write everything recorded so far. `ended`: how training ended, in the format of `how_it_ends`. Raises
-        `OSError`.
+        """Write everything recorded so far. Raises `OSError`.
+
+        `ended`: how training ended, in the format of `how_it_ends`.
         """
         files, is_well = self._job.files, ended == "finished"
         if files is None:
@@ -353,8 +358,8 @@ class Window:
         self._notes.release_modules()
 
     def write_facts(self, ended: str | None, at_ns: int | None = None) -> None:
-        """Write the rank's facts. Raises `OSError`. `at_ns`: when training ended, ns since 1970; by default now."""
-        if ended in (None, "finished", "stopped"):  # otherwise an accelerator may not answer
+        """Write the rank's facts. Raises `OSError`. `at_ns`: when training ended, ns since 1970; now by default."""
+        if ended in (None, "finished", "stopped"):  # otherwise, the accelerator may hang
             with suppress(Exception):
                 self._notes.unaveraged.second_look(self.step)
         about = {"profiles": self._profiles, "no_trace": self._no_trace}

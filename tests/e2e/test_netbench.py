@@ -83,8 +83,8 @@ def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--nproc-per-node", "2", "--backend", "smoke"], "this torch has no backend smoke; it has gloo"),
-        (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with: start at least two ranks."),
+        (["--nproc-per-node", "2", "--backend", "smoke"], "this torch build has no backend smoke. Available backends:"),
+        (["--nproc-per-node", "1"], "a single rank has no other rank to communicate with. Start at least two ranks."),
         (
             ["--nproc-per-node", "many"],
             "argument --nproc-per-node/--nproc_per_node/--nproc: many is neither a number of ranks",

@@ -1,6 +1,6 @@
-"""How processes of the job end: child processes, a script that needs RANK, and ranks whose torchrun is killed.
+"""Handles how processes of the job end: child processes, scripts that need RANK, and ranks whose torchrun is killed.
 
-ddpprof itself is imported only after a child has failed.
+ddpprof itself is imported only after a child process has failed.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import sys
 
 
 def install_multiprocessing(popen_fork):
-    """Observe ``multiprocessing``, and therefore ``mp.spawn``."""
+    """Record failed child processes of ``multiprocessing``, and therefore of ``mp.spawn``."""
     _note_after(popen_fork.Popen, "poll")
 
 
@@ -36,7 +36,7 @@ def _note_after(popen, name):
 
 
 _MOST = 256
-"""maximum number of recorded ends: a script may start a failing program again and again"""
+"""maximum number of recorded failures, because a script may start a failing program repeatedly"""
 _noted = []
 
 
@@ -44,7 +44,7 @@ def _note(pid, exit_code):
     if len(_noted) >= _MOST:
         return
     _noted.append(pid)
-    with contextlib.suppress(Exception):  # the script must continue, whatever happens to ddpprof
+    with contextlib.suppress(Exception):  # the script must continue even if ddpprof fails
         from ddpprof.record.torchrun import note_child
 
         note_child(pid, exit_code)
@@ -54,9 +54,9 @@ _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTE
 
 
 def explain_missing_rank(note):
-    """Write the missing variable to the file `note` if the process ends because RANK or a similar variable is not set.
+    """If the process ends because RANK or a similar variable is not set, write the variable's name to the file `note`.
 
-    Other exceptions are shown as usual.
+    Other exceptions are printed as usual.
     """
     show = sys.excepthook
 
@@ -85,21 +85,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def place() -> str:
-    """Return an identifier of the scope in which PIDs are unique: the machine's boot and its PID namespace.
+    """Return an identifier of the scope in which PIDs are unique: the PID namespace and the machine's boot ID.
 
-    Raises ``OSError`` if the system does not provide it, as on systems other than Linux.
+    Raises ``OSError`` if the system does not provide these, for example if it is not Linux.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{os.readlink('/proc/self/ns/pid')} {file.read().strip()}"
 
 
 def end_with_agent(agent: str) -> None:
-    """End this process when torchrun's process ends. If torchrun is killed, it cannot end its ranks.
+    """End this process when torchrun's process ends, because torchrun cannot end its ranks if it is killed.
 
-    `agent`: torchrun's PID and `place`. Without this, a rank would continue to train and keep its device. Does nothing
-    if torchrun runs elsewhere, for example outside this container.
+    Otherwise, the rank would continue to train and keep its device. Does nothing if torchrun runs elsewhere, for
+    example outside this container. `agent`: torchrun's PID, a space, and its `place`.
     """
-    import ctypes  # only few processes need it
+    import ctypes  # few processes need this module
     import signal
 
     number, _, where = agent.partition(" ")
@@ -110,7 +110,7 @@ def end_with_agent(agent: str) -> None:
         return
     if os.getppid() == int(number):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if _is_dead(int(number)):  # it was killed before this process got here
+    if _is_dead(int(number)):  # torchrun was killed before `prctl` took effect
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -121,6 +121,6 @@ def _is_dead(process: int) -> bool:
             state = file.read().rpartition(b")")[2].split()[0]
     except ProcessLookupError:
         return True
-    except OSError:  # it runs as another user, or the system hides it
+    except OSError:  # the process belongs to another user, or the system hides it
         return False
-    return state in (b"Z", b"X")  # its parent has not waited for it yet
+    return state in (b"Z", b"X")  # dead, but its parent has not waited for it

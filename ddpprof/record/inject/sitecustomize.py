@@ -1,4 +1,4 @@
-"""Injection into every Python process of the job, however started; inactive until certain modules are imported."""
+"""Injects ddpprof into every Python process of the job; does nothing until certain modules are imported."""
 
 import contextlib
 import importlib.abc
@@ -16,14 +16,11 @@ _TARGETS = {
     "multiprocessing.popen_fork": ("_ddpprof_ends", "install_multiprocessing"),
     "subprocess": ("_ddpprof_ends", "install_subprocess"),
 }
-"""modules of torch, Lightning and Python, and the function to call after each is imported"""
+"""module of torch, Lightning or Python → module and function to call after it has been imported"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    """Finder for one module.
-
-    It delegates to the other finders, and calls a function when the module has been executed.
-    """
+    """Finder for one module. Delegates to the other finders, and calls a function once the module has been executed."""
 
     def __init__(self, target, module, function):
         self._target, self._module, self._function = target, module, function
@@ -66,7 +63,7 @@ def _chain_to_next_sitecustomize():
 
 
 def _say_that_it_is_here(note):
-    with contextlib.suppress(OSError):  # on another machine or in a container, or in a job that outlives ddpprof
+    with contextlib.suppress(OSError):  # on another machine, in a container, or after ddpprof has ended
         os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 

@@ -176,7 +176,7 @@ HALF = ((2,), "float16")
     [
         pytest.param({"a": SMALL}, {"a": SMALL}, [], id="same"),
         pytest.param({"a": LARGE}, {"a": SMALL}, ["a is 3×2 here and 2 there"], id="shape"),
-        pytest.param({"a": NUMBER}, {"a": SMALL}, ["a is a number here and 2 there"], id="no-dimension"),
+        pytest.param({"a": NUMBER}, {"a": SMALL}, ["a is a scalar here and 2 there"], id="no-dimension"),
         pytest.param({"a": HALF}, {"a": SMALL}, ["a is float16 here and float32 there"], id="dtype"),
         pytest.param({"a": SMALL, "b": SMALL}, {"a": SMALL}, ["b is trained only here"], id="more"),
         pytest.param({"a": SMALL}, {"a": SMALL, "b": SMALL}, ["b is not trained here"], id="fewer"),
@@ -184,7 +184,7 @@ HALF = ((2,), "float16")
         pytest.param(
             {"b": SMALL, "a": SMALL},
             {"a": SMALL, "b": SMALL},
-            ["b is at the position of a there", "a is at the position of b there"],
+            ["b here has the position of a there", "a here has the position of b there"],
             id="order",
         ),
     ],
@@ -258,7 +258,7 @@ def test_a_rank_compares_itself_with_rank_0(
     [
         pytest.param(
             {"key": torch.float32, "query": torch.float32},
-            "key is at the position of query there; query is at the position of key there",
+            "key here has the position of query there; query here has the position of key there",
             id="another-order",
         ),
         pytest.param(

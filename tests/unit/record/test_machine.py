@@ -216,7 +216,7 @@ def test_signals_are_watched_while_the_interpreter_exits(at_exit: Standby, monke
 def test_work_is_refused_where_no_thread_is_idle_or_can_be_started(at_exit: Standby) -> None:
     moves_on = threading.Event()
     stuck = [at_exit.run(lambda: moves_on.wait(60) and None) for _ in range(3)]
-    with pytest.raises(RuntimeError, match="no thread is idle"):
+    with pytest.raises(RuntimeError, match="no helper thread is idle"):
         at_exit.run(lambda: None)
     with signals_end_a_hang():  # goes on without a watch
         pass
