@@ -255,7 +255,7 @@ def _run_recorded(
         try:
             afterwards(inside, outcome)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (must not replace the job's exit code)
-            say(f"ddpprof: cannot report on the run in {out}: {error}", file=sys.stderr)
+            say(f"ddpprof: cannot report on {out}: {error}", file=sys.stderr)
     if outcome.signal is not None:
         _die_of(outcome.signal)
     return outcome

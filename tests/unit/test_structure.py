@@ -1,5 +1,8 @@
 """The package's structure: what a reader can count on. `tests/support/structure.py` prints the numbers."""
 
+import ast
+from collections import Counter
+
 from structure import circles, imports_at_start, modules
 
 
@@ -13,3 +16,20 @@ def test_functions_stay_short() -> None:
     assert lengths[len(lengths) // 2] <= 8
     assert lengths[len(lengths) * 95 // 100] < 30
     assert lengths[-1] <= 80
+
+
+def test_no_name_of_a_module_is_given_twice() -> None:
+    """After modules were merged, a constant of one replaced that of the other."""
+    twice = {
+        f"{module.name}: {name}"
+        for module in modules()
+        for name, times in Counter(_assigned(module.tree)).items()
+        if times > 1
+    }
+    assert twice == set()
+
+
+def _assigned(module: ast.Module) -> list[str]:
+    targets = [target for node in module.body if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in module.body if isinstance(node, ast.AnnAssign)]
+    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
