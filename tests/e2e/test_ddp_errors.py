@@ -6,7 +6,7 @@ import pytest
 from jobs import Run, script
 
 SPARE = "2 parameters (spare.weight, spare.bias)"
-TWICE = "1 parameter (block.bias) got a gradient twice in one backward pass, since checkpoint(…, use_reentrant=True)"
+TWICE = "1 parameter (block.bias) got a gradient twice in one backward pass, because checkpoint(…, use_reentrant=True)"
 
 
 @pytest.mark.parametrize(
