@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _NPROC = "--nproc-per-node"
 _NUMBER_OF_RANKS = re.compile(r"[1-9]\d{0,8}|auto|gpu|cpu|xpu")
 """values that torchrun accepts as a number of ranks"""
+_FLAGS_NOT_TO_REPEAT = ("--force", "--dump-stacks", "-q", "--quiet", "-v", "--verbose")
+"""options without a value that do not affect what is recorded"""
 _NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after", "--color")
 """options with a value that do not affect what is recorded"""
 
@@ -166,7 +168,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
         out=Path(options.out or default_out(words, is_module=options.module and not is_wrapped)),
         words=tuple(words),
         is_wrapped=is_wrapped,
-        recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force", "--dump-stacks", "-v", "--verbose")), *command),
+        recorded_with=(*_without(own, _NOT_TO_REPEAT, _FLAGS_NOT_TO_REPEAT), *command),
     )
 
 

@@ -61,6 +61,8 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
             continue
         if _uses_everything(module) and _searches(module):
             gain_ns, predicted = hoped_for(view.unused_search_ns, view.predictions.without_unused_search)
+            if predicted is not None and predicted.low_ns <= 0:
+                gain_ns = predicted = None  # report it, but promise nothing
             cost = (
                 "" if view.unused_search_ns is None else f"the search takes {in_ms(view.unused_search_ns)} per step, "
             )

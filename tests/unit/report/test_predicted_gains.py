@@ -168,9 +168,10 @@ def reported(**settings: Any) -> Report:
     return build_report(run(*(Rank(rank, None, record(rank, [module], steps)) for rank in range(2))))
 
 
-def test_a_report_s_findings_carry_it() -> None:
+def test_a_search_whose_gain_is_uncertain_is_reported_without_a_promise() -> None:
     (finding,) = reported(find_unused_parameters=True, unused=(), num_lacking_passes=0).findings
-    assert (finding.rule, finding.predicted is not None) == ("find-unused-for-nothing", True)
+    assert (finding.rule, finding.gain_ns, finding.predicted) == ("find-unused-for-nothing", None, None)
+    assert not finding.is_noise
 
 
 def test_accumulation_saves_communication_alone() -> None:
