@@ -1,7 +1,7 @@
 """Removes passwords, keys and tokens from commands, URLs, headers and variables in stored and displayed text.
 
 If a name contains one of `_SECRET_WORDS`, in upper or lower case, its value is hidden. Every regular expression here
-takes linear time, because the texts come from errors and variables of the job.
+takes linear time, because its input comes from the job and may be long.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
 def _refuse_what_cannot_be_tried(options: argparse.Namespace, number: int, finding: Finding) -> None:
     if finding.change is None:
         raise DdpprofError(
-            f"ddpprof cannot make the change of finding {number} by itself: {finding.advice} Make the change in a "
+            f"ddpprof cannot apply the change that finding {number} recommends: {finding.advice} Make the change in a "
             f"copy of your script, and compare: ddpprof try {options.path} --script changed.py"
         )
     if finding.change.is_lossy and not options.allow_lossy:

@@ -89,7 +89,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class TryPlan:
-    """The changes to try, in the order of the experiment's variants after the first."""
+    """The changes to try: one for each variant of the experiment after the first, which is the unchanged job."""
 
     run: str
     """path of the run whose findings advise the changes"""

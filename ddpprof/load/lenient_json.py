@@ -52,7 +52,7 @@ def decode_or_none(text: msgspec.Raw) -> Any:
 
 
 def as_int(value: object) -> int | None:
-    """Return the value as an integer, or ``None`` if it is none or does not fit into int64.
+    """Return the value as an integer, or ``None`` if it is not an integer or does not fit into int64.
 
     Text and floats such as ``7.0`` are accepted, because tools that rewrite traces with pandas produce them.
     """
@@ -109,7 +109,7 @@ def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, ex
 
 
 def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
-    """Convert microseconds of any size to nanoseconds exactly.
+    """Convert strings with microseconds, of any magnitude, to nanoseconds exactly.
 
     Raises `TimeOutOfRangeError`, and ``msgspec.ValidationError`` for a text that is not a number.
     """

@@ -144,7 +144,7 @@ def _stated(path: Location, limits: Limits) -> Header | BadTrace:
 def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Header], list[str]]:
     """Return the files of one job, and messages about files of other jobs.
 
-    If world sizes differ, it is the job of the world size for which most ranks are present.
+    If files have different world sizes, the world size with the largest number of ranks present is chosen.
     """
     sizes = {header.world_size for header in headers.values()} - {None}
     if len(sizes) < 2:

@@ -42,11 +42,12 @@ _FOLLOWED = 1.1
 
 
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
-    """Return the standard deviation of the means of windows of steady values.
+    """Return the standard deviation of window means while the level is steady.
 
-    It is the larger of the observed one and the one expected from single values. Values are measured relative to the
-    median of the `around` values around them, so that a lasting change does not count as noise. Windows whose halves
-    differ by `two_levels` or more are left out. `share_steps`: two consecutive values have a step in common.
+    This is the larger of the observed standard deviation and the one expected from the spread of single values. Each
+    value is taken relative to the median of its `around` neighbors, so that a lasting change is not noise. Windows
+    whose halves differ by `two_levels` or more are left out. `share_steps`: two consecutive values
+    have a step in common.
     """
     values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)

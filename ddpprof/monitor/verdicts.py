@@ -204,7 +204,7 @@ def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
 
 
 def unusual_collective_of(position: Position) -> UnusualCollective | None:
-    """Return a collective that the rank called only in its last step, without waiting for the other ranks."""
+    """Return a collective that did not wait for other ranks, and that the rank called only in its last step."""
     record = position.evidence.record
     return None if record is None else record.unusual_collective
 

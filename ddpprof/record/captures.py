@@ -53,10 +53,10 @@ class Board(Protocol):
         """Return the text of a note; ``None`` if it has not been posted. Raises the errors of `post`."""
 
     def sign(self, list_name: str) -> None:
-        """Add this rank to a list, unless it is already on the list. Raises the errors of `post`."""
+        """Add this rank to the list of that name, unless it is on it. Raises the same errors as `post`."""
 
     def num_signed(self, list_name: str) -> int:
-        """Return the number of ranks on a list. Raises the errors of `post`."""
+        """Return the number of ranks on the list of that name. Raises the same errors as `post`."""
 
 
 class FolderBoard:

@@ -189,7 +189,7 @@ def _profile(run: KnownRun, without: Sequence[int] = ()) -> Profile | None:
 
 
 def _predicted(was: Prediction, now: Prediction, noise_ns: float = 0.0) -> Predicted:
-    """Return the predicted gain. `noise_ns`: additional noise, if both predictions are based on other measurements."""
+    """Return the predicted gain. `noise_ns`: additional noise, if the two predictions use different measurements."""
     one = gain(was, now)
     low_ns = one.gain_ns - hypot(one.gain_ns - one.low_ns, noise_ns)
     high_ns = one.gain_ns + hypot(one.high_ns - one.gain_ns, noise_ns)

@@ -23,7 +23,7 @@ _ADVICE = {
         same parameters. Without checkpointing, look for a parameter that is used outside forward(), or in several
         backward passes.""",
     r"[Yy]our training graph has changed": """
-        The parameters that a step uses have changed, which static_graph=True does not allow: pass
+        The set of parameters that a step uses has changed, which static_graph=True does not allow: pass
         find_unused_parameters=True instead.""",
     r"Expected to have finished reduction": """
         These parameters did not contribute to the loss on that rank: use them in every forward pass, or pass

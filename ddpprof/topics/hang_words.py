@@ -71,7 +71,7 @@ _DO = {
     Fault.EVALUATES_ALONE: "Evaluate model.module on that rank, or the DDP module on every rank, with the same "
     "number of batches on each. DDP's forward broadcasts buffers, such as BatchNorm's statistics, even in "
     "evaluation mode.",
-    Fault.OWN_CODE: "Check that line: the other ranks wait until it is done.",
+    Fault.OWN_CODE: "Check that line: the other ranks are waiting for it to finish.",
     Fault.LOCK: "Find out which thread or process holds the lock or should fill the queue. It must not depend on "
     "other ranks.",
     Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read from. "

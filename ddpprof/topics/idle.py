@@ -68,7 +68,7 @@ _COMM = 2
 class Idle:
     """Idle time of one step, ns."""
 
-    launch_bound_ns: Annotated[int, Number("idle time because the host launched the next work too late; null on CPU")]
+    launch_bound_ns: Annotated[int, Number("idle time until a kernel that the host launched too late; null on CPU")]
     comm_wait_ns: Annotated[int, Number("idle time around communication; null on CPU")]
     other_ns: Annotated[int, Number("idle time with another or an unknown cause; null on CPU")]
     host_read_ns: Annotated[

@@ -33,7 +33,7 @@ class KernelSummary:
     """All runs of one kernel in the selected steps of one rank."""
 
     kernel: Kernel
-    phase: Annotated[str, Number("phase of the step in which it takes most time")]
+    phase: Annotated[str, Number("phase of the step in which the kernel takes the most time")]
     num_steps: Annotated[int, Number("number of steps examined, with or without the kernel")]
     num_runs: Annotated[int, Number("number of runs in these steps")]
     total_ns: Annotated[int, Number("total duration of all runs")]

@@ -56,7 +56,7 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
     """Compare the ranks' copies of each module.
 
-    Ranks whose copies were read in other steps than the first rank's are left out.
+    Ranks whose copies were read at different steps than the first rank's are left out.
     """
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):

@@ -268,10 +268,10 @@ def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
 def _when(slowdown: StepSlowdown) -> str:
     about = "about " if slowdown.is_coarse else ""
     if slowdown.last_step is None:
-        return f"since {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} steps take"
+        return f"since {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)}, steps take"
     return (
-        f"from {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} to {slowdown.last_step:,}"
-        f"{_clock(slowdown.ended_ns)} steps took"
+        f"from {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} to step {slowdown.last_step:,}"
+        f"{_clock(slowdown.ended_ns)}, steps took"
     )
 
 

@@ -362,7 +362,7 @@ class _Remembered(dict[Any, int]):
     """A cache of the number that a function returns for each key."""
 
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
-        """Create an empty cache of `find`. `shared`: numbers that many keys have.
+        """Create an empty cache for the results of `find`. `shared`: numbers that occur under many keys.
 
         Once there are too many keys, negative numbers and those in `shared` are no longer cached.
         """

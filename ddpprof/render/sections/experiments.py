@@ -185,7 +185,7 @@ def _is_it_normal(point: ScalePoint) -> str:
     if most is None or point.transfer_ns is None:
         return f"{gained}."
     why = f"a step's communication takes {in_ms(point.transfer_ns)}, and its computation {in_ms(point.ideal_ns)}"
-    return f"{gained}. At best it would be {most:.2f} times: {why}."
+    return f"{gained}. The speed-up is at most {most:.2f} times: {why}."
 
 
 def scaling_sections(report: ScalingReport) -> Iterable[Section]:
@@ -264,7 +264,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """Return a sentence on the fastest variant compared with the first; for the same work, if sizes differ."""
+    """Return a sentence that compares the fastest variant with the first, for the same amount of work."""
     unequal = len({point.size for point in points}) > 1
     if unequal:
         points = [_for_as_much_work(point, points[0]) for point in points]
@@ -406,7 +406,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence that no setting is faster, or that this is uncertain, with advice."""
+    """Return a sentence which says that no setting is faster, or that this is uncertain, followed by advice."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:

@@ -110,15 +110,15 @@ def change_nothing(report: Report) -> str:
         if finding.is_worth_trying:
             what = finding.change.code if finding.change is not None else finding.title
             return (
-                f"Worth trying: {clean(what)}, which may save {in_ms(finding.expected_ns)} per step, but this run "
-                f"cannot predict it. Measure it with ddpprof try --finding {number}."
+                f"Worth trying: {clean(what)}, which may save {in_ms(finding.expected_ns)} per step. This run is "
+                f"not enough to predict the gain. Measure it with ddpprof try --finding {number}."
             )
     if any(not one.is_noise for one in report.findings):
         return "Change nothing yet: this run cannot predict the gain of a change. Use ddpprof tune to measure it."
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
         return _TRACES_CANNOT_TELL
     if _lacks_profiled_steps(report):
-        return "Change nothing yet: most rules need steps that ddpprof profiled."
+        return "Change nothing yet: this run has no profiled steps, which most rules need."
     if report.findings or report.data_parallel:
         return "Change nothing: no finding is beyond noise."
     return f"Change nothing: {_otherwise(report)}"

@@ -262,7 +262,7 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
-    """Return DDP's default buckets, or the best predicted buckets if there are fewer than now.
+    """Return DDP's default buckets, or the best predicted buckets if they are fewer than the present ones.
 
     Predictions with as many or more buckets are ignored, because buckets of equal size do not show their latency.
     """
@@ -326,7 +326,7 @@ def better_buckets(rows: Rows, view: View) -> Iterator[Finding]:
     yield Finding(
         "better-buckets",
         "Different bucket sizes are predicted to shorten the step",
-        f"{_sizes(sizes)} instead of {_sizes(was)}, in the order of sending",
+        f"{_sizes(sizes)} instead of {_sizes(was)}, in the order in which they are sent",
         f"Try {call_for(view.framework, best)}. To compare it with other caps, use ddpprof whatif.",
         best.predicted.high_ns,
         predicted=best.predicted,

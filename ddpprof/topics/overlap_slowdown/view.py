@@ -101,9 +101,9 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
     yield Finding(
         "overlap-slowdown",
         f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
-        f"{in_ms(slowdown.lost_ns or 0)} per step is lost in kernels that also ran without communication "
-        f"({slowdown.known_share:.0%} of the computation during communication); only the part on the critical path "
-        f"makes the step longer{other_work if may_be_other_work else ''}",
+        f"it slows them by {in_ms(slowdown.lost_ns or 0)} per step, as far as the same kernels also ran alone "
+        f"({slowdown.known_share:.0%} of the overlapped computation); only the part on the critical path makes the "
+        f"step longer{other_work if may_be_other_work else ''}",
         _advice(view),
         slowdown.lost_ns,
         is_noise=may_be_other_work,
@@ -141,8 +141,8 @@ def slowdown_section(slowdown: OverlapSlowdownReport, report: ReportView) -> Ite
         return
     if (slowdown.known_share or 0) < ENOUGH_KNOWN:
         yield Line(
-            f"Only {percent(slowdown.known_share)} of the computation ran both with and without communication; with "
-            f"communication, it took {slowdown.ratio:.2f} × as long.{more}",
+            f"Only {percent(slowdown.known_share)} of the overlapped computation could be compared with the same "
+            f"kernels alone; with communication, they took {slowdown.ratio:.2f} × as long.{more}",
             is_aside=True,
         )
         return
@@ -155,7 +155,8 @@ def slowdown_section(slowdown: OverlapSlowdownReport, report: ReportView) -> Ite
 
 
 def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str:
-    known = f"known for {percent(slowdown.known_share)} of its {in_ms(slowdown.covered_ns)} per step"
+    computation = f"{in_ms(slowdown.covered_ns)} of overlapped computation per step"
+    known = f"measured for {percent(slowdown.known_share)} of the {computation}"
     if lost_ns <= 0:
         return f"Communication does not slow concurrent computation: it takes {ratio:.2f} × as long ({known})"
     return (

@@ -199,7 +199,7 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: in own time, which excludes waiting for other ranks; chance: probability of this lateness by chance",
+            "late: excess of the own time, without waits for other ranks; chance: probability that it is random",
             cut_off(len(stragglers.stragglers)),
         ),
     )

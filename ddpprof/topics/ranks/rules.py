@@ -231,8 +231,8 @@ _ON_CPU = (
     "larger, and whether its code waits for a lock, a disk or the network."
 )
 _SLEEPING = (
-    "Check what only this rank waits for: a lock, a disk, the network or a sleep. While it trains, py-spy dump --pid "
-    "PID, or ddpprof diagnose RUN --dump-stacks, shows the line."
+    "Check what only this rank waits for: a lock, a disk, the network or a sleep. While the job runs, py-spy dump "
+    "--pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
 )
 
 LATENESS: Topic[None, Lateness] = Topic("lateness", rules=(straggler, slow_rank))

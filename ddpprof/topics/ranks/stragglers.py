@@ -55,7 +55,7 @@ class RankLateness:
     late_ns: int
     """median lateness over steps; negative if the rank waits for others"""
     p_value: float
-    """probability of this lateness by chance, corrected for the number of ranks and tests; at most 1"""
+    """probability that such a delay is random, corrected for the number of ranks and tests; at most 1"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,7 @@ def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook
 
 S = 10**9
 RISE = (
-    "since step 100 steps take 50% longer, 10.0 → 15.0 ms: all ranks wait longer in collectives, and no rank's own "
+    "since step 100, steps take 50% longer, 10.0 → 15.0 ms: all ranks wait longer in collectives, and no rank's own "
     "work takes longer"
 )
 

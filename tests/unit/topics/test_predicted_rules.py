@@ -137,7 +137,9 @@ def test_better_buckets_that_no_rule_explains(predicted: Predicted, fires: bool)
 def test_of_many_buckets_the_first_six_are_shown(number: int, shown: str) -> None:
     found = only(observed(of_mib(*[[0.25]] * number), [{}] * number, predictions=best([1.5])))
     sizes = ", ".join(["0.3 MB"] * 5)
-    assert found.evidence == (f"1 bucket (1.6 MB) instead of {number} buckets ({sizes}{shown}, in the order of sending")
+    assert found.evidence == (
+        f"1 bucket (1.6 MB) instead of {number} buckets ({sizes}{shown}, in the order in which they are sent"
+    )
 
 
 def test_the_default_buckets_are_got_by_leaving_the_argument_out() -> None:

@@ -294,22 +294,22 @@ SLOW = StepSlowdown(4200, None, 61 * MS, 72 * MS, 40, None, None, SlowdownCause.
     ("changes", "sentence"),
     [
         pytest.param(
-            {}, "since step 4,200 steps take 18% longer, 61.0 → 72.0 ms: rank 3 needs longer in forward", id="one-rank"
+            {}, "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: rank 3 needs longer in forward", id="one-rank"
         ),
         pytest.param(
             {"last_step": 4300, "cause": SlowdownCause.LINK, "ranks": (0, 1, 2, 3)},
-            "from step 4,200 to 4,300 steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer in collectives, and "
-            "no rank's own work takes longer",
+            "from step 4,200 to step 4,300, steps took 18% longer, 61.0 → 72.0 ms: all ranks wait longer in "
+            "collectives, and no rank's own work takes longer",
             id="link-and-over",
         ),
         pytest.param(
             {"cause": SlowdownCause.DATA, "part": StepPart.DATA, "ranks": (0, 1, 2, 3), "is_coarse": True},
-            "since about step 4,200 steps take 18% longer, 61.0 → 72.0 ms: every rank waits longer for batches",
+            "since about step 4,200, steps take 18% longer, 61.0 → 72.0 ms: every rank waits longer for batches",
             id="data-of-all",
         ),
         pytest.param(
             {"ranks": (0, 2), "part": StepPart.BACKWARD, "first_gradient_later_ns": 9 * MS},
-            "since step 4,200 steps take 18% longer, 61.0 → 72.0 ms: ranks 0, 2 need longer in backward, and their "
+            "since step 4,200, steps take 18% longer, 61.0 → 72.0 ms: ranks 0, 2 need longer in backward, and their "
             "first gradients come 9.00 ms later",
             id="late-gradients",
         ),
@@ -321,15 +321,15 @@ def test_a_slow_down_is_one_sentence(changes: dict[str, object], sentence: str) 
 
 @pytest.mark.parametrize("cause", list(SlowdownCause))
 def test_every_cause_has_words(cause: SlowdownCause) -> None:
-    assert slowdown_sentence(msgspec.structs.replace(SLOW, cause=cause), 4).startswith("since step 4,200 steps take")
+    assert slowdown_sentence(msgspec.structs.replace(SLOW, cause=cause), 4).startswith("since step 4,200, steps take")
 
 
 def test_times_of_day_follow_the_steps() -> None:
     began_ns, ended_ns = 1_700_000_000 * 10**9, 1_700_000_007 * 10**9
     timed = msgspec.structs.replace(SLOW, began_ns=began_ns, last_step=4300, ended_ns=ended_ns)
     words = slowdown_sentence(timed, 4)
-    assert ":20) to 4,300 (" in words
-    assert ":27) steps took" in words
+    assert ":20) to step 4,300 (" in words
+    assert ":27), steps took" in words
 
 
 def test_pauses_are_told_apart() -> None:
