@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.experiment_plan import split_experiment
 from ddpprof.cli.experiments import in_minutes, print_result, resumed, run_trials, show_at_the_end
 from ddpprof.cli.job import default_out, parse_job
 from ddpprof.cli.output import refuse_unwritable_folder
@@ -88,7 +89,8 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on
 
     if options.resume is not None:
-        experiment, directory = resumed(parser, options, arguments, kind="try"), options.resume
+        own, others, _ = split_experiment(arguments, parser)
+        experiment, directory = resumed(parser, options, [*own, *others], kind="try"), options.resume
     elif options.path is None:
         parser.error("nothing to try: give a run recorded by ddpprof trace")
     else:

@@ -113,4 +113,6 @@ def test_a_tuning_is_resumed_by_its_own_command(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == (
         f"ddpprof: {tmp_path} was created by ddpprof tune. Continue it with: ddpprof tune --resume {tmp_path}\n"
     )
+    assert main(["try", "--resume", str(tmp_path)]) == 2  # not a mistake in the words, as it once was
+    assert "Continue it with: ddpprof tune --resume" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
