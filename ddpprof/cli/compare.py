@@ -130,11 +130,10 @@ def _recorded(
     """Record the runs of both environments, and return their folders. Raises `DdpprofError`."""
     if options.a or options.b is not None:
         parser.error("give either runs or --env")
-    from ddpprof.cli.commands import parsers
     from ddpprof.cli.environments import record_in_turn
-    from ddpprof.cli.job import parse_job
+    from ddpprof.cli.job import parse_trace_words
 
-    job = parse_job(parsers(wanted=["trace"])[1]["trace"], to_record, "record")
+    job = parse_trace_words(to_record, "record")
     old, new = record_in_turn(job, options.env, options.rounds)
     note(f"compare these runs again with: {shlex.join(['ddpprof', 'compare', str(old.folder), str(new.folder)])}")
     return [location(str(old.folder))], [location(str(new.folder))]

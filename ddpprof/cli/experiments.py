@@ -311,12 +311,13 @@ def usual_step_in_words(run: Path) -> str:
     from statistics import median
 
     from ddpprof.experiments.joint_ratios import timed_steps
+    from ddpprof.layout import in_ms
     from ddpprof.load.record import load_record
     from ddpprof.rundir import ranks_in
 
     records = [load_record(run, rank) for rank in ranks_in(run)]
     steps = timed_steps([record for record in records if record is not None])
-    return f"{median(steps) / 1e6:.2f} ms per step" if steps else "no step was timed"
+    return f"{in_ms(median(steps))} per step" if steps else "no step was timed"
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:

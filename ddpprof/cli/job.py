@@ -172,6 +172,13 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
     )
 
 
+def parse_trace_words(words: Sequence[str], verb: str) -> JobCommand:
+    """Parse the arguments of `ddpprof trace` for another command, `verb`, which starts the same job."""
+    from ddpprof.cli.commands import parsers  # imports the module of `ddpprof trace`, which imports this one
+
+    return parse_job(parsers({"trace"})[1]["trace"], words, verb)
+
+
 def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Return ddpprof's own arguments without these options."""
     kept, is_value = [], False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import count, positive
 from ddpprof.cli.experiment_plan import split_experiment
 from ddpprof.cli.experiments import in_minutes, print_result, resumed, run_trials, show_at_the_end
-from ddpprof.cli.job import default_out, parse_job
+from ddpprof.cli.job import default_out, parse_trace_words
 from ddpprof.cli.output import refuse_unwritable_folder
 from ddpprof.cli.reading import finding_of, refuse_missing
 from ddpprof.cli.saying import add_json_option, progress
@@ -161,7 +161,6 @@ def _report(path: Path) -> Report:
 
 def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
     """Return the experiment with the run's own command as its only variant. Raises `DdpprofError`."""
-    from ddpprof.cli.commands import parsers
     from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, ExperimentKind, Variant
     from ddpprof.redaction import HIDDEN
 
@@ -176,7 +175,7 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
             f"the command of {options.path} contained secrets, which are not stored. Use ddpprof sweep to compare."
         )
     _refuse_others_run(options)
-    job = parse_job(parsers({"trace"})[1]["trace"], words, "try")
+    job = parse_trace_words(words, "try")
     if not job.is_one_node:
         raise DdpprofError("the job ran on several nodes, but ddpprof try can start it only on this node.")
     torchrun = job.options.torchrun

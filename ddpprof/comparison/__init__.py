@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ddpprof.engine.numbers import metrics_of
 from ddpprof.errors import DdpprofError
-from ddpprof.layout import count
+from ddpprof.layout import count, in_ms
 from ddpprof.model import Kernel
 from ddpprof.report import LightStepReport, Report, ShownInNotebooks, StepReport
 from ddpprof.statistics.between_runs import (
@@ -442,9 +442,6 @@ def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: 
 
 def _in_words(summaries: Sequence[KernelSummary]) -> str:
     longest = max(summaries, key=lambda summary: summary.total_ns_per_step)
-    total, its_own = (f"{ns / 1e6:.2f} ms" for ns in (_total_ns(summaries), _total_ns([longest])))
-    return f"{total} per step; longest: {kernel_name(longest.kernel)}, {its_own}"
-
-
-def _total_ns(summaries: Iterable[KernelSummary]) -> float:
-    return sum(summary.total_ns_per_step for summary in summaries)
+    total_ns = sum(summary.total_ns_per_step for summary in summaries)
+    its_own = f"{kernel_name(longest.kernel)}, {in_ms(longest.total_ns_per_step)}"
+    return f"{in_ms(total_ns)} per step; longest: {its_own}"

@@ -49,6 +49,7 @@ COMPILATIONS: Mapping[str, Sequence[str]] = {
     "optimize_ddp": (OptimizeDdp.DDP_OPTIMIZER, OptimizeDdp.PYTHON_REDUCER, OptimizeDdp.NO_OPTIMIZATION),
 }
 """settings of compilation → their values"""
+_SYNC_BATCH_NORM = "sync_batch_norm"
 _COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
@@ -56,7 +57,7 @@ class _Place(Enum):
     COMMAND = "command"
     DDP = "ddp"
     COMPILATION = "compilation"
-    SYNC_BATCH_NORM = "sync_batch_norm"
+    SYNC_BATCH_NORM = _SYNC_BATCH_NORM
     ENVIRONMENT = "environment"
     ARGUMENT = "argument"
 
@@ -118,7 +119,7 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
         case _Place.COMPILATION:
             return variant.compiled(name, _compilation(name, value))
         case _Place.SYNC_BATCH_NORM:
-            return replace(variant, sync_batch_norm=_flag(name, value))
+            return replace(variant, sync_batch_norm=_argument(name, value))
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -133,7 +134,7 @@ def _place(name: str, command: Sequence[str]) -> _Place:
         return _Place.DDP
     if name in COMPILATIONS:
         return _Place.COMPILATION
-    if name == _Place.SYNC_BATCH_NORM.value:
+    if name == _SYNC_BATCH_NORM:
         return _Place.SYNC_BATCH_NORM
     return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
 
@@ -145,7 +146,7 @@ def _compilation(name: str, value: str) -> str:
 
 
 def _refuse_misspelt(name: str) -> None:
-    known = [*DDP_ARGUMENTS, *COMPILATIONS, _Place.SYNC_BATCH_NORM.value]
+    known = [*DDP_ARGUMENTS, *COMPILATIONS, _SYNC_BATCH_NORM]
     meant = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if meant:
         raise DdpprofError(f"DDP has no argument {name}. Did you mean {meant[0]}? A script option begins with --")
@@ -167,12 +168,6 @@ def _argument(name: str, text: str) -> Any:
     if not fits:
         raise DdpprofError(f"{name}={text} is not valid: give {wanted}")
     return value
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("True", "False"):
-        raise DdpprofError(f"{name}={text} is not valid: give True or False")
-    return text == "True"
 
 
 def _is_number(value: object) -> bool:

@@ -328,8 +328,7 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
     `distributed`: ``torch.nn.parallel.distributed``. Raises `CannotRecord`.
     """
     changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
-    changes_ddp = changes_ddp or not settings.sync_batch_norm
-    if not (changes_ddp or settings.loader or settings.passes_per_reduction):
+    if not (changes_ddp or settings.loader or settings.passes_per_reduction) and settings.sync_batch_norm:
         return
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters

@@ -533,6 +533,6 @@ def _given(one: TriedPromise) -> str:
         return f": {one.outcome.value}"
     more = "" if one.more_rounds is None else f", needs {count(one.more_rounds, 'more round')}"
     before = ": " if one.promise.gain_ns is None else ", "
-    is_told = one.losses is None or one.losses.match is not Match.CHANGED or one.outcome is Outcome.OTHER_RESULTS
-    losses = "" if is_told else "; the losses differ"
+    has_changed = one.losses is not None and one.losses.match is Match.CHANGED
+    losses = "; the losses differ" if has_changed and one.outcome is not Outcome.OTHER_RESULTS else ""
     return f"{before}measured {measured_gain(one.measured)}: {one.outcome.value}{more}{losses}"
