@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,27 @@ def _quota_of(group: Path) -> tuple[int, int]:
         return (-1 if quota == "max" else int(quota)), int(period)
     quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
     return int(quota), int(period)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTicks:
+    """Time of some cores since the start of the system, in clock ticks."""
+
+    busy: int
+    total: int
+
+
+def ticks_of(cores: Container[int], root: Path = _ROOT) -> CoreTicks | None:
+    """Return the sum of the times of `cores`, from ``/proc/stat``; ``None`` if the system does not report them."""
+    busy = total = 0
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/stat").read_text(encoding="utf-8").splitlines():
+            name, *fields = line.split()
+            if name.startswith("cpu") and name != "cpu" and int(name.removeprefix("cpu")) in cores:
+                user, nice, system, idle, waits_for_disk, *interrupts = map(int, fields[:8])
+                busy += user + nice + system + sum(interrupts)
+                total += user + nice + system + idle + waits_for_disk + sum(interrupts)
+    return CoreTicks(busy, total) if total else None
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:

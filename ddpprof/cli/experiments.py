@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -242,15 +242,17 @@ def say_how_long(seconds: float) -> None:
         progress(f"About {in_minutes(seconds)} left. Press Ctrl-C to stop; the results so far are kept.")
 
 
-def run_trials(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials. Return True if the user interrupted them."""
+def run_trials(directory: Path, experiment: Experiment, without: Container[int] = ()) -> bool:
+    """Run the trials, except those of the variants `without`. Return True if the user interrupted them."""
     from datetime import timedelta
     from statistics import median
 
     from ddpprof.experiments.conduct import conduct, remaining, steps_of
     from ddpprof.layout import count as number_of
 
-    trials = remaining(directory, experiment)
+    trials = [one for one in remaining(directory, experiment) if one.variant not in without]
+    if trials:
+        _warn_of_other_work()
     total, seconds = experiment.num_trials, []
     if trials:
         cpu, accelerator = (
@@ -283,6 +285,35 @@ def run_trials(directory: Path, experiment: Experiment) -> bool:
         _wipe()
         return True
     return False
+
+
+def _warn_of_other_work() -> None:
+    """Print a note if other processes are using many of this machine's cores."""
+    import os
+    import time
+
+    from ddpprof.layout import count as number_of
+    from ddpprof.linux_files import ticks_of
+
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    before = ticks_of(cores)
+    if before is None:
+        return
+    time.sleep(_WATCHED_S)
+    after = ticks_of(cores)
+    if after is None or after.total <= before.total:
+        return
+    share = (after.busy - before.busy) / (after.total - before.total)
+    if share > _MUCH_OTHER_WORK:
+        note(
+            f"other processes are using {share * len(cores):.1f} of {number_of(len(cores), 'core')}, so the times will "
+            "vary, and more rounds may be needed"
+        )
+
+
+_WATCHED_S = 0.5
+_MUCH_OTHER_WORK = 0.25
+"""minimum share of the cores that other processes use, on which to print a note"""
 
 
 def _refuse_short_job(directory: Path, experiment: Experiment, trial: Trial) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddpprof.experiments.trying import Promise
     from ddpprof.report import Report
 
+_ROUNDS = 5
 _START_S = 5.0
 """typical time from the start of a job until training begins, seconds"""
 
@@ -57,9 +58,9 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--rounds",
         type=positive,
-        default=5,
         metavar="N",
-        help="number of runs with each change and without changes (%(default)s); doubled if these are not enough",
+        help=f"number of runs with each change and without changes ({_ROUNDS}); doubled if these are not enough. With "
+        "--resume: total number of runs to reach",
     )
     add(
         "--skip-first",
@@ -86,11 +87,12 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
 
 def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
-    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiments.conduct import add_rounds, job_of, open_experiment, working_on
 
     if options.resume is not None:
         own, others, _ = split_experiment(arguments, parser)
-        experiment, directory = resumed(parser, options, [*own, *others], kind="try"), options.resume
+        given = [word for word in (*own, *others) if not word.startswith("--rounds=")]
+        experiment, directory = resumed(parser, options, given, kind="try"), options.resume
     elif options.path is None:
         parser.error("nothing to try: give a run recorded by ddpprof trace")
     else:
@@ -106,6 +108,8 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
         open_experiment(directory, experiment, options.force)
         _write_changes(directory, options.path, promises)
     with working_on(directory):
+        if options.resume is not None and options.rounds is not None:
+            experiment = add_rounds(directory, experiment, options.rounds)
         interrupted = _run_until_decided(directory, experiment)
     return show_at_the_end(partial(_show_what_there_is, directory, interrupted), "try", directory, interrupted)
 
@@ -123,9 +127,11 @@ def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
     if first is not None:
         if run_trials(directory, replace(experiment, rounds=first)):
             return True
-        if read_trying(directory).is_decided:
+        so_far = read_trying(directory)
+        if so_far.is_decided:
             return False
         progress(f"{first} rounds are not enough to decide: running {experiment.rounds - first} more.")
+        return run_trials(directory, experiment, without=so_far.failed)
     return run_trials(directory, experiment)
 
 
@@ -186,8 +192,8 @@ def _as_it_is(options: argparse.Namespace, report: Report) -> Experiment:
         as_module=bool(job.options.module),
         is_wrapped=job.is_wrapped,
         variants=(Variant(1, label="unchanged", any_number=True),),
-        rounds=2 * options.rounds,
-        enough_rounds=options.rounds,
+        rounds=2 * (options.rounds or _ROUNDS),
+        enough_rounds=options.rounds or _ROUNDS,
         skip_first=options.skip_first,
         timed_steps=options.timed_steps,
         torchrun=None if torchrun is None else tuple(torchrun),
@@ -316,6 +322,9 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     print_result(report, experiment_sections(report))
     if interrupted:
         return
+    more = max((one.more_rounds or 0 for one in report.tried), default=0)
+    if more:
+        progress(f"\nFor a verdict, run more rounds: ddpprof try --resume {directory} --rounds {report.rounds + more}")
     kept = keep_in_run(report)
     where = "" if kept is None else f" The report on {report.run} now includes this result."
     progress(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")

@@ -225,6 +225,8 @@ class Finding:
     is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
     """True if `is_noise`, but the predicted gain is large, with a wide interval because the network is hardly known"""
 
+    longer_recording: str | None = None
+    """options of ``ddpprof trace`` for a recording that is long enough to show whether the finding is noise"""
     comes_first: bool = False
     """True if this must be fixed before any gains matter: training is broken, or measurements are distorted"""
     may_be_meant: bool = False

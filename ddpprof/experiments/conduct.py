@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +76,16 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         write_plan(directory, experiment)
 
 
+def add_rounds(directory: Path, experiment: Experiment, rounds: int) -> Experiment:
+    """Return the experiment with at least `rounds` rounds, and write its plan. Raises `CannotRecord`."""
+    if rounds <= experiment.rounds:
+        return experiment
+    longer = replace(experiment, rounds=rounds, enough_rounds=None, num_looks=experiment.num_looks + 1)
+    with writing(directory, CannotRecord):
+        write_plan(directory, longer)
+    return longer
+
+
 @contextmanager
 def working_on(directory: Path) -> Iterator[None]:
     """Lock the experiment for this process. Raises `CannotRecord` if another process runs its trials."""
@@ -120,12 +130,12 @@ def _remove(directory: Path) -> None:
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
     """Return the trials that have not succeeded, in the order in which they will be run."""
-    return [trial for trial in experiment.trials() if not _is_done(directory / trial.name)]
+    return [trial for trial in experiment.trials() if _successful_end(directory / trial.name) is None]
 
 
-def _is_done(folder: Path) -> bool:
+def _successful_end(folder: Path) -> TrialEnd | None:
     ended = read_end(folder)
-    return ended is not None and ended.problem is None
+    return ended if ended is not None and ended.problem is None else None
 
 
 def conduct(
@@ -133,21 +143,37 @@ def conduct(
 ) -> Iterator[tuple[Trial, TrialEnd | None]]:
     """Run `trials`, and yield each with its end. After an interrupted trial, yield it with ``None`` and return.
 
-    A variant that has failed is left out of later rounds. Raises `CannotRecord`.
+    A variant that has failed is left out of later rounds. A trial is ended if it takes `_MUCH_LONGER` times as long as
+    any successful trial before it. Raises `CannotRecord`.
     """
     failed: set[int] = set()
+    seconds = [one.seconds for trial in experiment.trials() if (one := _successful_end(directory / trial.name))]
     for trial in trials:
-        if trial.variant in failed:
+        if trial.variant in failed or _has_nothing_to_compare(experiment, failed):
             continue
         folder, variant = directory / trial.name, experiment.variants[trial.variant]
+        limit_s = max(_LEAST_LIMIT_S, _MUCH_LONGER * max(seconds)) if seconds else None
         with writing(folder, CannotRecord):
             folder = folder.absolute()
-            ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant))
+            ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant), limit_s)
         yield trial, ended
         if ended is None:
             return
         if ended.problem is not None:
             failed.add(trial.variant)
+        else:
+            seconds.append(ended.seconds)
+
+
+_MUCH_LONGER = 10
+_LEAST_LIMIT_S = 300.0
+"""minimum time limit of a trial, seconds"""
+
+
+def _has_nothing_to_compare(experiment: Experiment, failed: Collection[int]) -> bool:
+    """Return True if `ddpprof try` has no unchanged job to compare with, or no change that has not failed."""
+    is_over = 0 in failed or len(failed) >= len(experiment.variants) - 1
+    return experiment.kind is ExperimentKind.TRY and bool(failed) and is_over
 
 
 def run_profile(directory: Path, experiment: Experiment) -> TrialEnd | None:
@@ -157,7 +183,7 @@ def run_profile(directory: Path, experiment: Experiment) -> TrialEnd | None:
     """
     folder = (directory / PROFILE_DIRECTORY).absolute()
     with writing(folder, CannotRecord):
-        return _run(folder, experiment, experiment.variants[0], profile_settings(folder, experiment))
+        return _run(folder, experiment, experiment.variants[0], profile_settings(folder, experiment), limit_s=None)
 
 
 def profile_settings(folder: Path, experiment: Experiment) -> Settings:
@@ -172,7 +198,9 @@ def profile_steps(experiment: Experiment, on_accelerator: bool = False) -> int:
     return Schedule(profile_settings(Path(), experiment), on_accelerator).num_steps
 
 
-def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> TrialEnd | None:
+def _run(
+    folder: Path, experiment: Experiment, variant: Variant, settings: Settings, limit_s: float | None
+) -> TrialEnd | None:
     launch.end_jobs_into(folder)
     own_files.remove_folder(folder)
     own_files.make_folder(folder)
@@ -180,14 +208,21 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
     began = time.monotonic()
     with os.fdopen(own_files.create(folder / OUTPUT_FILE), "wb") as output:
         outcome = launch.run_job(
-            command, settings, explain_rank=False, variables={**variables, **variant.variables}, output=output
+            command,
+            settings,
+            explain_rank=False,
+            variables={**variables, **variant.variables},
+            output=output,
+            limit_s=limit_s,
         )
     if outcome.interrupted:
         return None
     _refuse_another_number(folder, experiment, variant)
-    ended = TrialEnd(
-        outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, variant, outcome.exit_code)
-    )
+    seconds = time.monotonic() - began
+    problem = _problem(folder, experiment, variant, outcome.exit_code)
+    if outcome.is_timed_out:
+        problem = f"ended after {seconds:.0f} s, because it took more than {_MUCH_LONGER} times as long as other trials"
+    ended = TrialEnd(outcome.exit_code, seconds, problem)
     write_end(folder, ended)
     return ended
 
@@ -213,9 +248,15 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         optimize_ddp=variant.optimize_ddp,
         compile_order=variant.compile_order,
         sync_batch_norm=variant.sync_batch_norm,
+        num_threads=_num_threads(variant),
         losses=experiment.kind in (ExperimentKind.TUNE, ExperimentKind.TRY),
         without_ddp=variant.without_ddp,
     )
+
+
+def _num_threads(variant: Variant) -> int:
+    number = variant.variables.get("OMP_NUM_THREADS", "")
+    return int(number) if number.isdecimal() else 0
 
 
 def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = False) -> int:

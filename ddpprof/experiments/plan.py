@@ -1,6 +1,6 @@
 """The plan of an experiment, which is stored as ``experiment.json`` in the experiment's directory.
 
-    experiment.json        the plan; it never changes, except that `ddpprof tune` adds the chosen settings
+    experiment.json        the plan; `ddpprof tune` adds the settings that it chooses, `ddpprof try` may add rounds
     trial-0-2/             run directory of variant 0 in round 2
     trial-0-2/output.txt   output of the job
     trial-0-2/trial.json   how the trial ended
@@ -137,6 +137,9 @@ class Experiment:
     """number of timed steps of each trial, or of each block"""
     enough_rounds: int | None = None
     """for `ddpprof try`, the number of rounds after which it stops if every change has a verdict"""
+    num_looks: int = 2
+    """for `ddpprof try`, the number of times that verdicts are computed: after `enough_rounds`, after all rounds, and
+    whenever rounds are added; each has an equal part of the 5 % error probability"""
     most_variants: int = 0
     """for `ddpprof tune`, the maximum number of variants to choose"""
     allow_lossy: bool = False

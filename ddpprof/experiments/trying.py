@@ -51,9 +51,6 @@ NOW = 0
 _MOST_MORE_ROUNDS = 50
 _NOTICEABLE = 0.01
 """minimum gain that counts as a difference, as a share of the step"""
-_LOOKS = 2
-"""number of times that a verdict is computed, after half of the rounds and after all rounds; each has half of the 5 %
-error probability"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +205,11 @@ class Trying:
         )
 
     @property
+    def failed(self) -> frozenset[int]:
+        """Variants with a trial that failed."""
+        return frozenset(result.trial.variant for result in self.results if result.problem)
+
+    @property
     def is_decided(self) -> bool:
         """Whether the rounds so far give a verdict on every change."""
         return any(self._rounds(NOW)) and all(one.outcome is not Outcome.CANNOT_TELL for one in self.report().tried)
@@ -227,10 +229,10 @@ class Trying:
     def _tried(self, variant: int, promise: Promise) -> TriedPromise:
         rounds, as_it_is = self._rounds(variant), self._rounds(NOW)
         pairs = [[pair] for pair in zip(rounds, as_it_is, strict=True)]
-        ratio = paired_ratio(pairs, len(self.plan.promises) * (1 if self.experiment.enough_rounds is None else _LOOKS))
+        ratio = paired_ratio(pairs, len(self.plan.promises) * self.experiment.num_looks)
         losses = match_losses(self._losses_of(NOW), self._losses_of(variant), promise.keeps_order)
         num_rounds = sum(1 for own, other in zip(rounds, as_it_is, strict=True) if own and other)
-        failed = any(result.problem for result in self.results if result.trial.variant == variant)
+        failed = variant in self.failed
         if ratio is None:
             outcome = Outcome.FAILED if failed else Outcome.CANNOT_TELL
             return TriedPromise(promise, outcome, None, None, None, None)

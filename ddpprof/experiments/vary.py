@@ -7,6 +7,7 @@
     compile_order=…,…             ddp_first: torch.compile(DDP(model)); model_first: DDP(torch.compile(model))
     sync_batch_norm=True,False    False: SyncBatchNorm layers use the statistics of their own rank, as BatchNorm does
     NCCL_MAX_CTAS=4,8             environment variable (upper case)
+    OMP_NUM_THREADS=1,2           also replaces the argument of the script's calls of torch.set_num_threads
     model.width=32,64             any other word, appended to the script's arguments
 
 If the command contains a placeholder such as ``{batch-size}``, the value replaces the placeholder instead.

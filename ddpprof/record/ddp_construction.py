@@ -327,6 +327,8 @@ def modify_ddp(distributed: ModuleType, settings: Settings) -> None:
 
     `distributed`: ``torch.nn.parallel.distributed``. Raises `CannotRecord`.
     """
+    if settings.num_threads:
+        _fix_threads(sys.modules["torch"], settings.num_threads)
     changes_ddp = settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks
     if not (changes_ddp or settings.loader or settings.passes_per_reduction) and settings.sync_batch_norm:
         return
@@ -402,6 +404,18 @@ def _constructor(original: Callable[..., None], settings: Settings) -> Callable[
                 hook.remove()
 
     return init
+
+
+def _fix_threads(torch: Any, number: int) -> None:
+    """Make the script's own calls of `torch.set_num_threads`, which override OMP_NUM_THREADS, set `number` threads."""
+    set_num_threads = torch.set_num_threads
+
+    @functools.wraps(set_num_threads)
+    def fixed(num_threads: int) -> None:
+        is_of_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # a DataLoader's worker
+        set_num_threads(num_threads if is_of_torch else number)
+
+    torch.set_num_threads = fixed
 
 
 def _use_own_statistics(model: Any) -> None:

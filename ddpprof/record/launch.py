@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from ddpprof import own_files, rundir
 from ddpprof.child_processes import (
@@ -65,6 +65,8 @@ class JobEnd:
     """launcher variable, such as RANK, whose absence ended the script"""
     interrupted: bool
     """True if ddpprof received a termination signal and forwarded it"""
+    is_timed_out: bool
+    """True if ddpprof ended the job because it reached its time limit"""
     was_reached: bool
     """whether ddpprof was loaded in any Python process of the job; False if the job has a separate file system"""
 
@@ -149,13 +151,15 @@ def run_job(
     variables: Mapping[str, str] = MappingProxyType({}),
     output: BinaryIO | None = None,
     when_started: Callable[[], None] | None = None,
+    limit_s: float | None = None,
 ) -> JobEnd:
     """Run `command`, record all of its Python processes, and return when it has ended.
 
     `explain_rank`: if the first process ends because RANK is not set, report this in the result instead of a traceback.
     `variables`: environment variables of the job, besides ddpprof's own. `when_started`: called once the job runs; from
     then on, this process may start threads. `output`: file for the job's output instead of the terminal; the job's
-    stdin is then empty. Raises `CannotRecord` if the command cannot be started.
+    stdin is then empty. `limit_s`: seconds after which the job is ended. Raises `CannotRecord` if the command cannot be
+    started.
     """
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
@@ -169,11 +173,12 @@ def run_job(
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        returncode, interrupted = run_to_its_end(command, environment, when_started, **streams)
+        ended = run_to_its_end(command, environment, when_started, limit_s, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
         was_reached = reached.exists()
-    number = -returncode if returncode < 0 else None
-    return JobEnd(returncode if number is None else 128 + number, number, needs_rank, interrupted, was_reached)
+    number = -ended.returncode if ended.returncode < 0 else None
+    exit_code = ended.returncode if number is None else 128 + number
+    return JobEnd(exit_code, number, needs_rank, ended.interrupted, ended.is_timed_out, was_reached)
 
 
 def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -195,17 +200,29 @@ def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, 
     return {name: value for name, value in variables.items() if name not in given}
 
 
+class CommandEnd(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    """exit code, or the negative number of the signal that ended the command"""
+    interrupted: bool
+    """True if this process received a termination signal"""
+    is_timed_out: bool = False
+
+
 def run_to_its_end(
     command: Sequence[str],
     environment: Mapping[str, str],
     when_started: Callable[[], None] | None = None,
+    limit_s: float | None = None,
     **streams: Any,
-) -> tuple[int, bool]:
-    """Run a command. Return its return code, and whether this process received a termination signal.
+) -> CommandEnd:
+    """Run a command until it ends.
 
     Signals are forwarded to the command, which also ends if this process is killed. After a termination signal, this
-    function waits until the command has ended, and then ends its remaining descendants. `streams`: stream arguments of
-    ``subprocess.Popen``. Raises `CannotRecord` if the command cannot be started.
+    function waits until the command has ended, and then ends its remaining descendants. After `limit_s` seconds, it
+    ends the command and its descendants. `streams`: stream arguments of ``subprocess.Popen``. Raises `CannotRecord` if
+    the command cannot be started.
     """
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignored SIGCHLD, it would never arrive
@@ -215,14 +232,14 @@ def run_to_its_end(
         job = start(command, environment, _begin_job, process_group=None if _has_terminal() else 0, **streams)
         if when_started is not None:
             when_started()
-        returncode, interrupted = _wait(job)
+        ended = _wait(job, limit_s)
     except OSError as error:
         raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
     finally:
         _unblock()
-    if interrupted:
+    if ended.interrupted or ended.is_timed_out:
         end_descendants(_GRACE_S)  # ranks that outlived their launcher
-    return returncode, interrupted
+    return ended
 
 
 def _has_terminal() -> bool:
@@ -289,14 +306,16 @@ def _recording_into(out: Path) -> list[int]:
     return found
 
 
-def _wait(job: Process) -> tuple[int, bool]:
-    """Return the job's return code, and whether this process received a termination signal."""
-    interrupted = False
+def _wait(job: Process, limit_s: float | None = None) -> CommandEnd:
+    """Wait until the job ends. After `limit_s` seconds, end it."""
+    interrupted, deadline = False, None if limit_s is None else time.monotonic() + limit_s
     while True:
         has_ended = job.poll() is not None
+        if deadline is not None and not has_ended and time.monotonic() > deadline:
+            return CommandEnd(_end(job), interrupted, is_timed_out=True)
         info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, 0 if has_ended else _POLL_S)
         if info is None and has_ended:
-            return job.returncode, interrupted
+            return CommandEnd(job.returncode, interrupted)
         if (
             info is not None and info.si_signo in _PASSED_ON
         ):  # `si_signo` is 0 if this process was stopped in the meantime, for example by Ctrl-Z
@@ -304,6 +323,16 @@ def _wait(job: Process) -> tuple[int, bool]:
             has_got_it = info.si_code == _SI_KERNEL and _group_of(job.pid) == os.getpgrp()
             if not has_ended and not has_got_it:
                 _pass_on(job.pid, info.si_signo)
+
+
+def _end(job: Process) -> int:
+    """End the job with SIGTERM, or with SIGKILL after a grace period. Return its return code."""
+    job.terminate()
+    try:
+        return job.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        return job.wait()
 
 
 def _pass_on(job: int, number: int) -> None:
@@ -339,12 +368,12 @@ def run_netbench(torchrun: Sequence[str], words: Sequence[str]) -> bool:
         given = [word for word in torchrun if not (options and word == "--standalone")]
         command = torchrun_command([*options, *given, "-m", "ddpprof", "netbench", *words])
         with (scratch / "errors").open("w+b") as errors:
-            code, interrupted = run_to_its_end(command, {**helper_environment(), **variables}, stderr=errors)
+            ended = run_to_its_end(command, {**helper_environment(), **variables}, stderr=errors)
             errors.seek(0)
             said = errors.read().decode(errors="replace")
-    if code and not interrupted:
-        raise CannotRecord(_why_netbench_failed(said, code))
-    return interrupted
+    if ended.returncode and not ended.interrupted:
+        raise CannotRecord(_why_netbench_failed(said, ended.returncode))
+    return ended.interrupted
 
 
 def _is_on_this_machine(torchrun: Sequence[str]) -> bool:

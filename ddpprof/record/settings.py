@@ -77,6 +77,8 @@ class Settings:
     """order in which DDP and torch.compile wrap the model: ``"ddp_first"`` or ``"model_first"``"""
     sync_batch_norm: bool = True
     """``False`` makes SyncBatchNorm layers of DDP modules compute statistics per rank, as BatchNorm does"""
+    num_threads: int = 0
+    """if not 0, number of threads that the script's calls of ``torch.set_num_threads`` set, whatever their argument"""
     pulse: bool = True
     """record this rank's activity in every step of the whole run, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False

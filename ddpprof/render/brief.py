@@ -17,7 +17,7 @@ from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.engine.finding import Change, Finding
 from ddpprof.layout import clean
 from ddpprof.model.json_files import Measured
-from ddpprof.render.sections.overview import change_sentence, verdict
+from ddpprof.render.sections.overview import change_sentence, longer_recording, verdict
 from ddpprof.report import Report
 
 MOST_BYTES = 4096
@@ -27,7 +27,7 @@ _LONGEST = 400
 
 
 class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A finding that is beyond noise or worth trying. Times are ns per step."""
+    """A finding that is beyond noise, worth trying, or not decided by this run. Times are ns per step."""
 
     number: int
     """number for ``--finding N`` of other commands"""
@@ -47,6 +47,8 @@ class BriefFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     """the change as data; omitted if only the author of the script can make it"""
     confirm: str | None = None
     """command that measures the gain of the change"""
+    decide: str | None = None
+    """command that records enough steps to show whether the finding is noise; given only if this run is too short"""
     measured: Measured | None = None
     """gain measured by `ddpprof try`"""
 
@@ -106,7 +108,8 @@ class BriefComparison(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def brief_report(report: Report, paths: Sequence[str]) -> Brief:
     """Return a summary with as many findings as fit. `paths`: paths of the run."""
-    beyond = [(number, one) for number, one in enumerate(report.findings, 1) if one.has_advice]
+    numbered = list(enumerate(report.findings, 1))
+    beyond = [(number, one) for number, one in numbered if one.has_advice or one.longer_recording is not None]
     run = shlex.join(paths)
     made = Brief(
         format=BRIEF_FORMAT,
@@ -114,13 +117,13 @@ def brief_report(report: Report, paths: Sequence[str]) -> Brief:
         run=clean(run, most=_LONGEST),
         verdict=clean(f"{verdict(report).text} {change_sentence(report)}", most=_LONGEST),
         step_ns=report.step_ns,
-        num_noise=sum(not one.has_advice for one in report.findings),
+        num_noise=len(report.findings) - len(beyond),
         everything=f"ddpprof report {clean(run, most=_LONGEST)} --format json",
     )
     can_run = bool(report.job.recorded_with) and len(paths) == 1 and report.failure is None and len(run) <= _LONGEST
     findings: list[BriefFinding] = []
     for number, one in beyond:
-        longer = _with(made, [*findings, _finding(number, one, run if can_run else None)], len(beyond))
+        longer = _with(made, [*findings, _finding(number, one, report, run if can_run else None)], len(beyond))
         if not _fits(longer):
             break
         findings.append(longer.findings[-1])
@@ -131,8 +134,8 @@ def _with(brief: Brief, findings: Sequence[BriefFinding], number: int) -> Brief:
     return msgspec.structs.replace(brief, findings=tuple(findings), num_more=number - len(findings))
 
 
-def _finding(number: int, one: Finding, run: str | None) -> BriefFinding:
-    predicted = one.predicted
+def _finding(number: int, one: Finding, report: Report, run: str | None) -> BriefFinding:
+    predicted, is_decided = one.predicted, one.longer_recording is None
     return BriefFinding(
         number=number,
         rule=one.rule,
@@ -145,17 +148,20 @@ def _finding(number: int, one: Finding, run: str | None) -> BriefFinding:
         may_be_meant=one.may_be_meant,
         is_worth_trying=one.is_worth_trying,
         change=None if one.change is None else replace(one.change, code=clean(one.change.code, most=_LONGEST)),
-        confirm=None if run is None else _command(number, one, run),
+        confirm=_confirm(number, one, report, run) if run is not None and is_decided else None,
+        decide=None if is_decided else clean(longer_recording(report, one), most=_LONGEST),
         measured=one.measured,
     )
 
 
-def _command(number: int, one: Finding, run: str) -> str | None:
+def _confirm(number: int, one: Finding, report: Report, run: str) -> str | None:
     """Return the command that measures the gain of a finding, or ``None`` if the finding is not about time."""
     if one.change is not None:
         lossy = " --allow-lossy" if one.change.is_lossy else ""
         return f"ddpprof try {run} --finding {number}{lossy}"
-    return None if one.gain_ns is None else f"ddpprof try {run} --script CHANGED.py"
+    scripts = [word for word in report.job.recorded_with if word.endswith(".py")]
+    old = f"{shlex.quote(scripts[-1])}=" if len(scripts) > 1 else ""
+    return None if one.gain_ns is None else f"ddpprof try {run} --script {old}CHANGED.py"
 
 
 def _fits(brief: Brief | BriefComparison) -> bool:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.linux_files import ProcessStat, available_bytes, cpu_quota, is_frozen, number_in, own_groups, stat_of
+from ddpprof.linux_files import (
+    CoreTicks,
+    ProcessStat,
+    available_bytes,
+    cpu_quota,
+    is_frozen,
+    number_in,
+    own_groups,
+    stat_of,
+    ticks_of,
+)
 
 
 def test_numbers_by_name(tmp_path: Path) -> None:
@@ -164,3 +174,14 @@ def test_this_machine_says_what_is_available() -> None:
     available = available_bytes()
     assert available is not None
     assert 10**6 < available < 10**14
+
+
+def test_the_time_of_some_cores(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(
+        "cpu  30 0 12 300 6 3 3 6 0 0\ncpu0 10 1 4 100 2 1 1 2 5 0\ncpu1 20 0 8 200 4 2 2 4 0 0\nintr 7 8\n"
+    )
+    assert ticks_of({0}, tmp_path) == CoreTicks(busy=10 + 1 + 4 + 1 + 1 + 2, total=121)
+    assert ticks_of({0, 1}, tmp_path) == CoreTicks(busy=19 + 36, total=121 + 240)
+    assert ticks_of({7}, tmp_path) is None
+    assert ticks_of({0}, tmp_path / "absent") is None

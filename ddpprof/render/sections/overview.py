@@ -113,6 +113,12 @@ def change_nothing(report: Report) -> str:
                 f"Worth trying: {clean(what)}, which may save {in_ms(finding.expected_ns)} per step. This run is "
                 f"not enough to predict the gain. Measure it with ddpprof try --finding {number}."
             )
+    undecided = next((one for one in report.findings if one.longer_recording is not None), None)
+    if undecided is not None:
+        return (
+            f"Change nothing yet. {clean(undecided.title)} ({_gain(undecided)}), but this run is too short to tell "
+            f"whether this is due to chance: {clean(longer_recording(report, undecided), most=_LONGEST_LINE)}"
+        )
     if any(not one.is_noise for one in report.findings):
         return "Change nothing yet: this run cannot predict the gain of a change. Use ddpprof tune to measure it."
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
@@ -188,6 +194,12 @@ def without_step_options(words: Sequence[str]) -> list[str]:
         elif not is_joined:
             next(left, None)
     return kept
+
+
+def longer_recording(report: Report, finding: Finding) -> str:
+    """Return the command whose recording is long enough to show whether the finding is noise."""
+    words = shlex.join(without_step_options(report.job.recorded_with)) or "train.py"
+    return f"ddpprof trace {finding.longer_recording} {words}"
 
 
 _ALL_NOISE = "No finding is beyond noise."

@@ -68,11 +68,11 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         )
     if slept_ns:
         evidence.append(f"for about {in_ms(slept_ns)} of it, its training thread neither ran nor waited for a core")
-    if may_be_other_work:
+    longer = f"--no-profiler --steps {_steps_to_tell(view.step_ns)}" if may_be_other_work else None
+    if longer is not None:
         evidence.append(
             f"these steps lasted only {lasted_ns / 1e9:.1f} s, so other work on its cores may be the cause; to find "
-            f"out, record at least {_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s of steps: ddpprof "
-            f"trace --no-profiler --steps {_steps_to_tell(view.step_ns)}"
+            f"out, record at least {_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s of steps: ddpprof trace {longer}"
         )
     late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
     gain_ns, predicted = hoped_for(late_ns, view.predictions.without_straggler)
@@ -84,6 +84,7 @@ def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
         gain_ns,
         predicted=predicted,
         is_noise=may_be_other_work,
+        longer_recording=longer,
         cause_ns=late_ns,
         subject={"rank": slowest.rank},
         numbers=only_known(

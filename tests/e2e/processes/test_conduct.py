@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from experiments import PLAN
 
 from ddpprof.errors import CannotRecord
 from ddpprof.experiments.conduct import conduct
-from ddpprof.experiments.plan import ExperimentKind, Variant
+from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, write_end
 
 
 @pytest.fixture
@@ -35,3 +36,41 @@ def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_num
     assert ended is not None
     assert ended.problem is not None
     assert "trained for fewer than 6 steps (12 on an accelerator). " in ended.problem
+
+
+HANGS = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path("child").write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+def test_a_trial_that_hangs_is_ended_with_its_processes(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(script).write_text(HANGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ddpprof.experiments.conduct._LEAST_LIMIT_S", 3.0)
+    monkeypatch.setattr("ddpprof.record.launch._GRACE_S", 0.5)
+    asked = replace(PLAN, command=(script,), variants=(Variant(1), Variant(1, "changed")), rounds=1)
+    before = tmp_path / "o" / Trial(0, 0).name
+    before.mkdir(parents=True)
+    write_end(before, TrialEnd(0, 0.1, None))
+    ((trial, ended),) = conduct(tmp_path / "o", asked, [Trial(1, 0)])
+    assert (trial, ended is not None) == (Trial(1, 0), True)
+    assert re.fullmatch(
+        r"ended after [34] s, because it took more than 10 times as long as other trials", ended.problem
+    )
+    assert not Path("/proc", (tmp_path / "child").read_text()).exists()
+
+
+@pytest.mark.parametrize(("kind", "number"), [(ExperimentKind.TRY, 1), (ExperimentKind.SWEEP, 2)])
+def test_without_a_change_that_works_the_unchanged_job_is_not_run_again(
+    tmp_path: Path, script: str, kind: ExperimentKind, number: int
+) -> None:
+    Path(script).write_text("import sys; sys.exit(7)")
+    asked = replace(PLAN, kind=kind, command=(script,), variants=(Variant(1), Variant(1, "changed")), rounds=2)
+    ended = [trial for trial, _ in conduct(tmp_path / "o", asked, list(asked.trials()))]
+    assert ended == [Trial(0, 0), Trial(1, 0)][:number]

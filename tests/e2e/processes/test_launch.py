@@ -18,7 +18,7 @@ def when_started():
     {then}
 
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-print(launch.run_to_its_end(["false"], os.environ, when_started))
+print(tuple(launch.run_to_its_end(["false"], os.environ, when_started)))
 """
 
 
@@ -29,7 +29,7 @@ from ddpprof.record import launch
 
 ends = time.monotonic() + 1
 job = SimpleNamespace(pid=0, returncode=3, poll=lambda: None if time.monotonic() < ends else 3)
-print(launch._wait(job))
+print(tuple(launch._wait(job)))
 """
 
 
@@ -42,9 +42,9 @@ def said_by(program: str) -> str:
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
-        pytest.param("pass", "(1, False)\n", id="a-thread-takes-the-signal-that-says-so"),
+        pytest.param("pass", "(1, False, False)\n", id="a-thread-takes-the-signal-that-says-so"),
         pytest.param(
-            "signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)", "(1, True)\n",
+            "signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)", "(1, True, False)\n",
             id="somebody-ends-it-just-then",
         ),
     ],
@@ -54,7 +54,7 @@ def test_a_job_that_ends_before_anybody_waits(then: str, expected: str) -> None:
 
 
 def test_a_job_of_whose_end_no_signal_comes() -> None:
-    assert said_by(TAKEN) == "(3, False)\n"
+    assert said_by(TAKEN) == "(3, False, False)\n"
 
 
 def test_a_launcher_that_is_stopped_and_goes_on_lets_its_job_run_to_its_end() -> None:
@@ -70,4 +70,4 @@ def test_a_launcher_that_is_stopped_and_goes_on_lets_its_job_run_to_its_end() ->
         launcher.send_signal(signal.SIGSTOP)
         time.sleep(2)  # longer than the launcher waits for a signal
         launcher.send_signal(signal.SIGCONT)
-        assert launcher.communicate(timeout=600) == ("(0, False)\n", "")
+        assert launcher.communicate(timeout=600) == ("(0, False, False)\n", "")

@@ -190,3 +190,10 @@ def test_a_trial_that_is_compiled_otherwise_has_a_problem(compilation: Compilati
     assert (found is None) == (problem is None)
     assert problem is None or (found is not None and found.startswith(problem))
     assert compiled_otherwise(compilation, Variant(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"), [({"OMP_NUM_THREADS": "3"}, 3), ({"OMP_NUM_THREADS": "4,2"}, 0), ({}, 0)]
+)
+def test_a_trial_with_another_number_of_threads_fixes_it(variables: dict[str, str], number: int) -> None:
+    assert trial_settings(Path(), PLAN, Variant(1, variables=variables)).num_threads == number

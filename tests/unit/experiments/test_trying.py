@@ -85,7 +85,7 @@ def test_a_second_look_at_the_rounds_makes_the_interval_wider() -> None:
         assert one.measured.high_ns is not None
         return one.measured.high_ns - one.measured.low_ns
 
-    once, twice = interval(), interval(rounds=8, enough_rounds=4)
+    once, twice = interval(num_looks=1), interval(rounds=8, enough_rounds=4)
     assert twice / once == pytest.approx(4.177 / 3.182, rel=0.01), "Student's t of 3 degrees, for 1.25 % and 2.5 %"
 
 

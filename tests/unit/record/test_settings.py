@@ -36,6 +36,7 @@ OTHER = Settings(
     optimize_ddp="no_optimization",
     compile_order="model_first",
     sync_batch_norm=False,
+    num_threads=3,
     pulse=False,
     losses=True,
     without_ddp=True,

@@ -58,6 +58,21 @@ def test_each_finding_has_its_gain_its_change_and_the_command_that_confirms_it()
     assert whole["num_noise"] == 1
 
 
+def test_a_finding_that_a_longer_recording_decides_has_its_command() -> None:
+    late = finding("straggler", gain_ns=61 * MS, is_noise=True, longer_recording="--no-profiler --steps 100")
+    whole = shown(brief_report(made(late, NOISE, recorded_with=("--steps", "3", "train.py", "--lr", "1")), ["runs/a"]))
+    (only,) = whole["findings"]
+    command = "ddpprof trace --no-profiler --steps 100 train.py --lr 1"
+    assert (only["decide"], "confirm" in only, whole["num_noise"]) == (command, False, 1)
+    assert whole["verdict"].endswith(f"this run is too short to tell whether this is due to chance: {command}")
+
+
+def test_the_script_to_replace_is_named_if_the_command_has_several() -> None:
+    command = ("--", "bash", "-c", "launch.py", "train.py")
+    (only,) = shown(brief_report(made(LOOP, recorded_with=command), ["a"]))["findings"]
+    assert only["confirm"] == "ddpprof try a --script train.py=CHANGED.py"
+
+
 @pytest.mark.parametrize("whole", [made(CAP, recorded_with=()), made(CAP)], ids=["unknown-command", "two-parts"])
 def test_what_cannot_be_run_again_has_no_command(whole: Report) -> None:
     paths = ["a", "b"] if whole.job.recorded_with else ["a"]

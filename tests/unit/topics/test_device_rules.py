@@ -57,7 +57,8 @@ def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
         "host b gives this job 8 cores, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
         "runnable but not running on average"
     )
-    assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, or call torch.set_num_th")
+    assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, which is the number of")
+    assert "change the call to torch.set_num_threads(2)." in first.advice
     assert find_all(observed(hosts=hosts, device="cuda")) == ()
 
 

@@ -190,3 +190,4 @@ def test_it_says_how_many_steps_would_tell() -> None:
         "these steps lasted only 1.0 s, so other work on its cores may be the cause; to find out, record at least "
         "10 s of steps: ddpprof trace --no-profiler --steps 100"
     )
+    assert finding.longer_recording == "--no-profiler --steps 100"
