@@ -327,7 +327,8 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
 
     Among the gains, changes that do not affect the results of training come before changes that round gradients, and
     rules that were often not confirmed come after both. Gains that only a replay could predict come last if the run
-    could not be replayed. Among the noise, changes that are worth trying come first.
+    could not be replayed. Among the noise, changes that are worth trying come first, and among these, changes that
+    round gradients come last.
 
     If several findings recommend the same change, only the first of them is returned. Such rules use the same entry of
     `Predictions`. `advice`: advice that replaces that of a rule, by rule.
@@ -353,7 +354,9 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
         *_by_gain([finding for finding in known if finding.is_guess]),
     ]
     others = [finding for finding in beyond if finding.expected_ns is None and not finding.comes_first]
-    noise = sorted((one for one in found.values() if one.is_noise), key=lambda one: not one.is_worth_trying)
+    noise = sorted(
+        (one for one in found.values() if one.is_noise), key=lambda one: (not one.is_worth_trying, one.is_lossy)
+    )
     return (*first, *gains, *others, *noise)
 
 
@@ -412,7 +415,7 @@ def is_noise(finding: Finding, view: View) -> bool:
 
 def is_worth_trying(finding: Finding, view: View) -> bool:
     """Return True if the predicted gain is large but uncertain, and `ddpprof try` can measure it."""
-    if finding.predicted is None or finding.change is None or finding.is_lossy or finding.measured is not None:
+    if finding.predicted is None or finding.change is None or finding.measured is not None:
         return False
     is_uncertain = not finding.is_noise and may_be_chance(finding.predicted, view.step_noise_ns)
     return is_uncertain and finding.predicted.gain_ns >= max(_LARGE * (view.step_ns or 0), view.step_noise_ns or 0, 1)

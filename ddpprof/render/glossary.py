@@ -311,6 +311,32 @@ TERMS = (
         aliases=("noise", "may save"),
     ),
     Term(
+        "verdict of ddpprof try",
+        "Result of running the job with and without a change. Confirmed: the step became shorter beyond noise, and the "
+        "predicted interval is reached. Smaller than promised: shorter, but by less than predicted. No difference: any "
+        "gain is below half of the prediction or 1 % of the step. Slower: the step became longer beyond noise. Cannot "
+        "tell: more rounds are needed. Changes the losses: a change that should keep the losses did not. Failed: a "
+        "trial with the change ended with an error or did not end.",
+        field="findings[].measured.outcome",
+        aliases=(
+            "confirmed",
+            "smaller than promised",
+            "no difference",
+            "slower",
+            "cannot tell",
+            "changes the losses",
+            "promised",
+        ),
+    ),
+    Term(
+        "lossy",
+        "A change that alters what training computes, such as sending gradients in half precision. It comes after "
+        "all changes that keep the results, and ddpprof try and tune apply it only with --allow-lossy. Check that the "
+        "model still trains as well: in fp16, gradients below 3e-8 become zero.",
+        field="findings[].change.is_lossy",
+        aliases=("allow lossy", "rounds gradients"),
+    ),
+    Term(
         "worth trying",
         "A finding whose predicted gain is at least 5 % of the step, but whose 95 % interval includes a loss because "
         "the run does not show enough about the network. It is not a first fix: ddpprof try measures the gain.",

@@ -109,9 +109,10 @@ def change_nothing(report: Report) -> str:
     for number, finding in enumerate(report.findings, 1):
         if finding.is_worth_trying:
             what = finding.change.code if finding.change is not None else finding.title
+            rounds, allow = ("rounds gradients, and ", " --allow-lossy") if finding.is_lossy else ("", "")
             return (
-                f"Worth trying: {clean(what)}, which may save {in_ms(finding.expected_ns)} per step. This run is "
-                f"not enough to predict the gain. Measure it with ddpprof try --finding {number}."
+                f"Worth trying: {clean(what)}, which {rounds}may save {in_ms(finding.expected_ns)} per step. This run "
+                f"is not enough to predict the gain. Measure it with ddpprof try --finding {number}{allow}."
             )
     undecided = next((one for one in report.findings if one.longer_recording is not None), None)
     if undecided is not None:
@@ -459,9 +460,10 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     is_replayed = any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help)
     if is_replayed and can_replay and len(paths) == 1:
         commands.append(("other settings", f"ddpprof whatif {run}"))
-    if _can_try(report, paths):
-        is_known = any(not one.is_noise and one.change is not None for one in report.findings)
-        commands.append(("try the first fix" if is_known else "measure what to try", f"ddpprof try {run}"))
+    if left := _left_to_try(report, paths):
+        is_known = any(not one.is_noise for one in left)
+        lossy = " --allow-lossy" if all(one.is_lossy for one in left) else ""
+        commands.append(("try the first fix" if is_known else "measure what to try", f"ddpprof try {run}{lossy}"))
     if report.failure is None and len(paths) == 1:
         if (words := _words_of_sweep(report)) is not None:
             sweep = f"ddpprof sweep --vary bucket_cap_mb=5,25 {words}"
@@ -474,10 +476,11 @@ def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Se
     yield Commands("Next", tuple(commands))
 
 
-def _can_try(report: Report, paths: Sequence[str]) -> bool:
-    """Return whether `ddpprof try` can apply the change of a finding that has not been tried yet."""
-    is_left = any(one.change is not None and one.measured is None and one.has_advice for one in report.findings)
-    return is_left and len(paths) == 1 and bool(report.job.recorded_with) and report.failure is None
+def _left_to_try(report: Report, paths: Sequence[str]) -> list[Finding]:
+    """Return the findings that are not tried yet, and whose change `ddpprof try` can apply."""
+    if len(paths) != 1 or not report.job.recorded_with or report.failure is not None:
+        return []
+    return [one for one in report.findings if one.change is not None and one.measured is None and one.has_advice]
 
 
 def _words_of_sweep(report: Report) -> str | None:

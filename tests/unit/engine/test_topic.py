@@ -227,6 +227,16 @@ def test_a_change_that_keeps_the_results_comes_before_one_that_rounds() -> None:
     assert [one.rule for one in in_order([lossy, lossless], observed(), {})] == ["b", "a"]
 
 
+def test_among_uncertain_gains_a_change_that_rounds_comes_last() -> None:
+    hook = Change(ChangeKind.COMM_HOOK, {"h": True}, "h", is_lossy=True)
+    uncertain = Predicted(50 * MS, -1 * MS, 60 * MS)
+    lossy = Finding("a", "t", "e", "a", 60 * MS, predicted=uncertain, change=hook)
+    lossless = Finding("b", "t", "e", "a", 20 * MS, predicted=Predicted(15 * MS, -1 * MS, 20 * MS),
+                       change=ddp_change(None, bucket_cap_mb=1))  # fmt: skip
+    found = in_order([lossy, lossless], observed(step_ns=100 * MS), {})
+    assert [(one.rule, one.is_worth_trying) for one in found] == [("b", True), ("a", True)]
+
+
 @pytest.mark.parametrize(
     ("gain_ms", "low_ms", "change", "is_worth_trying"),
     [
@@ -234,7 +244,7 @@ def test_a_change_that_keeps_the_results_comes_before_one_that_rounds() -> None:
         pytest.param(20, 15, ddp_change(None, bucket_cap_mb=1), False, id="certain"),
         pytest.param(4, -30, ddp_change(None, bucket_cap_mb=1), False, id="less-than-5-percent"),
         pytest.param(20, -30, None, False, id="nothing-to-try"),
-        pytest.param(20, -30, Change(ChangeKind.COMM_HOOK, {"h": True}, "h", is_lossy=True), False, id="lossy"),
+        pytest.param(20, -30, Change(ChangeKind.COMM_HOOK, {"h": True}, "h", is_lossy=True), True, id="lossy"),
     ],
 )
 def test_a_large_gain_that_the_run_cannot_predict_is_worth_trying(

@@ -15,7 +15,7 @@ import pytest
 from large_runs import thousand_ranks
 from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_report, light_report, report
 
-from ddpprof.engine.finding import Finding, Predicted
+from ddpprof.engine.finding import Change, ChangeKind, Finding, Predicted
 from ddpprof.engine.numbers import clocks_of
 from ddpprof.layout import Commands, Line, Remarks, Table
 from ddpprof.render.html.report_page import report_page
@@ -155,6 +155,9 @@ CERTAIN = Finding("idle-for-data", "Training waits for its DataLoader", "why", "
 BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why", "Split it.", 9_000_000)
 
 
+HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is_lossy=True)
+
+
 @pytest.mark.parametrize(
     ("findings", "changes", "ends"),
     [
@@ -173,6 +176,19 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
         ),
         pytest.param((BOUND,), {}, "Use ddpprof tune to measure it.", id="nothing-leads-without-a-prediction"),
         pytest.param((replace(CERTAIN, is_noise=True),), {}, "Change nothing: no finding is beyond noise.", id="noise"),
+        pytest.param(
+            (replace(CERTAIN, is_noise=True, gain_ns=9_000_000, longer_recording="--steps 50"),),
+            {},
+            "but this run is too short to tell whether this is due to chance: ddpprof trace --steps 50 train.py",
+            id="not-decided",
+        ),
+        pytest.param(
+            (replace(BOUND, predicted=SAVES, is_noise=True, is_worth_trying=True, change=HOOK),),
+            {},
+            "Worth trying: the hook, which rounds gradients, and may save 5.00 ms per step. This run is not enough to "
+            "predict the gain. Measure it with ddpprof try --finding 1 --allow-lossy.",
+            id="worth-trying-but-lossy",
+        ),
         pytest.param((), {}, "no rule found more than 1% of the step to recover.", id="nothing"),
         pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
         pytest.param(
