@@ -128,7 +128,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         )
     else:
         why = (
-            f"{name} trained no DistributedDataParallel module, or a message above says why it could not be recorded. "
-            "`ddpprof report` can also read torch.profiler traces from any training script"
+            f"{name} either trained no DistributedDataParallel module, or could not be recorded (see the messages "
+            "above). `ddpprof report` can also read torch.profiler traces from any training script"
         )
     return f"ddpprof: nothing was recorded: {why}."

@@ -47,7 +47,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         dest="b",
         metavar="RUN",
-        help="one or more runs of the other job; a bare -- has the same effect",
+        help="one or more runs of the other job; -- is short for --against",
     )
     add(
         "--fail-on",

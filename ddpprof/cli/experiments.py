@@ -94,7 +94,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set this in all trials; accepts the same names as sweep --vary",
+        help="set this value in all trials; accepts the same names as sweep --vary",
     )
     add("--rounds", type=positive, default=rounds, metavar="N", help="number of runs of each variant (%(default)s)")
     add(

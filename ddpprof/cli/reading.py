@@ -77,7 +77,9 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="read on the Dask cluster with this scheduler address or scheduler file (.json); its workers must be able "
         "to read the files",
     )
-    add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more JSON than this (default: 64)")
+    add(
+        "--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more GB of JSON than this (default: 64)"
+    )
     add(
         "--max-events",
         type=positive,

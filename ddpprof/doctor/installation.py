@@ -134,7 +134,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
         judge(
             "synchronising-calls",
             calls[1] <= calls[0],
-            f"{calls[0]} in steps that are not profiled, as without ddpprof",
+            f"{calls[0]} in steps that are not profiled, the same as without ddpprof",
             calls[1],
             "Recording waits for the device in steps that it does not profile, which slows them down.",
         ),

@@ -128,7 +128,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
     notes = []
     if not any(queued.is_known.any() for queued in (compute, talk, copies)):
         notes.append(
-            "the trace does not say what launched its kernels: each kernel is assigned to the step in which it runs"
+            "the trace does not show what launched its kernels: each kernel is assigned to the step in which it runs"
         )
         origins = [
             replace(origin, step=steps.at(file.start_ns[queued.rows]))
@@ -136,7 +136,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
         ]
     elif len(talk.rows) and not talk.is_known.any():
         notes.append(
-            "the trace does not say what launched its collectives: each is assigned to the step of the last kernel or "
+            "the trace does not show what launched its collectives: each is assigned to the step of the last kernel or "
             "copy that began before it"
         )
         origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))

@@ -345,7 +345,7 @@ def _why_no_trace(record: Record | None) -> str:
         if not num_profiled:
             return "training finished before the profiled steps did"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
-        return f"the file is missing, though {profiled} profiled"
+        return f"the file is missing, although {profiled} profiled"
     if record.ended == "interrupted":
         return "it was interrupted"
     return f"it {record.ended}" if error_in(record.ended) is None else "it failed before the profiled steps ended"

@@ -249,8 +249,8 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
     detail = (
-        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it skipped that call, or "
-        "the ranks disagree on how much data each rank sends to every other rank"
+        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: rank {ahead.rank} skipped "
+        "that call, or the ranks disagree on how much data each rank sends to every other rank"
     )
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
 

@@ -94,7 +94,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
             )
     if setting.bytes_per_s is not None and link.alone.ns_per_byte:
         error += _RATE_ERROR_PER_DOUBLING / 2 * abs(log2(link.alone.ns_per_byte / network.link.alone.ns_per_byte))
-        reasons.append("the bandwidth is given rather than measured")
+        reasons.append("the bandwidth was specified, not measured")
     return error, reasons
 
 
@@ -351,7 +351,7 @@ def _guesses(one: PassProfile, setting: Setting) -> list[str]:
     if setting.batch_scale != 1:
         guesses.append("computation time is assumed to grow with the batch size")
     if setting.compression is not None and one.copied_ns_per_byte:
-        guesses.append("the hook's computation time is estimated from DDP's own copies")
+        guesses.append("the hook's computation time is estimated from the time of DDP's own copies")
     elif setting.compression is not None:
         guesses.append(
             "the hook's computation time is ignored, because the run does not show how fast gradients are copied"

@@ -270,17 +270,17 @@ def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
         return
     for name, (shape, dtype) in mine.parameters.items():
         if name not in first.parameters:
-            yield f"{name} is trained only here"
+            yield f"only this rank trains {name}"
             continue
         other_shape, other_dtype = first.parameters[name]
         if shape != other_shape:
-            yield f"{name} is {_shape(shape)} here and {_shape(other_shape)} there"
+            yield f"{name} is {_shape(shape)} instead of {_shape(other_shape)}"
         elif dtype != other_dtype:
-            yield f"{name} is {dtype} here and {other_dtype} there"
-    yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
+            yield f"{name} is {dtype} instead of {other_dtype}"
+    yield from (f"this rank does not train {name}" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
-        yield from (f"{name} here has the position of {other} there" for name, other in pairs if name != other)
+        yield from (f"{name} is in the position of {other}" for name, other in pairs if name != other)
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
@@ -288,7 +288,7 @@ def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     for name, value in mine.arguments.items():
         other = first.arguments.get(name, value)
         if value != other:
-            yield f"{name} is {value} here and {other} there"
+            yield f"{name} is {value} instead of {other}"
 
 
 def _describe_model(ddp: Any) -> DdpModel:

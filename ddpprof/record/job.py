@@ -418,7 +418,9 @@ class JobRank:
             self._leads_if(self.rank == first or device is None, self._agreement)
             verdict = self._agreement.verdict(*patience)
         if verdict is None:
-            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not announced where it records.")
+            raise DdpprofError(
+                f"rank {first} of this job runs without ddpprof, or has not announced its run directory."
+            )
         if verdict.out is None:
             if not self.leads:
                 return False

@@ -270,7 +270,7 @@ class Session(Listener):
             return
         profiler.another_prepares(inner)
         if not self._settings.trial:
-            self.window.cut_short("the script starts a profiler of its own")
+            self.window.cut_short("the script starts its own profiler")
         if profiler.running:  # in steps that cannot be used without ddpprof's profiler
             profiler.stop()
             raise DdpprofError("the script started its own profiler during the profiled steps")
@@ -278,7 +278,9 @@ class Session(Listener):
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
         if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
-            self.window.cut_short("the script replays a CUDA graph of whole steps, and ddpprof cannot see their ends")
+            self.window.cut_short(
+                "the script replays a CUDA graph of whole steps, and ddpprof cannot see where these steps end"
+            )
 
     def discards_file(self, target: Any) -> bool:
         """Return True if a save to a path is discarded.
@@ -305,7 +307,7 @@ class Session(Listener):
         if self._settings.trial and (self.window.step or self._closed):
             return "this is a trial"
         if self.baseline.has_begun:
-            return "the steps after the profiled ones ran without gradient communication"
+            return "the steps after the profiled steps ran without gradient communication"
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:

@@ -174,9 +174,11 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
         )
     if may_help:
         gains = "; ".join(map(_gain, may_help))
-        yield Line(f"These may or may not help (the predicted gain is within its uncertainty): {gains}.")
+        yield Line(f"These changes may or may not help (the predicted gain is within its uncertainty): {gains}.")
     if cannot:
-        yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
+        yield Line(
+            f"According to the replay, these changes do not help: {', '.join(_WHAT[one.what] for one in cannot)}."
+        )
     if not bound.would_help:
         yield Line(_NOT_REPLAYED[bound.by])
 

@@ -317,7 +317,8 @@ def _may_be_of_gloo(end: RankEnd) -> bool:
 
 
 _UNEVEN = (
-    " If ranks have different numbers of batches, those with more batches wait for the others: shard the data evenly."
+    " If ranks have different numbers of batches, ranks with more batches wait for the other ranks: shard the data "
+    "evenly."
 )
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (

@@ -224,7 +224,7 @@ def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
         yield Line(f"NCCL's log: {_nccl_words(limit.nccl)}.")
     elif limit.kernel_algorithm is not None and limit.network is not None:
         kind = "a tree" if limit.kernel_algorithm == "TREE" else "a ring, NVLS or CollNet"
-        yield Line(f"NCCL's all-reduce kernels use {kind}. Use --nccl-log to see its choices.", is_aside=True)
+        yield Line(f"NCCL's all-reduce kernels use {kind}. Use --nccl-log to see what NCCL selects.", is_aside=True)
     if limit.pcie:
         yield Line(f"PCIe links: {listed([*map(_pcie_words, limit.pcie)], 2 * _MOST_NAMES)}.", is_aside=True)
 
@@ -408,7 +408,7 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
     else:
         return
     shm = nccl.transports.get("SHM") if nccl is not None else None
-    through = f"; {count(shm, 'channel')} of NCCL's log pass through shared memory" if shm else ""
+    through = f"; {count(shm, 'channel')} in NCCL's log use shared memory" if shm else ""
     yield Finding(
         "no-peer-access",
         title,

@@ -150,7 +150,7 @@ def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section
         },
         ("calls", "on", "kind"),
         notes(
-            "latency: of one call, measured by the caller; kB: tensors of all calls",
+            "latency: time of one call, measured by the caller; kB: size of the tensors in all calls",
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),
     )

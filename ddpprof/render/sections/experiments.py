@@ -98,7 +98,7 @@ def _at_best(report: OverheadReport) -> Iterable[Section]:
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
-        said.append(f"At best it would take {least:.3f} × as long: a step's communication takes {transfer} ms.")
+        said.append(f"The lower limit is {least:.3f} × as long, because a step's communication takes {transfer} ms.")
     if report.num_samples is not None:
         with_ddp, without = (report.num_samples / ns * 1e9 for ns in (report.with_ns, report.without_ns))
         said.append(f"{with_ddp:.0f} samples/s with DDP, {without:.0f} without.")
@@ -273,7 +273,7 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     beyond = [(point, ratio) for point, ratio in compared if ratio.is_beyond_noise]
     if not any(ratio.is_beyond_noise is not None for _, ratio in compared):
         fastest = min(points, key=lambda point: point.step_ns)
-        of_what = f" for the work that {first} does in a step" if unequal else ""
+        of_what = f" for the amount of work in one step of {first}" if unequal else ""
         return (
             f"Lowest median{work}: {_name(fastest, points)}, {in_ms(fastest.step_ns)}{of_what}. This may be due to "
             "chance: at least three rounds are needed to tell."
@@ -350,7 +350,7 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
             f"These sizes do not show whether {clean(found.above)} becomes faster than {clean(found.below)}: the "
             f"models cross at {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high})."
         )
-    grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} × as slowly."
+    grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} times more slowly."
     return (
         f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
         f"(95% interval {low} to {high}).{grows}"
@@ -376,7 +376,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
         yield Line("No setting was predicted to be faster; the best one was tried anyway.")
     yield Line(
         f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
-        f"settings this many times would take {report.exhaustive_steps:,} steps.",
+        f"settings equally often would take {report.exhaustive_steps:,} steps.",
         is_aside=True,
     )
 
@@ -498,7 +498,7 @@ def _compared(first: LossMatch) -> str:
         return f"{said}, which is too much for a comparison. Set a seed in the script."
     if first.tolerance:
         return f"{said}; {_part(first.tolerance)} is allowed."
-    return f"{said}, so every setting must as well."
+    return f"{said}, so the losses with every setting must match as well."
 
 
 def _part(fraction: float | None) -> str:

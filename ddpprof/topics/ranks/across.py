@@ -199,7 +199,8 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: excess of the own time, without waits for other ranks; chance: probability that it is random",
+            "late: extra time per step, without waits for other ranks; chance: probability that the difference is "
+            "random",
             cut_off(len(stragglers.stragglers)),
         ),
     )

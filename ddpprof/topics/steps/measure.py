@@ -41,7 +41,7 @@ class StepReport:
     trailing_ns: Annotated[
         int | None, Number("gradient communication after the backward pass", DEVICE, metric="trailing")
     ]
-    copy_ns: Annotated[int, Number("time with copies between host and device", DEVICE)]
+    copy_ns: Annotated[int, Number("time in which data is copied between host and device", DEVICE)]
     num_comm_kernels: Annotated[int, Number("number of collectives")]
     parts: Annotated[Breakdown | None, Part("part_", clock=DEVICE)]
     wrapper: Annotated[WrapperCost, Part("wrapper_", clock=HOST)]

@@ -188,7 +188,9 @@ def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> 
 
 def test_a_run_without_recorded_steps_has_a_verdict(whole: Report) -> None:
     bare = replace(whole, ranks=(), usual_steps=())
-    said = "A step takes 100 ms. The steps were only watched. Profiled steps would show how the time is spent."
+    said = (
+        "A step takes 100 ms. The steps were timed, but not profiled. Profiled steps would show how the time is spent."
+    )
     assert verdict(bare).text == said
 
 

@@ -173,7 +173,7 @@ BOUND = Finding("buckets-too-large", "Bucket 0 holds 90% of the gradients", "why
         ),
         pytest.param((BOUND,), {}, "Use ddpprof tune to measure it.", id="nothing-leads-without-a-prediction"),
         pytest.param((replace(CERTAIN, is_noise=True),), {}, "Change nothing: no finding is beyond noise.", id="noise"),
-        pytest.param((), {}, "no rule found more than 1% of the step to recover.", id="nothing"),
+        pytest.param((), {}, "no rule found a saving of more than 1% of the step.", id="nothing"),
         pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
         pytest.param(
             (replace(CERTAIN, title="4 threads share 2 cores", gain_ns=None),),
