@@ -36,7 +36,7 @@ def has_run_to_tell_of(
 
     if inside:
         if is_first_rank():
-            say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
+            say(f"ddpprof: view the run with: ddpprof report {out}", file=sys.stderr)
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(ranks_in(path) for path in attempts.values()):

@@ -366,4 +366,4 @@ def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bo
     print_result(report, experiment_sections(report))
     if not interrupted and not CHOICES.is_quiet:
         written = f"{directory} ({number_of(experiment.num_trials, 'trial')})"
-        say(f"\nWrote {written}. See it again with: ddpprof report {directory}")
+        say(f"\nWrote {written}. View it again with: ddpprof report {directory}")

@@ -57,7 +57,7 @@ def add_choosing_options(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=positive,
         metavar="N",
-        help="read at most N ranks: those that are late according to light recording, and an evenly spaced selection "
+        help="read at most N ranks: ranks that are late according to light recording, and an evenly spaced selection "
         "of the other ranks",
     )
 
@@ -194,7 +194,7 @@ def measured_network(path: Location | None) -> Network | None:
         return None
     bench = load_netbench(path)
     if bench.collective != "all_reduce":
-        raise DdpprofError(f"{path} measures {bench.collective}, but DDP uses all_reduce.")
+        raise DdpprofError(f"{path} contains measurements of {bench.collective}, but DDP uses all_reduce.")
     network = network_of_bench(bench)
     if network is None:
         raise DdpprofError(

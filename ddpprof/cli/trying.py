@@ -318,4 +318,4 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
         return
     kept = keep_in_run(report)
     where = "" if kept is None else f" The report on {report.run} now includes this result."
-    progress(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")
+    progress(f"\nWrote {directory}. View it again with: ddpprof report {directory}.{where}")

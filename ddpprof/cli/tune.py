@@ -283,4 +283,4 @@ def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:
     report = tuning.report()
     print_result(report, experiment_sections(report))
     if not interrupted:
-        progress(f"\nWrote {tuning.directory}. See it again with: ddpprof report {tuning.directory}")
+        progress(f"\nWrote {tuning.directory}. View it again with: ddpprof report {tuning.directory}")

@@ -61,7 +61,9 @@ class RunSet:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Messages about missing data, each with the number of runs to which it applies unless these are all."""
+        """Messages about missing data, each with the number of runs to which it applies, unless it applies to all
+        runs.
+        """
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
@@ -247,7 +249,7 @@ def medians_ns(report: Report) -> dict[str, int]:
 
 
 def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Compare the kernels of the typical runs. Also return why others are not compared, if there are any.
+    """Compare the kernels of the typical runs. Also return why the other kernels are not compared, if there are any.
 
     With several runs, only kernels that differ between every run of A and every run of B are kept.
     """

@@ -267,5 +267,5 @@ def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> CheckRe
         not there,
         "none",
         ", ".join(there) or "none",
-        "nsys or ncu is using CUPTI, so traces have no kernels. Record without it.",
+        "nsys or ncu is using CUPTI, so traces have no kernels. Record without nsys and ncu.",
     )

@@ -179,7 +179,8 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
     """Assign each communication kernel to a step and phase, although its launch is unknown.
 
-    They are those of the last kernel or copy that began before it and whose launch is known. ROCm's tracer loses the
+    It gets the step and phase of the last kernel or copy that began before it and whose launch is known. ROCm's tracer
+    loses the
     launches of communication kernels (ROCm/roctracer issue 100).
     """
     start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
@@ -236,7 +237,7 @@ def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
 
     This is the end of the row or, if a layer of the model starts a collective and waits for it, the end of the
     collective. DDP's gradient hooks do not wait: the reducer waits for all buckets at the end of the backward pass.
-    Without hooks in the trace, layers and DDP cannot be distinguished, and every row ends at its own end.
+    Without hooks in the trace, layers and DDP cannot be distinguished, and the end of each row itself is returned.
     """
     over = file.end_ns.copy()
     is_hook = np.array([name.endswith(HOOK_NODE) for name in file.names], np.bool_)

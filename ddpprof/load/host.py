@@ -118,8 +118,8 @@ def match_calls(
 ) -> NDArray[np.int64]:
     """Return, for each collective run by host threads, the index of the call that started it, or `UNKNOWN`.
 
-    Collectives are matched to calls of the same kind in order of their start; several threads run them, so the order is
-    not always exact. A collective that begins before the next unmatched call was started before profiling began.
+    Collectives are matched to calls of the same kind in order of their start; several threads run them, so the order
+    is not always exact. A collective that begins before the next unmatched call was started before profiling began.
     """
     matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
     for kind in np.unique(span_kind):

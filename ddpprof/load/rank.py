@@ -283,7 +283,7 @@ def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_pr
     why = {name: "is from another process" for index, name in enumerate(names) if index not in mine}
     why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
     kept = next(names[index] for index in mine if names[index] not in why)
-    missing += [f"left out: {name} is from rank {rank}, like {kept}, and {reason}" for name, reason in why.items()]
+    missing += [f"left out: {name} is from rank {rank}, as is {kept}, and {reason}" for name, reason in why.items()]
     return LoadedRank(Rank(rank, joined, None), tuple(missing), is_whole=len(traces) == len(paths))
 
 

@@ -218,7 +218,9 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """Judge the same as `of_calls_that_failed`, if some ranks were killed before they could record their calls."""
+    """Judge the same kind of job as `of_calls_that_failed`, if some ranks were killed before they could record their
+    calls.
+    """
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -256,7 +258,7 @@ def _of_amounts(table: Table, ahead: Position) -> Verdict:
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """Judge the same as `of_calls_that_failed`, based only on the ranks' lines of code and errors."""
+    """Judge the same kind of job as `of_calls_that_failed`, based only on the ranks' lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 

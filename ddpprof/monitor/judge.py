@@ -1,7 +1,7 @@
 """Find the rank at fault in a job that hangs or has failed, from the evidence about all ranks.
 
-Each rank is one row of a table (`Position`): where it is, whether it waits for other ranks, what holds it up from
-outside, and which collectives it has called. The rules are tried in order, and the first rule that applies gives the
+Each rank is one row of a table (`Position`): where it is, whether it waits for other ranks, what it waits for outside
+the job, and which collectives it has called. The rules are tried in order, and the first rule that applies gives the
 verdict. Ranks that wait for other ranks are not at fault if there is a rank that does not wait.
 """
 
@@ -216,7 +216,7 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
     """Judge ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all others.
 
     The host runs ahead of its accelerator, so ranks that wait for others may be at any line. If the rank is at a
-    different line than all others, the code there holds them up. Otherwise, the rank has skipped a collective.
+    different line than all others, they wait for the code at that line. Otherwise, the rank has skipped a collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)

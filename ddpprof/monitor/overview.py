@@ -112,13 +112,15 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
 
 
 def _usual(steps: PulseSteps) -> PulseSteps:
-    """Return the steps without a flag, or all steps if each has one."""
+    """Return the steps without a flag, or all steps if every step has a flag."""
     usual = rows_of(steps, steps.flags == 0)
     return usual if len(usual) else steps
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
-    """Return the steps whose waiting time is known. For models with many gradients, it is not known for each step."""
+    """Return the steps whose waiting time is known. For models with many gradients, the waiting time is unknown for
+    some steps.
+    """
     return rows_of(steps, steps.wait_ns != UNKNOWN)
 
 
@@ -295,7 +297,7 @@ def look_at(directory: Path, now_ns: int) -> Overview:
             missing.append(f"rank {rank}'s pulse file cannot be read: {error.strerror}.")
     if not heads:
         why = missing[0] if missing else "its pulse files no longer exist."
-        raise DdpprofError(f"{directory}: {why} See what was recorded with: ddpprof report {directory}")
+        raise DdpprofError(f"{directory}: {why} View what was recorded with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 
 

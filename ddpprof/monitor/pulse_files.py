@@ -222,7 +222,7 @@ def _open_shared(copy: int) -> int | None:
 
 
 def gather_left() -> None:
-    """Move the pulses of this user's dead ranks from shared memory to their run directories."""
+    """Move the pulses that this user's dead ranks left in shared memory to their run directories."""
     with suppress(OSError):
         for name in os.listdir(SHARED_FOLDER):
             if name.startswith(f"{_PREFIX}{os.getuid()}-"):

@@ -1,4 +1,4 @@
-"""Checks whether all ranks train the same model and call the same collectives.
+"""Check whether all ranks train the same model and call the same collectives.
 
 The constructor of DDP broadcasts the parameters of rank 0. They stay equal on all ranks as long as only averaged
 gradients change them. To check this, ddpprof reads some parameter values twice per job, between two steps, and only on

@@ -1,4 +1,4 @@
-"""Dispatches the events of a training process to listeners.
+"""Dispatch the events of a training process to listeners.
 
 `patches` and torch hooks report training events to `EVENTS`, which forwards them to `Listener` objects. `Session` binds
 the listeners each time the mode of steps changes. An event then calls only the listeners that override its method. If

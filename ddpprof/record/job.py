@@ -1,6 +1,7 @@
 """One process of a job: its rank, the run directory that all ranks agree on, its files, and how it ends.
 
-Either all ranks record into one run directory, or none does. The leading rank opens the run directory and announces it
+Either all ranks record into one run directory, or no rank records. The leading rank opens the run directory and
+announces it
 in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the all-reduces of
 that pass have completed on the device, all ranks of the process group have registered; with a comm hook that does not
 wait for other ranks, they get a short time to do so. The first rank of the group that checks this writes the verdict to

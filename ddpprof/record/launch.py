@@ -1,4 +1,4 @@
-"""Launches the user's command with ddpprof injected, forwards signals to it, and returns its exit code.
+"""Launch the user's command with ddpprof injected, forward signals to it, and return its exit code.
 
 Nothing here needs torch. The job uses the terminal's stdin, stdout and stderr, except in trials.
 

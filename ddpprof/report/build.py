@@ -414,5 +414,5 @@ def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummar
     if len(together) < len(ranks):
         covered = ranks_in_words([one.rank for one in together])
         others = "the other ranks average gradients in other process groups"
-        notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
+        notes.insert(0, f"the step, buckets, late ranks and predictions refer to {covered}; {others}")
     return ["this is a trial without DDP, for comparison", *notes] if run.settings.get("without_ddp") else notes

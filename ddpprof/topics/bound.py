@@ -4,7 +4,7 @@
     latency    a step sends less than 1 MiB of gradients, so the number of messages matters, not their size
     bandwidth  otherwise
 
-The other topics recommend changes to DDP. This one names the limit that remains if none of those changes helps much.
+The other topics recommend changes to DDP. This topic names the limit that remains if none of these changes helps much.
 """
 
 from __future__ import annotations

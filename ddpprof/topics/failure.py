@@ -233,7 +233,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
             inside = f"in {end.collective}" if end.collective else ""
             at = f"at {clean(end.place)}" if end.place else ""
             yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
-        yield f"Gloo aborts a process in this way if it receives more data than it expects. {SAME_COLLECTIVES}"
+        yield f"Gloo aborts a process in this way if it receives more data than expected. {SAME_COLLECTIVES}"
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer

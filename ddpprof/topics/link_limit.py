@@ -240,7 +240,7 @@ def _reached(limit: LinkLimit) -> str:
 
 def _overhead(limit: LinkLimit) -> str:
     if (limit.share or 0) > _IMPOSSIBLE:
-        return " The link is faster than its stated speed, or the all-reduces did not cross it."
+        return " The link is faster than its stated speed, or the all-reduces did not use it."
     return " TCP overhead is about 4% of a link." if limit.network == _SOCKET else ""
 
 
@@ -342,7 +342,7 @@ def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
         view,
         f"The ranks communicate over {_names(limit)} ({rate(used)}), but {best.name} has {rate(best.bits_per_s)}",
         f"both interfaces are up on every machine{_so_far(limit)}",
-        f"Set {variable}={best.name} on every rank, if the machines reach each other through {best.name}.",
+        f"Set {variable}={best.name} on every rank, if the machines can reach each other through {best.name}.",
         environment_change(**{variable: best.name}),
         is_twice=True,
         numbers=only_known(interface_bits_per_s=used, faster_bits_per_s=best.bits_per_s),
@@ -394,7 +394,7 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
     pairs = sorted({pair for record in view.records.values() for pair in _without_access(record, view)})
     pairs = pairs or list(nccl.without_p2p if nccl is not None else ())
     if is_off and _have_neighbours(view):
-        title = "NCCL_P2P_DISABLE keeps the GPUs of a machine from exchanging data directly"
+        title = "NCCL_P2P_DISABLE prevents GPUs of the same machine from exchanging data directly"
         said, advice = "NCCL_P2P_DISABLE is set", "Unset NCCL_P2P_DISABLE, or set it to 0, on every rank."
     elif pairs:
         named = listed([f"{one} and {other}" for one, other in pairs], _MOST_NAMES)
@@ -443,8 +443,8 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
     can_hide = best is not None and best.predicted is not None and view.worth(None, best.predicted)
     hide = f"More of it can be hidden: {best.argument}. Apart from that, " if best is not None and can_hide else ""
     advice = (
-        "only fewer bytes or a faster link help: larger batches, gradients accumulated over several batches, or "
-        "gradients sent in half precision."
+        "only sending fewer bytes or using a faster link helps: larger batches, gradients accumulated over several "
+        "batches, or gradients sent in half precision."
     )
     yield Finding(
         "at-link-limit",

@@ -249,7 +249,7 @@ def _advice(drift: Drift) -> str:
     if drift.num_unreduced_passes:
         return (
             "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
-            "backward pass after a forward, and does not reduce those of a second pass. This happened "
+            "backward pass after a forward, and does not reduce the gradients of a second pass. This happened "
             f"{_times(drift.num_unreduced_passes)} in the recorded steps."
         )
     if drift.differed_before:

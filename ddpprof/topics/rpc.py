@@ -155,7 +155,9 @@ def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section
         ),
     )
     waits = "; ".join(f"rank {rank.rank} {ms(rank.waited_ns)}" for rank in ranks[:_MAX_ROWS])
-    yield Line(f"Waiting in synchronous RPCs, ms per step: {waits}. None of it is DDP's communication.", is_aside=True)
+    yield Line(
+        f"Waiting in synchronous RPCs, ms per step: {waits}. This does not include DDP's communication.", is_aside=True
+    )
 
 
 RPC: Topic[RankRpc, tuple[RankRpc, ...]] = Topic(

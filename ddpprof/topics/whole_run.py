@@ -141,7 +141,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))
         names = f"RUN/{first_name}" + ("" if first == last else f" to RUN/{last_name}")
-        yield Line(f"{count(len(run.captures), 'capture')}, {names}. See one with: ddpprof report RUN/{first_name}")
+        yield Line(f"{count(len(run.captures), 'capture')}, {names}. View one with: ddpprof report RUN/{first_name}")
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:

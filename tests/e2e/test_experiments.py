@@ -33,7 +33,7 @@ def test_overhead_takes_turns_and_overwrites_no_checkpoint(ddpprof: Run, tmp_pat
     assert ended.returncode == 0, ended.stderr
     assert "[3/3] with DDP: " in ended.stdout
     assert "sum of these parts" in ended.stdout
-    assert ended.stdout.rstrip().endswith("See it again with: ddpprof report o")
+    assert ended.stdout.rstrip().endswith("View it again with: ddpprof report o")
     report = as_json(ddpprof, "o")
     assert report["ratio"]["num_pairs"] == 9
     assert report["ratio"]["low"] <= report["ratio"]["ratio"] <= report["ratio"]["high"]

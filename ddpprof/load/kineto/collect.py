@@ -280,7 +280,9 @@ class Collector:
         return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Return the index of the identity that replaces further ones of the same kind if there are too many names."""
+        """Return the index of the identity that stands for all further names of its kind, if there are too many
+        names.
+        """
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self.kept.identities.append(shared)
@@ -327,7 +329,7 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace values that are ``None`` by those of `otherwise`. In nearly all files, there are none."""
+    """Replace values that are ``None`` by those of `otherwise`. Nearly all files have no such values."""
     values = list(values)
     if None not in values:
         return values

@@ -406,7 +406,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence which says that no setting is faster, or that this is uncertain, followed by advice."""
+    """Return a sentence that says whether a setting may be faster, followed by advice."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:
@@ -511,7 +511,7 @@ def trying_sections(report: TryReport) -> Iterable[Section]:
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
-            yield Line(f"Write: {clean(one.promise.code, most=400)}")
+            yield Line(f"Code: {clean(one.promise.code, most=400)}")
     if any(one.measured is not None and one.measured.low_ns is not None for one in report.tried):
         yield Line("In parentheses: 95% interval. Each round runs the job with and without each change.", is_aside=True)
 

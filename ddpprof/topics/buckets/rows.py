@@ -38,7 +38,7 @@ class BucketRow:
     transfer_ns: Annotated[int | None, Number("duration of the all-reduce without waiting", DEVICE)]
     slowest_parameter: Annotated[str | None, Number("parameter whose gradient was ready last in most steps")]
     slowest_parameter_delay_ns: Annotated[
-        int | None, Number(("time between the second-to-last gradient and the last one"), HOST)
+        int | None, Number(("time between the second-to-last gradient and the last gradient"), HOST)
     ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
     """``None`` with one rank, or if the ranks are on several hosts"""

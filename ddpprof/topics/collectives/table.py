@@ -243,7 +243,7 @@ def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | No
 
 
 def shared_durations_ns(comm: Collectives) -> Int64Column:
-    """Return the duration of every row in ns, where time during which n collectives run counts as 1/n for each."""
+    """Return the duration of every row in ns, where time in which n collectives run concurrently is divided by n."""
     if not len(comm):
         return np.empty(0, np.int64)
     times = np.concatenate((comm.start_ns, comm.end_ns))

@@ -220,7 +220,8 @@ _WHERE = {
 _ADVICE = {
     OwnTimePart.DATA: "Check this rank's input: its storage, its DataLoader workers, and whether its shard has "
     "larger samples.",
-    OwnTimePart.OTHER: "Check what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
+    OwnTimePart.OTHER: "Check for work in the loop that only this rank does: logging, metrics, checkpoints or "
+    "evaluation.",
 }
 _ON_ACCELERATOR = (
     "Check its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
@@ -231,8 +232,8 @@ _ON_CPU = (
     "larger, and whether its code waits for a lock, a disk or the network."
 )
 _SLEEPING = (
-    "Check what only this rank waits for: a lock, a disk, the network or a sleep. While the job runs, py-spy dump "
-    "--pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
+    "Check what this rank waits for that the other ranks do not: a lock, a disk, the network or a sleep. While the job "
+    "runs, py-spy dump --pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
 )
 
 LATENESS: Topic[None, Lateness] = Topic("lateness", rules=(straggler, slow_rank))

@@ -199,7 +199,7 @@ def overlap_table(report: ReportView) -> Iterable[Section]:
 
 
 def typical_step(report: ReportView) -> int | None:
-    """Return the number of the profiled step with the median duration, where a step's slowest rank counts."""
+    """Return the number of the profiled step with the median duration, as measured on the slowest rank of each step."""
     longest: dict[int, int] = {}
     for rank in steps_of(report):
         for step in rank.measured_steps:

@@ -197,7 +197,7 @@ def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
     died, own, other, why, _ = told(Failure(first, (lost,), ()))
     assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
-    assert why.startswith("Gloo aborts a process in this way if it receives more data than it expects. Every rank must")
+    assert why.startswith("Gloo aborts a process in this way if it receives more data than expected. Every rank must")
 
 
 @pytest.mark.parametrize(

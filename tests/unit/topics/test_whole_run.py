@@ -167,8 +167,8 @@ def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
 @pytest.mark.parametrize(
     ("captures", "line"),
     [
-        ((1,), "1 capture, RUN/capture-1. See one with: ddpprof report RUN/capture-1"),
-        ((1, 2, 4), "3 captures, RUN/capture-1 to RUN/capture-4. See one with: ddpprof report RUN/capture-1"),
+        ((1,), "1 capture, RUN/capture-1. View one with: ddpprof report RUN/capture-1"),
+        ((1, 2, 4), "3 captures, RUN/capture-1 to RUN/capture-4. View one with: ddpprof report RUN/capture-1"),
     ],
 )
 def test_captures_are_named(captures: tuple[int, ...], line: str, whole: Report) -> None:
