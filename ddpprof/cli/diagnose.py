@@ -1,4 +1,4 @@
-"""`ddpprof diagnose`: report which rank blocks a job or made it fail, and where."""
+"""`ddpprof diagnose`: report which rank blocks a job or caused it to fail, and where."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 
 def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials. Run further rounds only if the results of the first ones are not conclusive.
+    """Run the trials. Run further rounds only if the results of the first rounds are not conclusive.
 
     Returns True if the user interrupted them.
     """

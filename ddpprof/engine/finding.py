@@ -180,7 +180,7 @@ def compilation_change(optimize_ddp: str | None = None, compile_order: str | Non
 
 
 def sync_batch_norm_change() -> Change:
-    """Return the change from SyncBatchNorm to BatchNorm, whose statistics are those of one rank's batch."""
+    """Return the change from SyncBatchNorm to BatchNorm, which computes statistics over one rank's batch."""
     code = "leave out torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
     return Change(ChangeKind.SYNC_BATCH_NORM, {"sync_batch_norm": False}, code, is_lossy=True)
 

@@ -140,7 +140,7 @@ Index = NDArray[np.int64]
 def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_start_ns: Int64Column) -> Index:
     """Return, for each kernel, the index of the first launch with the same correlation ID, or `UNKNOWN`.
 
-    Several kernels may share one launch, such as that of a CUDA graph.
+    Several kernels may share one launch, such as the launch of a CUDA graph.
     """
     if not len(launch_correlation):
         return np.full(len(correlation), UNKNOWN, np.int64)

@@ -216,7 +216,7 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """One rank, as far as it could be read, and messages about the rest."""
+    """One rank, as far as it could be read, and messages about data that could not be read."""
 
     rank: Rank | None
     missing: tuple[str, ...]

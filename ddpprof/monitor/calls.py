@@ -77,7 +77,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank that has begun fewer collectives of a group than all others; ``None`` if there is none."""
+    """Return the rank that has begun fewer collectives of a group than all other ranks; ``None`` if there is none."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -269,7 +269,7 @@ def of_collectives_that_met(table: Table) -> Verdict | None:
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
         return None
-    detail = "the backend aborted a rank because its collective was matched with one of a different size"
+    detail = "the backend aborted a rank because its collective was matched with a collective of a different size"
     places_of = {one.place for one in table if one.place is not None}
     place = next(iter(places_of)) if len(places_of) == 1 else None
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
@@ -280,7 +280,9 @@ _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
-    """Return True if all ranks died, at least one because its collective was matched with one of a different size."""
+    """Return True if all ranks died, at least one because its collective was matched with a collective of a different
+    size.
+    """
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 

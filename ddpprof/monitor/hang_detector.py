@@ -256,7 +256,7 @@ def _of_helpers_s(one: RankEvidence, process: Process) -> float:
 
 
 class _Pause:
-    """The last intended pause that was seen in the current step."""
+    """The last intended pause in the current step."""
 
     def __init__(self) -> None:
         self.step: int | None = None

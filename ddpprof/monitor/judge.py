@@ -89,7 +89,9 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 
 def _with_early_ends(table: Table) -> Table:
-    """Mark the ranks that have left the training loop while others have not. If all ranks have left it, mark none."""
+    """Mark the ranks that have left the training loop while other ranks have not. If all ranks have left it, mark
+    none.
+    """
     trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
     over = [
@@ -117,7 +119,7 @@ def _is_behind_loop(position: Position) -> bool:
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """Judge a rank that finished with too few backward passes, so that the others wait for it or have failed."""
+    """Judge a rank that finished with too few backward passes, so that the other ranks wait for it or have failed."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -139,7 +141,9 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Judge a rank that ran more backward passes than others, in fewer steps or after most have left the loop."""
+    """Judge a rank that ran more backward passes than other ranks, in fewer steps or after most ranks have left the
+    loop.
+    """
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -213,10 +217,11 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_fewer_launches(table: Table) -> Verdict | None:
-    """Judge ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all others.
+    """Judge ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all other ranks.
 
-    The host runs ahead of its accelerator, so ranks that wait for others may be at any line. If the rank is at a
-    different line than all others, they wait for the code at that line. Otherwise, the rank has skipped a collective.
+    The host runs ahead of its accelerator, so ranks that wait for other ranks may be at any line. If the rank is at a
+    different line than all other ranks, they wait for the code at that line. Otherwise, the rank has skipped a
+    collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)
@@ -372,7 +377,9 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Judge ranks that all wait in the same backward pass, if one has not begun a reduction that all others began."""
+    """Judge ranks that all wait in the same backward pass, if one rank has not begun a reduction that all other ranks
+    have begun.
+    """
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 

@@ -1,6 +1,7 @@
 """Overview of the current state of a job, from the pulses of its ranks.
 
-DDP synchronizes the ranks, so the steps of the lowest rank represent those of the job. A rank's own time is its step
+DDP synchronizes the ranks, so the steps of the lowest rank represent the steps of the job. A rank's own time is its
+step
 time without the time spent waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has
 begun fewer backward passes or, if there is none, for the rank with the largest own time.
 """
@@ -184,7 +185,7 @@ def _where(one: RankNow, ahead: int) -> str:
 
 
 def _slowest(ranks: Sequence[RankNow]) -> list[str]:
-    """Return a sentence that names the rank with the largest own time, if the others wait for it."""
+    """Return a sentence that names the rank with the largest own time, if the other ranks wait for it."""
     known = [(one.own_ns, one) for one in ranks if one.own_ns is not None and one.wait_ns is not None]
     if len(known) < 2:
         return []

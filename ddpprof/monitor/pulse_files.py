@@ -172,7 +172,7 @@ def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
 
 
 def read_pulses(directory: Path) -> dict[int, Pulse]:
-    """Return the pulses of the first `MOST_COMPARED` ranks, without those that cannot be read."""
+    """Return the pulses of the first `MOST_COMPARED` ranks, without pulses that cannot be read."""
     found = {}
     for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
         with suppress(OSError, DdpprofError):

@@ -155,7 +155,7 @@ class Analysis:
         return self._reduced.report
 
     def to_replay(self, also: Collection[int] = ()) -> KnownRun:
-        """Return the input for predictions: a selection of the ranks, including those in `also`."""
+        """Return the input for predictions: a selection of the ranks, including the ranks in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
         ranks = [one.rank for one in self.report.ranks_together]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}

@@ -192,7 +192,7 @@ class _PredictedPasses:
 
 
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
-    """Predict the step. `target`: the network to train on, if it differs from that of the run."""
+    """Predict the step. `target`: the network to train on, if it differs from the run's network."""
     network = target or profile.network
     setting = replace(setting, world_size=num_ranks(setting, profile.passes[0].training, network))
     passes = [_predict_passes(one, setting, network) for one in profile.passes]
@@ -267,7 +267,7 @@ def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """Return the world size to predict: that of the setting, of the run or, if that has one rank, of the network."""
+    """Return the world size to predict: the setting's, the run's or, if the run has a single rank, the network's."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 

@@ -87,7 +87,7 @@ def replica(
 
 
 def some_to_read(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a few evenly spaced parameters, leaving out those that are not ordinary tensors."""
+    """Return a few evenly spaced parameters, leaving out parameters that are not ordinary tensors."""
     read = [one for one in parameters if _can_be_read(one)]
     return read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
 

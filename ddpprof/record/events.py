@@ -60,7 +60,7 @@ class Listener:
         """
 
     def backward_begins(self, loss: Any) -> None:
-        """Called when a backward pass begins, but not for nested ones, as in reentrant checkpointing."""
+        """Called when a backward pass begins, but not for nested passes, as in reentrant checkpointing."""
 
     def backward_ends(self) -> None:
         """Called when the backward pass has ended."""

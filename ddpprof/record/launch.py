@@ -177,7 +177,7 @@ def run_job(
 
 
 def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that make NCCL log into the run directory, except those in `given`.
+    """Return the environment variables that make NCCL log into the run directory, except variables in `given`.
 
     The log folder is created, because without it NCCL would log to the terminal. Raises `CannotRecord`.
     """

@@ -184,7 +184,7 @@ class TraceFile:
             work()
 
     def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait for a write in progress. The arguments are those of `finish`."""
+        """Wait for a write in progress. Takes the same arguments as `finish`."""
         deadline = None
         while self._writing is not None:
             if wait([self._writing], _ASKS_EVERY_S).done:

@@ -344,7 +344,9 @@ class RunningPulse:
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find the same ones."""
+        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find the same
+        parameters.
+        """
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False

@@ -64,7 +64,7 @@ def view_of(
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
-    """Return the view for the rules. Of the topics' results, it contains only those in `shown`."""
+    """Return the view for the rules. It contains only the topics' results that are in `shown`."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over the steps, on the rank where it is lowest; on other ranks, it includes waiting."""

@@ -46,7 +46,8 @@ _ADVICE = {
         One process drives one device: pass device_ids=[local_rank], and start one process per GPU (torchrun
         --nproc-per-node=gpu).""",
     r"input module must be on the same type of devices": """
-        Some parameters are on a different device from the rest: call model.to(device) before DistributedDataParallel
+        Some parameters are on a different device from the other parameters: call model.to(device) before
+        DistributedDataParallel
         wraps the model.""",
     r"SyncBatchNorm layers only work with GPU modules": """
         Move the model to its GPU before DistributedDataParallel wraps it. On CPU, keep BatchNorm: do not call

@@ -72,7 +72,7 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself with an error, or with a nonzero exit code as after ``sys.exit(5)``."""
+        """Whether it ended with an error of its own, or with a nonzero exit code as after ``sys.exit(5)``."""
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the remaining ranks

@@ -76,7 +76,7 @@ _DO = {
     "other ranks.",
     Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read from. "
     "DataLoader(timeout=…) turns a stuck worker into an error.",
-    Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the others wait for it.",
+    Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the other ranks wait for it.",
     Fault.STOPPED: "Resume it: kill -CONT {pid}",
     Fault.SWAPPING: "Give the job more memory, or reduce its memory use with a smaller batch or fewer DataLoader "
     "workers.",
@@ -274,7 +274,7 @@ def _advice_on_fault(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
         return _advice_on_death(verdict)
     if verdict.fault is Fault.STOPPED and verdict.rank is None:
-        return "Resume them: kill -CONT for each process, or `fg` in the terminal that stopped the job."
+        return "Resume them: kill -CONT for each process, or `fg` in the terminal in which the job was stopped."
     if verdict.fault is Fault.OWN_CODE and not verdict.waiting:
         return "Check that line. No rank is known to be waiting for another rank."
     advice = _DO.get(verdict.fault)

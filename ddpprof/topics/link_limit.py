@@ -1,4 +1,4 @@
-"""Compare the bandwidth that the all-reduces reach with that of the network path between the ranks.
+"""Compare the bandwidth that the all-reduces reach with the bandwidth of the network path between the ranks.
 
     reached = bus bandwidth of the largest all-reduces over all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
               where the transfer time does not include waiting for late ranks

@@ -1,7 +1,7 @@
 """Find parameters that got no gradient on any rank, and unnecessary searches for unused parameters.
 
-Each rank records only its own backward passes. A parameter that rank 0 does not use, such as that of an expert in a
-mixture of experts, may be used on another rank, and vice versa.
+Each rank records only its own backward passes. A parameter that rank 0 does not use may be used on another rank, and
+vice versa, for example in a mixture of experts.
 """
 
 from __future__ import annotations

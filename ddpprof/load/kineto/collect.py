@@ -329,7 +329,9 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace values that are ``None`` by those of `otherwise`. Nearly all files have no such values."""
+    """Replace values that are ``None`` by the corresponding values of `otherwise`. Nearly all files have no such
+    values.
+    """
     values = list(values)
     if None not in values:
         return values
@@ -366,7 +368,7 @@ class _Remembered(dict[Any, int]):
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
         """Create an empty cache for the results of `find`. `shared`: numbers that occur under many keys.
 
-        Once there are too many keys, negative numbers and those in `shared` are no longer cached.
+        Once there are too many keys, negative numbers and numbers in `shared` are no longer cached.
         """
         super().__init__()
         self._find = find

@@ -265,7 +265,8 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches, some with `reader` and the rest in helpers. Return the events that the helpers kept.
+        """Decode all batches: some with `reader`, the other batches in helpers. Return the events that the helpers
+        kept.
 
         Raises the error that a single process would raise, and `HelperLostError`.
         """

@@ -190,7 +190,9 @@ _ZERO = msgspec.Raw(b"0")
 
 
 class Category(Enum):
-    """``cat`` of an event. The decoder recognizes frequent categories directly; others are mapped by family."""
+    """``cat`` of an event. The decoder recognizes frequent categories directly; other categories are mapped by
+    family.
+    """
 
     OP = "cpu_op"
     OP_OF_2021 = "Operator"

@@ -84,8 +84,8 @@ def _verdict(report: OverheadReport) -> str:
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
         few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
         return (
-            f"{pairs} {few} to tell whether DDP makes a step longer, {on}: {interval(ratio)} × ({times}). Run more: "
-            "--rounds"
+            f"{pairs} {few} to tell whether DDP makes a step longer, {on}: {interval(ratio)} × ({times}). Run more "
+            f"rounds: --rounds"
         )
     return (
         f"With DDP a step takes as long as without it, within the precision of {pairs}, {on}: {interval(ratio)} × "
@@ -287,8 +287,8 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can show a difference of "
-        f"{shown:.0%}; more rounds can show a smaller difference."
+        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can detect a difference of "
+        f"{shown:.0%}; more rounds can detect a smaller difference."
     )
 
 
@@ -417,7 +417,10 @@ def _nothing(report: TuneReport) -> str:
     low, label = closest.ratio.low, clean(closest.label)
     of_chance = label if closest.ratio.is_vague else f"{label}, {interval(closest.ratio)} × the time"
     if low is not None and low > _CERTAIN:
-        return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
+        return (
+            f"No setting is faster than {now}: {rounds} are enough to detect a gain of {1 - _CERTAIN:.0%}. Change "
+            f"nothing."
+        )
     varied = (
         f"step times on this machine varied by {report.start_ratio:.2g}× between runs of the same setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
@@ -487,7 +490,9 @@ def _tuned_losses(report: TuneReport) -> Iterable[Section]:
 
 
 def _compared(first: LossMatch) -> str:
-    said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the unchanged job"
+    said = (
+        f"Losses of {count(first.num_steps, 'step')} on every rank were compared with the losses of the unchanged job"
+    )
     if first.own is None:
         return f"{said}, which was run only once."
     if first.own == 0:

@@ -35,7 +35,7 @@ class Lateness:
 
 
 def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
-    """Report the slowest rank, for which the others wait. The gain is limited by the next slowest rank."""
+    """Report the slowest rank, for which the other ranks wait. The gain is limited by the next slowest rank."""
     if not lateness.stragglers:
         return
     slowest, others = lateness.stragglers[0], lateness.stragglers[1:]
@@ -159,7 +159,8 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return the time for which the slowest rank slept while others waited, ns per step; 0 if it worked or if unknown.
+    """Return the time for which the slowest rank slept while other ranks waited, ns per step; 0 if it worked or if
+    unknown.
 
     This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
     result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.

@@ -1,6 +1,6 @@
 """Measures of the steps of one rank, from its trace and its record.
 
-`TorchTimes` compares the times with those that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
+`TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
 differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
 
     forward    start to end of the DDP forward, including buffer sync       (ddpprof: forward ops only)

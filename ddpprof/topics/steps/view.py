@@ -242,7 +242,7 @@ def rank_table(
 
 
 def _rows_worth_seeing(report: ReportView, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """Return the rows of selected ranks, and a note about the others. The first cell of each row is the rank."""
+    """Return the rows of selected ranks, and a note about the other ranks. The first cell of each row is the rank."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
     worth = set(map(str, worth_seeing(report)))
