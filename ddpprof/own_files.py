@@ -328,8 +328,9 @@ def make_private_folder(path: Path) -> None:
 
 
 def narrow(path: Path) -> None:
-    """Restrict the permissions of a file created by other code to the permissions of ddpprof's files. Raises
-    ``OSError``.
+    """Restrict the permissions of a file created by other code to the permissions of ddpprof's files.
+
+    Raises ``OSError``.
     """
     path.chmod(path.stat().st_mode & _mode(0o644))
 

@@ -43,7 +43,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=("try the changes suggested by the findings of this rule, such as trailing-communication"),
     )
-    which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make by itself")
+    which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make automatically")
     which.add_argument(
         "--script",
         metavar="[OLD=]NEW",
@@ -242,7 +242,7 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
     if not beyond:
         return f"{path} has no findings beyond noise, so there is nothing to try."
     return (
-        f"{path} suggests no change that ddpprof can make by itself. Make a change in a copy of your script, and "
+        f"{path} suggests no change that ddpprof can make automatically. Make a change in a copy of your script, and "
         f"compare: ddpprof try {path} --script changed.py"
     )
 

@@ -61,9 +61,7 @@ class RunSet:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Messages about missing data, each with the number of runs to which it applies, unless it applies to all
-        runs.
-        """
+        """Messages about missing data, each with the number of runs to which it applies if these are not all runs."""
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]

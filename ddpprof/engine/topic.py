@@ -230,8 +230,9 @@ def further_topics() -> dict[str, Topic[Any, Any]]:
 
 
 def _entries() -> Sequence[Any]:
-    """Return the entry points of topics. ``importlib.metadata`` is imported only if needed, because the import takes
-    25 ms.
+    """Return the entry points of topics.
+
+    ``importlib.metadata`` is imported only if needed, because the import takes 25 ms.
     """
     if not _may_have_topics():
         return ()

@@ -346,7 +346,7 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Return the union of both, and the index in it of each name of `after`."""
+    """Return the union of both lists of names, and the index in the union of each name of `after`."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)

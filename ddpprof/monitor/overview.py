@@ -119,8 +119,9 @@ def _usual(steps: PulseSteps) -> PulseSteps:
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
-    """Return the steps whose waiting time is known. For models with many gradients, the waiting time is unknown for
-    some steps.
+    """Return the steps whose waiting time is known.
+
+    For models with many gradients, the waiting time is unknown for some steps.
     """
     return rows_of(steps, steps.wait_ns != UNKNOWN)
 

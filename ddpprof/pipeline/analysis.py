@@ -79,9 +79,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """Return the late ranks and an evenly spaced selection of the other ranks, including the first and the last
-    rank.
-    """
+    """Return the late ranks, and evenly spaced other ranks that include the first and the last rank."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1

@@ -286,9 +286,7 @@ def _is_as_good(one: SearchedSetting, best: SearchedSetting) -> bool:
 
 
 def _equal_caps(single: Iterable[SearchedSetting], best: SearchedSetting) -> tuple[float, float] | None:
-    """Return the range of caps around the best cap that are equally good, or ``None`` if there are no other such
-    caps.
-    """
+    """Return the range of caps that are as good as the best cap; ``None`` if there is no other such cap."""
     if best.setting.buckets is None or best.setting.buckets.list_mb:
         return None
     of_best = float(best.setting.buckets.cap_mb or DEFAULT_CAP_MIB)

@@ -344,9 +344,7 @@ class RunningPulse:
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find the same
-        parameters.
-        """
+        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find them."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False

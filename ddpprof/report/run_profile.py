@@ -68,8 +68,9 @@ class KnownRun:
     """backward passes of each rank, from its trace"""
 
     def without(self, ranks: Collection[int]) -> KnownRun:
-        """Return the run without these ranks. Raises `DdpprofError` if the run does not have these ranks, or has no
-        other ranks.
+        """Return the run without these ranks.
+
+        Raises `DdpprofError` if the run does not have these ranks, or has no other ranks.
         """
         recorded = {rank: steps for rank, steps in self.recorded.items() if rank not in ranks}
         passes = {rank: found for rank, found in self.passes.items() if rank not in ranks}

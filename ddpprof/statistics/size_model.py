@@ -107,8 +107,9 @@ def _fit(x: _Values, y: _Values) -> SizeModel:
 
 
 def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
-    """Fit a floor to the points before `first`, and a line to the other points. Also return the squared relative
-    error.
+    """Fit a floor to the points before `first`, and a line to the other points.
+
+    Also return the squared relative error.
     """
     constant, slope = _line(x[first:], y[first:])
     floor = float(np.sum(1 / y[:first]) / np.sum(1 / y[:first] ** 2)) if first else None

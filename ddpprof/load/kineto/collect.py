@@ -280,9 +280,7 @@ class Collector:
         return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Return the index of the identity that stands for all further names of its kind, if there are too many
-        names.
-        """
+        """Return the index of the identity that stands for all further names of its kind, if there are too many."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self.kept.identities.append(shared)
@@ -329,8 +327,9 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace values that are ``None`` by the corresponding values of `otherwise`. Nearly all files have no such
-    values.
+    """Replace values that are ``None`` by the corresponding values of `otherwise`.
+
+    Nearly all files have no such values.
     """
     values = list(values)
     if None not in values:

@@ -265,9 +265,9 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches: some with `reader`, the other batches in helpers. Return the events that the helpers
-        kept.
+        """Decode all batches: some with `reader`, the other batches in helpers.
 
+        Return the events that the helpers kept.
         Raises the error that a single process would raise, and `HelperLostError`.
         """
 
@@ -304,8 +304,9 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Yield the outcomes of helpers that have begun. The other helpers took no group, and no group is left for
-        them.
+        """Yield the outcomes of helpers that have begun.
+
+        The other helpers took no group, and no group is left for them.
         """
         for _, connection in self._running:
             if not connection.poll():

@@ -180,7 +180,7 @@ _PERFECT = 1.005
 
 def _is_it_normal(point: ScalePoint) -> str:
     """Return sentences on the speed-up with a number of processes, and on the maximum that the link allows."""
-    gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one without DDP"
+    gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one process without DDP"
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
         return f"{gained}."

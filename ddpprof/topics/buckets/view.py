@@ -37,7 +37,7 @@ _CELLS: Mapping[str, Callable[[BucketRow], str]] = {
 }
 _BY_DEVICE = ("started", "finished")
 _BY_HOST = tuple(name for name in _CELLS if name not in _BY_DEVICE)
-_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may lag behind"
+_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may run the work later"
 _BY_DEVICE_MEANS = "device: when the accelerator did the work, on the host's clock"
 
 
