@@ -109,7 +109,7 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
          "no end recorded: in step 203, backward for 12 s when last seen"),
     )  # fmt: skip
     assert table.note == (
-        "own: step time minus waits for other ranks; rank 1 takes 10.0 ms longer than the other; times are means "
+        "own: step time minus waits for other ranks; rank 1 needs 10.0 ms more than the other rank; times are means "
         "over all steps, including evaluation and checkpoints"
     )
 
