@@ -441,7 +441,11 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
         return
     best = view.predictions.best_buckets
     can_hide = best is not None and best.predicted is not None and view.worth(None, best.predicted)
-    hide = f"More of it can be hidden: {best.argument}. Apart from that, " if best is not None and can_hide else ""
+    hide = (
+        f"More of the communication can be hidden: {best.argument}. Apart from that, "
+        if best is not None and can_hide
+        else ""
+    )
     advice = (
         "only sending fewer bytes or using a faster link helps: larger batches, gradients accumulated over several "
         "batches, or gradients sent in half precision."

@@ -203,7 +203,9 @@ def test_a_used_up_link_is_evidence_without_a_gain() -> None:
     assert found.advice.startswith("Only sending fewer bytes or using a faster link helps")
     buckets = NewBuckets("bucket_cap_mb=4", (1, 2), Predicted(20 * MS, 10 * MS, 30 * MS))
     hidden = findings(replace(full, predictions=Predictions(best_buckets=buckets)))["at-link-limit"]
-    assert hidden.advice.startswith("More of it can be hidden: bucket_cap_mb=4. Apart from that, only fewer bytes")
+    assert hidden.advice.startswith(
+        "More of the communication can be hidden: bucket_cap_mb=4. Apart from that, only sending fewer bytes"
+    )
 
 
 @pytest.mark.parametrize(
