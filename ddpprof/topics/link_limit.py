@@ -402,8 +402,8 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
         said = f"no peer-to-peer access between GPUs {named}"
         advice = (
             "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe access "
-            "control (ACS) prevents it; GeForce cards do not support it. If it cannot be enabled, send fewer bytes, or "
-            "hide more of the communication behind computation."
+            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If it cannot be enabled, "
+            "send fewer bytes, or hide more of the communication behind computation."
         )
     else:
         return
