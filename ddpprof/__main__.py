@@ -1,4 +1,4 @@
-"""Runs the command line for ``python -m ddpprof``."""
+"""Run the command line for ``python -m ddpprof``."""
 
 import sys
 

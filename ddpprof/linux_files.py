@@ -1,4 +1,4 @@
-"""Reads Linux system files: counters such as those in ``/proc/vmstat``, states of processes, and control groups."""
+"""Read Linux system files: counters such as those in ``/proc/vmstat``, states of processes, and control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates and removes ddpprof's files, in folders where other users may have created links.
+"""Create and remove ddpprof's files, in folders where other users may have created links.
 
 Links to files or folders are never followed. A file is written under a temporary name that cannot be guessed, and then
 renamed, so that readers never see a partial file. The writer holds a lock on the temporary file, which the system
@@ -304,7 +304,7 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield another path of the same file that is short enough for a socket. Raises ``OSError``."""
+    """Yield a path of the same file that is short enough for a socket. Raises ``OSError``."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -328,7 +328,10 @@ def make_private_folder(path: Path) -> None:
 
 
 def narrow(path: Path) -> None:
-    """Restrict the permissions of a file created by other code to those of ddpprof's files. Raises ``OSError``."""
+    """Restrict the permissions of a file created by other code to the permissions of ddpprof's files.
+
+    Raises ``OSError``.
+    """
     path.chmod(path.stat().st_mode & _mode(0o644))
 
 

@@ -1,4 +1,4 @@
-"""Determines which ranks and steps are recorded, by default or as selected by the user, for example by ``0-7,64``.
+"""Determine which ranks and steps are recorded, by default or as selected by the user, for example by ``0-7,64``.
 
 In a large job, only a sample of the ranks is profiled. The distance between sampled ranks is odd, so that every local
 rank is sampled if the number of ranks per host is even.

@@ -1,4 +1,4 @@
-"""Removes passwords, keys and tokens from commands, URLs, headers and variables in stored and displayed text.
+"""Remove passwords, keys and tokens from commands, URLs, headers and variables in stored and displayed text.
 
 If a name contains one of `_SECRET_WORDS`, in upper or lower case, its value is hidden. Every regular expression here
 takes linear time, because its input comes from the job and may be long.

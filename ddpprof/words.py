@@ -9,13 +9,13 @@ _MOST_PARAMETERS = 4
 
 
 def listed(words: Sequence[object], most: int) -> str:
-    """Return the first `most` words and the number of the remaining ones, such as ``a, b and 3 more``."""
+    """Return the first `most` words and the number of the remaining words, such as ``a, b and 3 more``."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{', '.join(map(str, words[:most]))}{more}"
 
 
 def clauses(words: Sequence[str], most: int) -> str:
-    """Return the first `most` clauses and the number of the remaining ones, such as ``a; b; and 3 more``."""
+    """Return the first `most` clauses and the number of the remaining clauses, such as ``a; b; and 3 more``."""
     return "; ".join([*words[:most], *([f"and {len(words) - most} more"] if len(words) > most else [])])
 
 

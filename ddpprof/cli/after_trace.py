@@ -36,7 +36,7 @@ def has_run_to_tell_of(
 
     if inside:
         if is_first_rank():
-            say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
+            say(f"ddpprof: view the run with: ddpprof report {out}", file=sys.stderr)
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(ranks_in(path) for path in attempts.values()):
@@ -128,7 +128,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
         )
     else:
         why = (
-            f"{name} trained no DistributedDataParallel module, or a message above says why it could not be recorded. "
-            "`ddpprof report` can also read torch.profiler traces from any training script"
+            f"{name} either trained no DistributedDataParallel module, or could not be recorded (see the messages "
+            "above). `ddpprof report` can also read torch.profiler traces from any training script"
         )
     return f"ddpprof: nothing was recorded: {why}."

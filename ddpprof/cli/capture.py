@@ -64,6 +64,6 @@ def run_capture(options: argparse.Namespace) -> int:
             say(f"ddpprof: all ranks will profile steps {answer.first_step} to {last}", file=sys.stderr, flush=True)
         if answer.folder is not None:
             folder = directory / Path(answer.folder).name
-            say(f"Wrote {folder}. See it with: ddpprof report {folder}")
+            say(f"Wrote {folder}. View it with: ddpprof report {folder}")
             return 0
     raise DdpprofError("the job ended before the steps were captured.")

@@ -151,7 +151,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "diagnose",
-            "find which rank blocks a job or made it fail, and where",
+            "find which rank blocks a job or caused it to fail, and where",
             "Why does the job hang, or why did it fail?",
             "ddpprof diagnose runs/a",
             writes_files=False,

@@ -47,7 +47,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         dest="b",
         metavar="RUN",
-        help="one or more runs of the other job; a bare -- has the same effect",
+        help="one or more runs of the other job; -- is short for --against",
     )
     add(
         "--fail-on",
@@ -117,7 +117,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of `ddpprof compare`, up to ``--env OLD NEW``, and those of `ddpprof trace`."""
+    """Return the arguments of `ddpprof compare`, up to ``--env OLD NEW``, and the arguments of `ddpprof trace`."""
     if _ENV not in arguments:
         return arguments, []
     end = arguments.index(_ENV) + 3

@@ -1,4 +1,4 @@
-"""`ddpprof diagnose`: report which rank blocks a job or made it fail, and where."""
+"""`ddpprof diagnose`: report which rank blocks a job or caused it to fail, and where."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _why_well(seen: Examination, run: Path) -> str:
     evidence, step = seen.evidence, max(one.state.step for one in seen.evidence)
     if seen.is_over:
         how = "training was interrupted" if seen.was_interrupted else _how_it_ended(evidence)
-        return f"{how}. See the whole run with: ddpprof report {run}"
+        return f"{how}. View the whole run with: ddpprof report {run}"
     if seen.overdue is not None:
         standstill = seen.standstill or Standstill(seen.overdue.waited_s, step=step)
         return f"{standstill_line(standstill)}. Try again in a few seconds."
@@ -128,7 +128,7 @@ def _why_well(seen: Examination, run: Path) -> str:
     waits_s = [(one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended]
     if min(waits_s, default=0.0) > OVERDUE_S:
         return f"the job has been at step {step:,} for {min(waits_s):.0f} s. ddpprof does not consider this a hang yet."
-    return f"the job is training, at step {step:,}. See its ranks with: ddpprof top {run}"
+    return f"the job is training, at step {step:,}. View its ranks with: ddpprof top {run}"
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:

@@ -100,7 +100,7 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
     from ddpprof.experiments.vary import vary, with_settings
 
     if not options.vary:
-        raise DdpprofError("say what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
+        raise DdpprofError("specify what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
     plain = [Variant(nproc, any_number=options.nproc is None) for nproc in options.nproc or [1]]
     nprocs = [with_settings(variant, options.set, command) for variant in plain]
     by_nproc = [vary(variant, options.vary, command) for variant in nprocs]

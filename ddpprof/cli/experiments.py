@@ -94,7 +94,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> Non
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set this in all trials; accepts the same names as sweep --vary",
+        help="set this value in all trials; accepts the same names as sweep --vary",
     )
     add("--rounds", type=positive, default=rounds, metavar="N", help="number of runs of each variant (%(default)s)")
     add(
@@ -397,4 +397,4 @@ def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bo
     print_result(report, experiment_sections(report))
     if not interrupted and not CHOICES.is_quiet:
         written = f"{directory} ({number_of(experiment.num_trials, 'trial')})"
-        say(f"\nWrote {written}. See it again with: ddpprof report {directory}")
+        say(f"\nWrote {written}. View it again with: ddpprof report {directory}")

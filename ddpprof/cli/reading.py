@@ -57,7 +57,7 @@ def add_choosing_options(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=positive,
         metavar="N",
-        help="read at most N ranks: those that are late according to light recording, and an evenly spaced selection "
+        help="read at most N ranks: ranks that are late according to light recording, and an evenly spaced selection "
         "of the other ranks",
     )
 
@@ -77,7 +77,9 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="read on the Dask cluster with this scheduler address or scheduler file (.json); its workers must be able "
         "to read the files",
     )
-    add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more JSON than this (default: 64)")
+    add(
+        "--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more GB of JSON than this (default: 64)"
+    )
     add(
         "--max-events",
         type=positive,
@@ -192,7 +194,7 @@ def measured_network(path: Location | None) -> Network | None:
         return None
     bench = load_netbench(path)
     if bench.collective != "all_reduce":
-        raise DdpprofError(f"{path} measures {bench.collective}, but DDP uses all_reduce.")
+        raise DdpprofError(f"{path} contains measurements of {bench.collective}, but DDP uses all_reduce.")
     network = network_of_bench(bench)
     if network is None:
         raise DdpprofError(

@@ -163,7 +163,7 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
     found = report_on_runs(read_run_set(runs, options, folder=options.path), [run.name for run in runs])
     deliver(options, found.name, found, repeated_sections(found))
     if options.out is None and chosen_form(options) in _OF_SECTIONS:
-        say(f"\nSee one run with: ddpprof report {runs[0]}")
+        say(f"\nView one run with: ddpprof report {runs[0]}")
     return 0
 
 

@@ -12,7 +12,10 @@ _LONGEST_LINE = 2000
 
 
 class _Choices:
-    """Output options of this process. Not a dataclass, whose import takes a fifth of the time of ``--help``."""
+    """Output options of this process.
+
+    Not a dataclass, because importing `dataclasses` takes a fifth of the time of ``--help``.
+    """
 
     is_quiet: bool = False
     is_verbose: bool = False

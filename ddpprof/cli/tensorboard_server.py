@@ -101,7 +101,7 @@ class Server:
         return [line for line in self._said if "Failed to " in line]
 
     def wait(self) -> None:
-        """Wait until TensorBoard ends. Raises `DdpprofError` if it ends by itself."""
+        """Wait until TensorBoard ends. Raises `DdpprofError` if it ends unexpectedly."""
         while True:
             self._pause()
 

@@ -102,10 +102,10 @@ def _about_end(path: Path, overview: Overview) -> str:
         return f"All ranks have ended, and some failed. Find out why with: ddpprof diagnose {path}"
     if any(one.standing is Standing.UNWATCHED for one in overview.ranks):
         return (
-            "ddpprof has stopped watching, but the job may still be running. See the recorded part with: ddpprof "
+            "ddpprof has stopped watching, but the job may still be running. View the recorded part with: ddpprof "
             f"report {path}"
         )
-    return f"All ranks have ended. See the whole run with: ddpprof report {path}"
+    return f"All ranks have ended. View the whole run with: ddpprof report {path}"
 
 
 def _show_live(path: Path, every_s: float, console: Console) -> None:

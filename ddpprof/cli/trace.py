@@ -130,7 +130,7 @@ def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
         say(nothing_recorded(numbered, job.name), file=sys.stderr)
     elif not is_quiet:
         say(
-            f"\nWrote {out} ({number_of(kept, 'run')}). See them with: ddpprof report {out}",
+            f"\nWrote {out} ({number_of(kept, 'run')}). View them with: ddpprof report {out}",
             file=report_stream(),
             flush=True,
         )

@@ -44,7 +44,7 @@ def add_try_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=("try the changes suggested by the findings of this rule, such as trailing-communication"),
     )
-    which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make by itself")
+    which.add_argument("--all", action="store_true", help="try all changes that ddpprof can make automatically")
     which.add_argument(
         "--script",
         metavar="[OLD=]NEW",
@@ -115,7 +115,7 @@ def run_try(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 
 def _run_until_decided(directory: Path, experiment: Experiment) -> bool:
-    """Run the trials. Run further rounds only if the results of the first ones are not conclusive.
+    """Run the trials. Run further rounds only if the results of the first rounds are not conclusive.
 
     Returns True if the user interrupted them.
     """
@@ -248,7 +248,7 @@ def _nothing_to_try(path: Path, numbered: list[tuple[int, Finding]], is_lossy: b
     if not beyond:
         return f"{path} has no findings beyond noise, so there is nothing to try."
     return (
-        f"{path} suggests no change that ddpprof can make by itself. Make a change in a copy of your script, and "
+        f"{path} suggests no change that ddpprof can make automatically. Make a change in a copy of your script, and "
         f"compare: ddpprof try {path} --script changed.py"
     )
 
@@ -327,4 +327,4 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
         progress(f"\nFor a verdict, run more rounds: ddpprof try --resume {directory} --rounds {report.rounds + more}")
     kept = keep_in_run(report)
     where = "" if kept is None else f" The report on {report.run} now includes this result."
-    progress(f"\nWrote {directory}. See it again with: ddpprof report {directory}.{where}")
+    progress(f"\nWrote {directory}. View it again with: ddpprof report {directory}.{where}")

@@ -1,4 +1,4 @@
-"""`ddpprof tune`: profile a job, predict the effect of settings, measure the most promising ones, and report."""
+"""`ddpprof tune`: profile a job, predict the effect of settings, measure the most promising settings, and report."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
     kept = directory / NETWORK_FILE
     if (read_small(network) if network is not None else None) != (read_small(kept) if kept.is_file() else None):
         raise DdpprofError(
-            f"{directory} was started with a different --network: use the same one, or start again with --force"
+            f"{directory} was started with a different --network: use the same network, or start again with --force"
         )
 
 
@@ -283,4 +283,4 @@ def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:
     report = tuning.report()
     print_result(report, experiment_sections(report))
     if not interrupted:
-        progress(f"\nWrote {tuning.directory}. See it again with: ddpprof report {tuning.directory}")
+        progress(f"\nWrote {tuning.directory}. View it again with: ddpprof report {tuning.directory}")

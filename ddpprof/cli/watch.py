@@ -52,4 +52,4 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     for line in () if verdict is None else verdict_lines(verdict):
         say(f"ddpprof: {line}", file=sys.stderr)
     why = f". Find out why it hung with: ddpprof diagnose {out}" if hung else ""
-    say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)
+    say(f"\nddpprof: the run is in {out}. View it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)

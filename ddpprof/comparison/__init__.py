@@ -1,6 +1,6 @@
 """Compare two jobs, each with one or more runs, and distinguish differences from noise.
 
-The value of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
+The value of a step is the mean over the ranks. The value of a run is the median over its steps: profiled steps, or
 lightly recorded steps if one of the runs has no profiled steps. Each run is one observation. For kernels:
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
@@ -55,13 +55,13 @@ class RunSet:
 
     @property
     def typical(self) -> Report:
-        """The run with the median step time, whose buckets and kernels represent those of all runs."""
+        """The run with the median step time, whose buckets and kernels represent all runs."""
         ordered = sorted(self.reports, key=_usual_step_ns)
         return ordered[(len(ordered) - 1) // 2]
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Messages about missing data, each with the number of runs to which it applies unless these are all."""
+        """Messages about missing data, each with the number of runs to which it applies if these are not all runs."""
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
@@ -206,7 +206,7 @@ class Comparison(ShownInNotebooks):
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
     """Compare two jobs.
 
-    The intervals of the `asked` measures hold simultaneously, and so do those of all other measures.
+    The intervals of the `asked` measures hold simultaneously, and so do the intervals of all other measures.
     """
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
@@ -247,7 +247,7 @@ def medians_ns(report: Report) -> dict[str, int]:
 
 
 def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Compare the kernels of the typical runs. Also return why others are not compared, if there are any.
+    """Compare the kernels of the typical runs. Also return why the other kernels are not compared, if there are any.
 
     With several runs, only kernels that differ between every run of A and every run of B are kept.
     """
@@ -307,7 +307,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
-    """Return a function that sums those parts of DDP's own work that are known in all runs.
+    """Return a function that sums the parts of DDP's own work that are known in all runs.
 
     Traces that ddpprof did not record lack some parts.
     """

@@ -1,4 +1,4 @@
-"""Parse and judge the limits of ``ddpprof compare --fail-on``."""
+"""Parse and evaluate the limits of ``ddpprof compare --fail-on``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ConditionVerdict:
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:
-    """Judge each condition.
+    """Evaluate each condition.
 
     The condition fails if its measure is missing, because a gate must not pass if there is nothing to check.
     """

@@ -134,7 +134,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
         judge(
             "synchronising-calls",
             calls[1] <= calls[0],
-            f"{calls[0]} in steps that are not profiled, as without ddpprof",
+            f"{calls[0]} in steps that are not profiled, the same as without ddpprof",
             calls[1],
             "Recording waits for the device in steps that it does not profile, which slows them down.",
         ),
@@ -267,5 +267,5 @@ def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> CheckRe
         not there,
         "none",
         ", ".join(there) or "none",
-        "nsys or ncu is using CUPTI, so traces have no kernels. Record without it.",
+        "nsys or ncu is using CUPTI, so traces have no kernels. Record without nsys and ncu.",
     )

@@ -22,14 +22,14 @@ class Predicted:
     """Predicted gain of a single change in ns per step; negative if the step becomes longer."""
 
     gain_ns: Annotated[int, Number("predicted gain per step", column="ns")]
-    low_ns: Annotated[int, Number("lower end of its 95 % interval")]
-    high_ns: Annotated[int, Number("upper end of its 95 % interval")]
+    low_ns: Annotated[int, Number("lower end of the 95 % interval of the gain")]
+    high_ns: Annotated[int, Number("upper end of the 95 % interval of the gain")]
 
 
 def within(predicted: Predicted, cause_ns: int | None) -> Predicted:
     """Return the prediction, limited to `cause_ns`, the measured time that the change can remove at most, if known.
 
-    The prediction may exceed it, because it may be based on other steps than the measurement.
+    A prediction may exceed this time, because prediction and measurement may be based on different steps.
     """
     if cause_ns is None:
         return predicted
@@ -180,7 +180,7 @@ def compilation_change(optimize_ddp: str | None = None, compile_order: str | Non
 
 
 def sync_batch_norm_change() -> Change:
-    """Return the change from SyncBatchNorm to BatchNorm, whose statistics are those of one rank's batch."""
+    """Return the change from SyncBatchNorm to BatchNorm, which computes statistics over one rank's batch."""
     code = "leave out torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
     return Change(ChangeKind.SYNC_BATCH_NORM, {"sync_batch_norm": False}, code, is_lossy=True)
 
@@ -215,12 +215,12 @@ class Finding:
     advice: Annotated[str, Number("what to change")]
     gain_ns: Annotated[int | None, Number("maximum gain per step")]
     """maximum gain, ns per step; ``None`` if the finding is about correctness, or if the gain is unknown"""
-    is_correctness: Annotated[bool, Number("whether it affects the correctness of training")] = False
+    is_correctness: Annotated[bool, Number("whether the finding affects the correctness of training")] = False
     predicted: Annotated[Predicted | None, Part("predicted_")] = None
     """predicted gain, if the recorded steps can be replayed with only this change; `gain_ns` is then its upper end"""
     cause_ns: int | None = None
     """time per step that the problem takes; `find` limits the gain to it, because no change can save more"""
-    is_noise: Annotated[bool, Number("whether it may be due to chance")] = False
+    is_noise: Annotated[bool, Number("whether the finding may be due to chance")] = False
 
     is_worth_trying: Annotated[bool, Number("whether the gain is uncertain but may be large")] = False
     """True if `is_noise`, but the predicted gain is large, with a wide interval because the network is hardly known"""

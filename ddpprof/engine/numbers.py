@@ -114,7 +114,10 @@ def _clock_of(mark: object) -> Clock | None:
 
 
 def _fields(row: type) -> Iterator[tuple[str, type, tuple[object, ...]]]:
-    """Yield the name, type and annotations of each field. The type is without ``None``, and that of a tuple's items."""
+    """Yield the name, type and annotations of each field.
+
+    The type is without ``None``. For a tuple, it is the type of the items.
+    """
     for name, hint in get_type_hints(row, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         yield name, _bare(hint), marks

@@ -189,7 +189,7 @@ class Topic(Generic[_OfRank, _OfRun]):
     """The measures, rules and sections for one question. ``_OfRun`` is the type of its results for a run.
 
     A topic either measures each rank (`of_rank`) and combines the results (`of_ranks`), or derives its results from
-    those of other topics (`of_run`). A topic whose name is a field of the report may have sections only.
+    the results of other topics (`of_run`). A topic whose name is a field of the report may have sections only.
     """
 
     name: str
@@ -230,7 +230,10 @@ def further_topics() -> dict[str, Topic[Any, Any]]:
 
 
 def _entries() -> Sequence[Any]:
-    """Return the entry points of topics. ``importlib.metadata`` is imported only if needed, which takes 25 ms."""
+    """Return the entry points of topics.
+
+    ``importlib.metadata`` is imported only if needed, because the import takes 25 ms.
+    """
     if not _may_have_topics():
         return ()
     from importlib.metadata import entry_points
@@ -323,7 +326,7 @@ def find(view: View, topics: Iterable[Topic[Any, Any]]) -> tuple[Finding, ...]:
 
 
 def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Sort findings: first broken or distorted training, then gains, then the rest, and noise last.
+    """Sort findings: first broken or distorted training, then gains, then other findings, and noise last.
 
     Among the gains, changes that do not affect the results of training come before changes that round gradients, and
     rules that were often not confirmed come after both. Gains that only a replay could predict come last if the run
@@ -331,7 +334,7 @@ def in_order(findings: Iterable[Finding], view: View, advice: Mapping[str, str])
     round gradients come last.
 
     If several findings recommend the same change, only the first of them is returned. Such rules use the same entry of
-    `Predictions`. `advice`: advice that replaces that of a rule, by rule.
+    `Predictions`. `advice`: advice that replaces a rule's own advice, by rule.
     """
     found: dict[object, Finding] = {}
     for finding in findings:

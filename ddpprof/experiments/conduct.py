@@ -1,4 +1,4 @@
-"""Run the trials of an experiment one after another, except those that have already succeeded."""
+"""Run the trials of an experiment one after another, except trials that have already succeeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Compare the step times of several variants with those of a reference variant. All variants run once in every round.
+"""Compare the step times of several variants with the step times of a reference variant. All variants run once in
+every round.
 
     log step = round + variant + noise
     ratio    = median over rounds of (step of the variant / step of the reference)

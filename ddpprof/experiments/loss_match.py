@@ -1,4 +1,4 @@
-"""Compare the losses of training with another setting with those of the unchanged training, step by step.
+"""Compare the losses of training with another setting to the losses of the unchanged training, step by step.
 
     difference  |loss - unchanged loss| / |unchanged loss|, maximum over steps and ranks
     own         the same between several starts of the unchanged training
@@ -69,7 +69,7 @@ _NOTHING = LossMatch(Match.UNKNOWN, 0, None, None, None)
 
 
 def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is_kept: bool) -> LossMatch:
-    """Compare the starts of the unchanged job with those of the setting. `order_is_kept`: see `keeps_order`."""
+    """Compare the starts of the unchanged job with the starts under the setting. `order_is_kept`: see `keeps_order`."""
     own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
     theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []
     found = [one for one in theirs if one]

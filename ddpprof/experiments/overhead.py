@@ -60,7 +60,7 @@ class OverheadReport:
 
     @property
     def least_ns(self) -> float | None:
-        """Shortest possible step with DDP: all communication is hidden, as far as computation lasts."""
+        """Shortest possible step with DDP: as much communication as possible is hidden behind computation."""
         return None if self.transfer_ns is None else max(self.without_ns, self.transfer_ns)
 
     @property

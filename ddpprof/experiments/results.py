@@ -47,7 +47,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case ExperimentKind.SWEEP:
             return build_sweep(experiment, results)
         case ExperimentKind.TUNE | ExperimentKind.TRY:
-            raise AssertionError("these need more than the trials: see `read_experiment`")
+            raise AssertionError("these experiments need more files than the trials: see `read_experiment`")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

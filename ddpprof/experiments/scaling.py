@@ -80,7 +80,7 @@ class ScalePoint:
 
     @property
     def most_speedup(self) -> float | None:
-        """Maximum speed-up, with all communication hidden as far as computation lasts."""
+        """Maximum speed-up, with as much communication as possible hidden behind computation."""
         if self.transfer_ns is None:
             return None
         return self.nproc * self.ideal_ns / max(self.ideal_ns, self.transfer_ns)

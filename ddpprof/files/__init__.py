@@ -46,7 +46,7 @@ def local(text: str) -> Path:
 
 
 def spelled(path: Location) -> str:
-    """Return the text for which `location` returns the same path. Unlike ``str``, it includes passwords."""
+    """Return a text that `location` converts back to this path. Unlike ``str``, it includes passwords."""
     return path.url if isinstance(path, RemotePath) else str(path)
 
 

@@ -1,7 +1,7 @@
 """Remote files and folders supported by fsspec (``s3://``, ``gs://``, ``sftp://``, ``https://``, …).
 
 `RemotePath` has the methods of ``pathlib.Path``. Every error is a `RemoteError`, regardless of the driver. A path
-caches the known facts about a file, including those from the listing of its folder, because each query is a request.
+caches the known facts about a file, including facts from the listing of its folder, because each query is a request.
 
 A remote file is read sequentially, in large blocks; the next block is requested while the current one is used. The
 first block is small, because often only the start of a file is needed. At most two blocks are in memory.

@@ -128,7 +128,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
     notes = []
     if not any(queued.is_known.any() for queued in (compute, talk, copies)):
         notes.append(
-            "the trace does not say what launched its kernels: each kernel is assigned to the step in which it runs"
+            "the trace does not show what launched its kernels: each kernel is assigned to the step in which it runs"
         )
         origins = [
             replace(origin, step=steps.at(file.start_ns[queued.rows]))
@@ -136,7 +136,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Fo
         ]
     elif len(talk.rows) and not talk.is_known.any():
         notes.append(
-            "the trace does not say what launched its collectives: each is assigned to the step of the last kernel or "
+            "the trace does not show what launched its collectives: each is assigned to the step of the last kernel or "
             "copy that began before it"
         )
         origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))
@@ -179,7 +179,8 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
     """Assign each communication kernel to a step and phase, although its launch is unknown.
 
-    They are those of the last kernel or copy that began before it and whose launch is known. ROCm's tracer loses the
+    It gets the step and phase of the last kernel or copy that began before it and whose launch is known. ROCm's tracer
+    loses the
     launches of communication kernels (ROCm/roctracer issue 100).
     """
     start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
@@ -236,7 +237,7 @@ def _over(file: TraceRows, spans: Rows, asked: Rows) -> Int64Column:
 
     This is the end of the row or, if a layer of the model starts a collective and waits for it, the end of the
     collective. DDP's gradient hooks do not wait: the reducer waits for all buckets at the end of the backward pass.
-    Without hooks in the trace, layers and DDP cannot be distinguished, and every row ends at its own end.
+    Without hooks in the trace, layers and DDP cannot be distinguished, and the end of each row itself is returned.
     """
     over = file.end_ns.copy()
     is_hook = np.array([name.endswith(HOOK_NODE) for name in file.names], np.bool_)
@@ -275,7 +276,7 @@ def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder, s
 
 
 def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
-    """Return the ends of the collectives run by host threads; those of the backward pass end before the optimizer.
+    """Return the ends of collectives run by host threads. Collectives of the backward pass end before the optimizer.
 
     A span ends only when its thread is scheduled again after the collective, which may be milliseconds late on a busy
     machine. A span that is open when the profiler stops ends with the trace. The backward pass waits for its

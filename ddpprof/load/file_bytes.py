@@ -244,7 +244,10 @@ def begin_reading_process() -> None:
 
 
 def send_with_arrays(connection: Connection, result: object) -> None:
-    """Send a result without copying its arrays. Pickled together with the rest, they would be in memory twice."""
+    """Send a result without copying its arrays.
+
+    If they were pickled together with the result, they would be in memory twice.
+    """
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]

@@ -118,8 +118,8 @@ def match_calls(
 ) -> NDArray[np.int64]:
     """Return, for each collective run by host threads, the index of the call that started it, or `UNKNOWN`.
 
-    Collectives are matched to calls of the same kind in order of their start; several threads run them, so the order is
-    not always exact. A collective that begins before the next unmatched call was started before profiling began.
+    Collectives are matched to calls of the same kind in order of their start; several threads run them, so the order
+    is not always exact. A collective that begins before the next unmatched call was started before profiling began.
     """
     matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
     for kind in np.unique(span_kind):
@@ -140,7 +140,7 @@ Index = NDArray[np.int64]
 def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_start_ns: Int64Column) -> Index:
     """Return, for each kernel, the index of the first launch with the same correlation ID, or `UNKNOWN`.
 
-    Several kernels may share one launch, such as that of a CUDA graph.
+    Several kernels may share one launch, such as the launch of a CUDA graph.
     """
     if not len(launch_correlation):
         return np.full(len(correlation), UNKNOWN, np.int64)
@@ -346,7 +346,7 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Return the union of both, and the index in it of each name of `after`."""
+    """Return the union of both lists of names, and the index in the union of each name of `after`."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)

@@ -146,10 +146,10 @@ def _set_id(event: _Event, number: int) -> None:
 
 
 def _use_known_categories(copy: _Copy) -> None:
-    """Give events categories that the plugin knows.
+    """Give events categories that the plugin supports.
 
-    The plugin counts data loading only if it is an op. Annotations on the device are hidden, because they repeat those
-    on the host.
+    The plugin counts data loading only if it is an op. Annotations on the device are hidden, because they repeat the
+    annotations on the host.
     """
     for row, (event, what) in enumerate(zip(copy.events, copy.identities, strict=True)):
         category = str(event.get("cat") or "").lower()

@@ -216,7 +216,7 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """One rank, as far as it could be read, and messages about the rest."""
+    """One rank, as far as it could be read, and messages about data that could not be read."""
 
     rank: Rank | None
     missing: tuple[str, ...]
@@ -283,7 +283,7 @@ def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_pr
     why = {name: "is from another process" for index, name in enumerate(names) if index not in mine}
     why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
     kept = next(names[index] for index in mine if names[index] not in why)
-    missing += [f"left out: {name} is from rank {rank}, like {kept}, and {reason}" for name, reason in why.items()]
+    missing += [f"left out: {name} is from rank {rank}, as is {kept}, and {reason}" for name, reason in why.items()]
     return LoadedRank(Rank(rank, joined, None), tuple(missing), is_whole=len(traces) == len(paths))
 
 
@@ -345,7 +345,7 @@ def _why_no_trace(record: Record | None) -> str:
         if not num_profiled:
             return "training finished before the profiled steps did"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
-        return f"the file is missing, though {profiled} profiled"
+        return f"the file is missing, although {profiled} profiled"
     if record.ended == "interrupted":
         return "it was interrupted"
     return f"it {record.ended}" if error_in(record.ended) is None else "it failed before the profiled steps ended"

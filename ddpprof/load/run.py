@@ -49,8 +49,8 @@ def load_whole_run(
     """Return the history of the whole training, and messages about pulses that cannot be read.
 
     The history is ``None`` if no rank left a pulse. Only the lowest rank has a history over time, because DDP
-    synchronizes the ranks. Slowdowns are those that the launcher noted while the job ran or, if it left no file,
-    those found in the pulses. `left_out`: ranks not to read.
+    synchronizes the ranks. Slowdowns are read from the file that the launcher wrote while the job ran or, without this
+    file, derived from the pulses. `left_out`: ranks not to read.
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}
@@ -164,7 +164,7 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
     twice = []
     for part in (whole, *(part for part in found if part is not whole)):
         twice += [
-            f"rank {one.rank} is in several parts; only one of them was read" for one in part.ranks if one.rank in ranks
+            f"rank {one.rank} is in several parts; only one part was read" for one in part.ranks if one.rank in ranks
         ]
         ranks = {**{one.rank: one for one in part.ranks}, **ranks}
     missing = dict.fromkeys(text for part in found for text in part.run.missing)
@@ -201,7 +201,7 @@ def complete(
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """Return a message for each rank whose world size differs from that of most ranks."""
+    """Return a message for each rank whose world size differs from the world size of most ranks."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [

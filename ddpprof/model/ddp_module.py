@@ -162,7 +162,7 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
 
 
 def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool) -> Buckets:
-    """Return the buckets after DDP has rebuilt them, or the initial ones if it does not rebuild them.
+    """Return the buckets after DDP has rebuilt them, or the initial buckets if it does not rebuild them.
 
     `ready_order`: indices of gradients in the order in which they became ready on rank 0. Gradients that were not ready
     in the first iteration (allowed with a static graph) are missing in it, and come last.
@@ -175,7 +175,7 @@ def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequen
 
 
 def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the buckets in the order in which they were completed, followed by the incomplete ones.
+    """Return the buckets in the order in which they were completed, followed by the incomplete buckets.
 
     PyTorch iterates over incomplete buckets in the order of a hash table, in general the last kind first. Its order
     differs from this one if there are at least three kinds and two have the same hash, such as complex128 and

@@ -419,7 +419,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
     @property
     def training_steps(self) -> tuple[RecordedStep, ...]:
-        """Recorded steps, without those recorded only for comparison."""
+        """Recorded steps, except steps recorded only for comparison."""
         return tuple(step for step in self.steps_to_replay if step.mode is not StepMode.ALONE)
 
     @property

@@ -77,7 +77,7 @@ def odd_by_calls(positions: Sequence[Position]) -> OddRank | None:
 
 
 def behind_by_calls(positions: Sequence[Position]) -> OddRank | None:
-    """Return the rank that has begun fewer collectives of a group than all others; ``None`` if there is none."""
+    """Return the rank that has begun fewer collectives of a group than all other ranks; ``None`` if there is none."""
     if any(not one.calls for one in positions):
         return None
     for group in sorted({call.group for one in positions for call in one.calls}):
@@ -210,7 +210,7 @@ def _short_place(position: Position) -> str:
 
 
 def of_calls_that_failed(table: Table) -> Verdict | None:
-    """Judge a job in which collectives of different sizes were matched, by the sequence numbers of the calls."""
+    """Diagnose a job in which collectives of different sizes were matched, by the sequence numbers of the calls."""
     odd = odd_by_calls(table) if _died_of_another_size(table) else None
     if odd is None or odd.position is None:
         return None
@@ -218,7 +218,7 @@ def of_calls_that_failed(table: Table) -> Verdict | None:
 
 
 def of_call_left_out(table: Table) -> Verdict | None:
-    """Judge the same as `of_calls_that_failed`, if some ranks were killed before they could record their calls."""
+    """Diagnose a job as `of_calls_that_failed` does, if some ranks were killed before they could record their calls."""
     if not _died_of_another_size(table):
         return None
     found = [(one, "") for one in _those_that_left_out_a_collective(table)]
@@ -242,32 +242,32 @@ def _of_unequal_sizes(position: Position) -> bool:
 
 
 def _of_amounts(table: Table, ahead: Position) -> Verdict:
-    """Judge a job in which a rank died in a collective to which ranks may contribute different amounts of data.
+    """Diagnose a job in which a rank died in a collective to which ranks may contribute different amounts of data.
 
     `ahead`: a rank that was elsewhere. It may have skipped the collective or completed it.
     """
     died_in = next(record for one in table if _of_unequal_sizes(one) and (record := one.evidence.record) is not None)
     at = f" at {died_in.ended_place}" if died_in.ended_place else ""
     detail = (
-        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: it skipped that call, or "
-        "the ranks disagree on how much data each rank sends to every other rank"
+        f"rank {died_in.rank} was in {died_in.ended_in}{at}, and rank {ahead.rank} was not: rank {ahead.rank} skipped "
+        "that call, or the ranks disagree on how much data each rank sends to every other rank"
     )
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=died_in.ended_place)
 
 
 def of_collective_that_failed(table: Table) -> Verdict | None:
-    """Judge the same as `of_calls_that_failed`, based only on the ranks' lines of code and errors."""
+    """Diagnose a job as `of_calls_that_failed` does, based only on the ranks' lines of code and errors."""
     blamed = _of_another_collective(table)
     return None if blamed is None else verdict_on(Fault.OTHER_COLLECTIVE, blamed, others_of(table, blamed))
 
 
 def of_collectives_that_met(table: Table) -> Verdict | None:
-    """Judge a job in which the backend aborted a rank in a collective, if the rank at fault is unknown."""
+    """Diagnose a job in which the backend aborted a rank in a collective, if the rank at fault is unknown."""
     records = [one.evidence.record for one in table]
     by_library = any(record is not None and record.was_aborted_by_library for record in records)
     if not (by_library and _died_of_another_size(table)):
         return None
-    detail = "the backend aborted a rank because its collective was matched with one of a different size"
+    detail = "the backend aborted a rank because its collective was matched with a collective of a different size"
     places_of = {one.place for one in table if one.place is not None}
     place = next(iter(places_of)) if len(places_of) == 1 else None
     return structs.replace(verdict_on_all(Fault.MISMATCH, table, detail), has_failed=True, place=place)
@@ -278,7 +278,7 @@ _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*
 
 
 def _died_of_another_size(positions: Sequence[Position]) -> bool:
-    """Return True if all ranks died, at least one because its collective was matched with one of a different size."""
+    """Return True if all ranks died, at least one because the sizes of matched collectives differed."""
     dead = [one for one in positions if one.fault is Fault.DIED]
     return len(dead) == len(positions) and any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
 
@@ -320,7 +320,7 @@ def _is_surely_in_ddp(position: Position) -> bool:
 
 
 def of_mismatch(positions: Sequence[Position]) -> Verdict | None:
-    """Judge ranks that called different collectives of the script at the same time, if this ended the job."""
+    """Diagnose ranks that called different collectives of the script at the same time, if this ended the job."""
     dead = [one for one in positions if one.fault is Fault.DIED and _collective_of_script(one)]
     noticed = any(_says_another_size(one) or _was_aborted_by_gloo(one) for one in dead)
     if len(dead) < 2 or len(dead) < len(positions) or not noticed:

@@ -2,11 +2,11 @@
 
     own time    = step time - time waiting for other ranks, in DDP's all-reduces and buffer broadcasts and in the
                   script's collectives
-    guilty      the rank whose own time, or one part of it, grew most, if it grew by at least half of the growth of
+    at fault    the rank whose own time, or one part of it, grew most, if it grew by at least half of the growth of
                 the step, and all ranks with at least 0.6 of that rank's growth
 
-If all ranks are guilty, all of them became slower. If some are guilty, the other ranks wait for them. If no rank is
-guilty and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The operating
+If all ranks are at fault, all of them became slower. If some are at fault, the other ranks wait for them. If none is
+at fault and all ranks wait longer, the network is the cause, unless some ranks of the job are unknown. The operating
 system's counters are checked first, because a rank that waits for a CPU core has a longer own time and makes all other
 ranks wait.
 """
@@ -24,7 +24,7 @@ from ddpprof.model.whole_run import SlowdownCause, StepPart
 
 _HALF = 0.5
 _AS_BAD = 0.6
-"""minimum share of the worst rank's growth for another rank to be guilty as well"""
+"""minimum share of the worst rank's growth for another rank to be at fault as well"""
 _NOTABLE = 0.4
 """minimum share of a slowdown spent throttled, or waiting for a CPU core, for that to be its cause"""
 _MOST = 0.8

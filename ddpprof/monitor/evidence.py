@@ -261,7 +261,10 @@ def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
 
 
 def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:
-    """Return how the rank's process ended, as recorded by its launcher. If the job succeeded, so did the rank."""
+    """Return how the rank's process ended, as recorded by its launcher.
+
+    If the job succeeded, the rank is assumed to have succeeded.
+    """
     own = (one for one in exits if not one.is_job and _is_of(one, identity))
     of_job = (one for one in exits if one.is_job and one.exit_code == 0 and _is_later(one, identity))
     return next(own, None) or next(of_job, None)

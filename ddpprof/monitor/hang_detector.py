@@ -192,7 +192,7 @@ class HangDetector:
 
 
 class _Waking:
-    """Knows the time from which timestamps are valid, because the machine may have slept or the clock was set."""
+    """Stores the time from which timestamps are valid, because the machine may have slept or the clock was set."""
 
     def __init__(self) -> None:
         self._since_ns = 0
@@ -256,7 +256,7 @@ def _of_helpers_s(one: RankEvidence, process: Process) -> float:
 
 
 class _Pause:
-    """The last intended pause that was seen in the current step."""
+    """The last intended pause in the current step."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -354,7 +354,7 @@ def overdue_limit_s(usual_s: float | None) -> float:
 
 
 def pause_limit_s(one: RankEvidence) -> float:
-    """Return the seconds that a living rank's current activity may take; 0 if it is not an intended pause."""
+    """Return the seconds that the current activity of a live rank may take; 0 if it is not an intended pause."""
     process, activity, flags = one.process, one.state.activity, one.state.flags
     if one.is_dead or one.has_ended or (process is not None and process.is_stopped):
         return 0.0

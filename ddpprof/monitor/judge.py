@@ -1,7 +1,7 @@
 """Find the rank at fault in a job that hangs or has failed, from the evidence about all ranks.
 
-Each rank is one row of a table (`Position`): where it is, whether it waits for other ranks, what holds it up from
-outside, and which collectives it has called. The rules are tried in order, and the first rule that applies gives the
+Each rank is one row of a table (`Position`): where it is, whether it waits for other ranks, what it waits for outside
+the job, and which collectives it has called. The rules are tried in order, and the first rule that applies gives the
 verdict. Ranks that wait for other ranks are not at fault if there is a rank that does not wait.
 """
 
@@ -89,7 +89,10 @@ _MAY_BE_EARLY = (Fault.OWN_CODE, Fault.LOCK, Fault.OTHER_COLLECTIVE)
 
 
 def _with_early_ends(table: Table) -> Table:
-    """Mark the ranks that have left the training loop while others have not. If all ranks have left it, mark none."""
+    """Mark the ranks that have left the training loop while other ranks have not.
+
+    If all ranks have left it, mark none.
+    """
     trains = any(is_in_a_loop(one.evidence.stack) for one in table)
     is_between_epochs = all(one.evidence.state.flags & StepFlag.RAN_OUT for one in table)
     over = [
@@ -117,7 +120,7 @@ def _is_behind_loop(position: Position) -> bool:
 
 
 def _of_skipped_pass(table: Table) -> Verdict | None:
-    """Judge a rank that finished with too few backward passes, so that the others wait for it or have failed."""
+    """Diagnose a rank that finished with too few backward passes, so that other ranks wait for it or have failed."""
     found = find_skipped_pass({one.rank: _passes(one.evidence.state) for one in table})
     if found is None:
         return None
@@ -139,7 +142,7 @@ def _passes(state: PulseState) -> Passes:
 
 
 def _of_extra_pass(table: Table) -> Verdict | None:
-    """Judge a rank that ran more backward passes than others, in fewer steps or after most have left the loop."""
+    """Diagnose a rank that ran extra backward passes, in fewer steps or after most ranks have left the loop."""
     early = [one for one in table if one.fault is Fault.ENDED_EARLY]
     trains_on = [one for one in table if one not in early]
     if len(trains_on) == 1 < len(early) and trains_on[0].waits_in_ddp:
@@ -161,7 +164,7 @@ def _has_more_passes(one: Position, other: Position) -> bool:
 
 
 def _of_barrier_in_vain(table: Table) -> Verdict | None:
-    """Judge a ``monitored_barrier()`` whose error names the ranks that did not arrive."""
+    """Diagnose a ``monitored_barrier()`` whose error names the ranks that did not arrive."""
     errors = [one.evidence.record.ended or "" for one in table if one.evidence.record is not None]
     named = next((found for error in errors if (found := _DID_NOT_COME.search(error)) is not None), None)
     if named is None:
@@ -178,7 +181,7 @@ _DID_NOT_COME = re.compile(r"Ranks?:? ([\d, ]+) failed to (?:pass|reach) monitor
 
 
 def _of_timeout(table: Table) -> Verdict | None:
-    """Judge collectives that timed out on all ranks but one, which did not take part and was ended by the launcher."""
+    """Diagnose collectives that timed out on all ranks except one that took no part and that the launcher ended."""
     late = [one for one in table if how_likely_a_consequence(one.evidence) == 1 and _stood_outside(one)]
     others = [one for one in table if one not in late]
     if len(late) != 1 or not others or not all(map(_timed_out, others)):
@@ -198,7 +201,7 @@ def _timed_out(one: Position) -> bool:
 
 
 def _of_rank_behind_its_training(table: Table) -> Verdict | None:
-    """Judge a rank that ran as many backward passes as the finished ranks, and is stuck after the training loop."""
+    """Diagnose a rank that ran as many backward passes as the finished ranks, and is stuck after the training loop."""
     over = [one for one in table if one.evidence.state.ended == Ended.FINISHED]
     left = [one for one in table if one not in over]
     passes = {one.evidence.state.num_passes for one in table}
@@ -213,10 +216,11 @@ def _is_in_training(one: Position) -> bool:
 
 
 def _of_fewer_launches(table: Table) -> Verdict | None:
-    """Judge ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all others.
+    """Diagnose ranks on accelerators, if NCCL has launched fewer collectives on one rank than on all other ranks.
 
-    The host runs ahead of its accelerator, so ranks that wait for others may be at any line. If the rank is at a
-    different line than all others, the code there holds them up. Otherwise, the rank has skipped a collective.
+    The host runs ahead of its accelerator, so ranks that wait for other ranks may be at any line. If the rank is at a
+    different line than all other ranks, they wait for the code at that line. Otherwise, the rank has skipped a
+    collective.
     """
     rank = ras.behind(_communicator(table))
     blamed = next((one for one in table if one.rank == rank), None)
@@ -228,7 +232,7 @@ def _of_fewer_launches(table: Table) -> Verdict | None:
 
 
 def _of_devices(table: Table) -> Verdict | None:
-    """Judge ranks that all wait for their accelerators at the same line, as in ``loss.item()``."""
+    """Diagnose ranks that all wait for their accelerators at the same line, as in ``loss.item()``."""
     if len(table) < 2 or any(one.evidence.identity.device in (None, "cpu") for one in table):
         return None
     where = {(one.fault, one.place, one.progress) for one in table}
@@ -247,7 +251,7 @@ def _may_await_a_device(position: Position) -> bool:
 
 
 def _of_all_held(table: Table) -> Verdict | None:
-    """Judge ranks that all have the same fault, so that no single rank is at fault."""
+    """Diagnose ranks that all have the same fault, so that no single rank is at fault."""
     first = table[0]
     if len(table) < 2 or first.fault not in _HOLDS_A_MACHINE or {one.fault for one in table} != {first.fault}:
         return None
@@ -255,7 +259,7 @@ def _of_all_held(table: Table) -> Verdict | None:
 
 
 def _of_free_rank(table: Table) -> Verdict | None:
-    """Judge a rank that does not wait for other ranks, so that they wait for it."""
+    """Diagnose a rank that does not wait for other ranks, so that they wait for it."""
     free = [one for one in table if one.waits_in is None]
     if not free:
         return None
@@ -296,7 +300,7 @@ def _are_by_themselves(table: Table) -> bool:
 
 
 def _of_lone_evaluation(table: Table) -> Verdict | None:
-    """Judge ranks that all wait, if up to half of them are evaluating the DDP module."""
+    """Diagnose ranks that all wait, if up to half of them are evaluating the DDP module."""
     evaluating = [one for one in table if one.fault is Fault.EVALUATES_ALONE]
     if not 0 < len(evaluating) <= len(table) / 2:
         return None
@@ -304,7 +308,7 @@ def _of_lone_evaluation(table: Table) -> Verdict | None:
 
 
 def _of_odd_calls(table: Table) -> Verdict | None:
-    """Judge ranks that all wait, if sequence numbers show which rank called a different collective or skipped one."""
+    """Diagnose ranks that all wait, if sequence numbers show which rank skipped a collective or called another."""
     return _on_odd_rank(odd_by_calls(table), table)
 
 
@@ -316,7 +320,7 @@ def _on_odd_rank(odd: OddRank | None, table: Table) -> Verdict | None:
 
 
 def _of_odd_place(table: Table) -> Verdict | None:
-    """Judge ranks that all wait, if one waits at a different place than most.
+    """Diagnose ranks that all wait, if one waits at a different place than most.
 
     If there is no majority, a rank that waits in a collective of the script is at fault.
     """
@@ -337,7 +341,7 @@ def _of_odd_place(table: Table) -> Verdict | None:
 
 
 def _of_different_roots(table: Table) -> Verdict | None:
-    """Judge ranks that wait in a collective with a root, if sequence numbers show that another rank completed it."""
+    """Diagnose ranks that wait in a collective with a root, if sequence numbers show that another rank completed it."""
     waiting = [one for one in table if one.calls and one.waits_in in _ROOTED]
     if not waiting:
         return None
@@ -363,7 +367,7 @@ def _waits_at(position: Position) -> tuple[str | None, str | None]:
 
 
 def _of_fewer_passes(table: Table) -> Verdict | None:
-    """Judge ranks that all wait in DDP's own collectives, if one of them has run fewer backward passes."""
+    """Diagnose ranks that all wait in DDP's own collectives, if one of them has run fewer backward passes."""
     passes = [one.evidence.state.num_passes for one in table]
     if min(passes) == max(passes):
         return None
@@ -372,7 +376,7 @@ def _of_fewer_passes(table: Table) -> Verdict | None:
 
 
 def _of_fewer_calls(table: Table) -> Verdict | None:
-    """Judge ranks that all wait in the same backward pass, if one has not begun a reduction that all others began."""
+    """Diagnose ranks that all wait in the same backward pass, if one lacks a reduction that the others have begun."""
     return _on_odd_rank(behind_by_calls(table), table) if all(one.waits_in_reducer for one in table) else None
 
 

@@ -1,6 +1,7 @@
 """Overview of the current state of a job, from the pulses of its ranks.
 
-DDP synchronizes the ranks, so the steps of the lowest rank represent those of the job. A rank's own time is its step
+DDP synchronizes the ranks, so the steps of the lowest rank represent the steps of the job. A rank's own time is its
+step
 time without the time spent waiting for other ranks, as the median of its last steps. Ranks wait for a rank that has
 begun fewer backward passes or, if there is none, for the rank with the largest own time.
 """
@@ -112,13 +113,16 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
 
 
 def _usual(steps: PulseSteps) -> PulseSteps:
-    """Return the steps without a flag, or all steps if each has one."""
+    """Return the steps without a flag, or all steps if every step has a flag."""
     usual = rows_of(steps, steps.flags == 0)
     return usual if len(usual) else steps
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
-    """Return the steps whose waiting time is known. For models with many gradients, it is not known for each step."""
+    """Return the steps whose waiting time is known.
+
+    For models with many gradients, the waiting time is unknown for some steps.
+    """
     return rows_of(steps, steps.wait_ns != UNKNOWN)
 
 
@@ -182,7 +186,7 @@ def _where(one: RankNow, ahead: int) -> str:
 
 
 def _slowest(ranks: Sequence[RankNow]) -> list[str]:
-    """Return a sentence that names the rank with the largest own time, if the others wait for it."""
+    """Return a sentence that names the rank with the largest own time, if the other ranks wait for it."""
     known = [(one.own_ns, one) for one in ranks if one.own_ns is not None and one.wait_ns is not None]
     if len(known) < 2:
         return []
@@ -295,7 +299,7 @@ def look_at(directory: Path, now_ns: int) -> Overview:
             missing.append(f"rank {rank}'s pulse file cannot be read: {error.strerror}.")
     if not heads:
         why = missing[0] if missing else "its pulse files no longer exist."
-        raise DdpprofError(f"{directory}: {why} See what was recorded with: ddpprof report {directory}")
+        raise DdpprofError(f"{directory}: {why} View what was recorded with: ddpprof report {directory}")
     return overview_of(directory.resolve().name, heads, _pulse(directory, min(heads)), now_ns, tuple(missing))
 
 

@@ -1,4 +1,4 @@
-"""Find out where the training thread of a rank is, and whether the rank waits for others or they wait for it.
+"""Find out where the training thread of a rank is, and whether it waits for other ranks or they wait for it.
 
 Functions of libraries are recognized by their names and files. A `Position` is one row of the table of evidence, and is
 made by the first rule that applies to the rank.

@@ -172,7 +172,7 @@ def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
 
 
 def read_pulses(directory: Path) -> dict[int, Pulse]:
-    """Return the pulses of the first `MOST_COMPARED` ranks, without those that cannot be read."""
+    """Return the pulses of the first `MOST_COMPARED` ranks, without pulses that cannot be read."""
     found = {}
     for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
         with suppress(OSError, DdpprofError):
@@ -222,7 +222,7 @@ def _open_shared(copy: int) -> int | None:
 
 
 def gather_left() -> None:
-    """Move the pulses of this user's dead ranks from shared memory to their run directories."""
+    """Move the pulses that this user's dead ranks left in shared memory to their run directories."""
     with suppress(OSError):
         for name in os.listdir(SHARED_FOLDER):
             if name.startswith(f"{_PREFIX}{os.getuid()}-"):

@@ -197,7 +197,7 @@ class _Section:
         self.ranks[rank] = NcclRank(counts={**there.counts, **(counts or {})}, **merged)
 
     def _names_others(self, operation: str, num_usual: int, world_size: int) -> bool:
-        """Return True if the answer names all ranks whose number of launches differs from that of the majority."""
+        """Return True if the answer names all ranks whose number of launches differs from the majority's."""
         known = [one for one in self.ranks.values() if one.is_missing or operation in one.counts]
         return bool(operation) and num_usual + len(known) == world_size
 
@@ -215,7 +215,7 @@ class _Section:
 
 
 def _of_text(lines: Iterable[str], world_size: int) -> list[Communicator]:
-    """Return the communicators with a problem, if their ranks are among those of the job."""
+    """Return the communicators with a problem, if all of their ranks belong to the job."""
     sections: dict[str, _Section] = {}
     section: _Section | None = None
     for line in lines:
@@ -237,7 +237,7 @@ def differing(communicator: Communicator) -> dict[str, dict[int, list[int]]]:
 
 
 def behind(communicator: Communicator) -> int | None:
-    """Return the rank that has launched fewer collectives than all others, which have launched the same number.
+    """Return the rank that has launched fewer collectives than all other ranks, which have launched the same number.
 
     Returns ``None`` if there is no such rank.
     """

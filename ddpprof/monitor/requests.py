@@ -82,7 +82,7 @@ def _connect(directory: Path) -> socket.socket:
     except OSError as error:
         job.close()
         if _is_over(directory):
-            why = f"the job in {directory} has ended. See the whole run with: ddpprof report {directory}"
+            why = f"the job in {directory} has ended. View the whole run with: ddpprof report {directory}"
         else:
             why = (
                 f"no job accepts requests in {directory}. The job must run under ddpprof trace or watch, and be past "

@@ -106,7 +106,7 @@ class RunWatch:
         """Print once where the run is, when its ranks can be shown."""
         if self._names_top and rundir.pulses_in(directory):
             self._names_top = False
-            self._say(f"the run is in {self._out}. See its ranks while they train: ddpprof top {self._out}")
+            self._say(f"the run is in {self._out}. View its ranks with: ddpprof top {self._out}")
 
     def _directory(self) -> Path | None:
         """Return the directory of the attempt that is running, once there is one."""

@@ -1,7 +1,8 @@
 """Find the slowdowns of a job and their causes, during the run and afterwards, and the pauses between its steps.
 
 All-reduces synchronize the ranks, so a step takes nearly the same time on each rank. The job's step time is the median
-over the ranks. A flag of a step on one rank applies to all ranks: while one rank saves a checkpoint, the others wait.
+over the ranks. A flag of a step on one rank applies to all ranks: while one rank saves a checkpoint, the other ranks
+wait.
 
 The size and cause of a slowdown are updated while it lasts, and are final once it has ended. It is withdrawn if the
 median of all its steps turns out to be hardly above the normal step time, or if the normal step time turns out to vary

@@ -19,7 +19,7 @@ UNREDUCED = "Expected to have finished reduction"
 
 
 def verdict_on(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:
-    """Return the verdict on a rank that others wait for."""
+    """Return the verdict on a rank that other ranks wait for."""
     state, identity = blamed.evidence.state, blamed.evidence.identity
     first = min(waiting, key=_waits_since, default=None)
     module, bucket = _missing_bucket(blamed, first)

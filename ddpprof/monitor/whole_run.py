@@ -121,7 +121,7 @@ def stretch_of(rows: PulseSummaries) -> Stretch:
 
 
 def usual_length_ns(rows: PulseSummaries) -> int:
-    """Return the median length of the steps without a `StepFlag`, or of all steps if every step has one, ns."""
+    """Return the median length of the steps without a `StepFlag`, or of all steps if every step has a flag, ns."""
     usual = np.maximum(rows.num_steps - rows.num_flagged, 0)
     return weighted_median(rows.median_ns, usual if usual.any() else rows.num_steps)
 

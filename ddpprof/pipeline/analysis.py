@@ -79,7 +79,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """Return the late ranks and evenly spaced other ranks, including the first and the last."""
+    """Return the late ranks, and evenly spaced other ranks that include the first and the last rank."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1
@@ -153,7 +153,7 @@ class Analysis:
         return self._reduced.report
 
     def to_replay(self, also: Collection[int] = ()) -> KnownRun:
-        """Return the input for predictions: a selection of the ranks, including those in `also`."""
+        """Return the input for predictions: a selection of the ranks, including the ranks in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
         ranks = [one.rank for one in self.report.ranks_together]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}

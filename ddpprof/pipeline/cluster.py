@@ -60,7 +60,8 @@ def run_on_cluster(
         raise
     except Exception as error:
         raise DdpprofError(
-            f"lost the Dask scheduler at {address} ({type(error).__name__}). What has been read is kept."
+            f"lost the connection to the Dask scheduler at {address} ({type(error).__name__}). Results read so far "
+            f"are kept."
         ) from error
     finally:
         client.close(timeout=_CLOSE_S)
@@ -170,8 +171,8 @@ def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[F
             with_workers = time.monotonic()
         elif time.monotonic() > with_workers + _WORKERS_COME_S:
             raise DdpprofError(
-                f"all workers of the Dask scheduler have been disconnected for {_WORKERS_COME_S} s. What has been read "
-                "is kept."
+                f"all workers of the Dask scheduler have been disconnected for {_WORKERS_COME_S} s. Results read so "
+                f"far are kept."
             )
         if not done:
             time.sleep(_LOOK_EVERY_S)

@@ -88,7 +88,10 @@ def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[
 
 
 def with_own_ends(cap_mb: float, num_buckets: int) -> Iterator[BucketCaps]:
-    """Yield lists of caps with a smaller first bucket, last bucket, or both. `num_buckets`: with `cap_mb` for all."""
+    """Yield lists of caps with a smaller first bucket, last bucket, or both.
+
+    `num_buckets`: number of buckets if all have the cap `cap_mb`.
+    """
     ends = [end for end in _ENDS_MB if end < cap_mb]
     yield from (BucketCaps(list_mb=(first, cap_mb)) for first in ends)
     if 1 < num_buckets <= _MOST_LISTED:

@@ -252,7 +252,7 @@ def choose_caps(
 
     A list is chosen only if it is better than all single caps by more than 1 % of the step and by more than the error
     of the prediction. If the best setting may make the step longer within this error, the setting with the largest
-    certain gain is chosen instead, if there is one. `tried`: predictions that are already known, such as those of
+    certain gain is chosen instead, if there is one. `tried`: predictions that are already known, for example from
     `try_caps`.
     """
     recorded = SearchedSetting(base, predict(profile, base, target))
@@ -286,7 +286,7 @@ def _is_as_good(one: SearchedSetting, best: SearchedSetting) -> bool:
 
 
 def _equal_caps(single: Iterable[SearchedSetting], best: SearchedSetting) -> tuple[float, float] | None:
-    """Return the range of caps around the best one that are equally good, or ``None`` if there are no others."""
+    """Return the range of caps that are as good as the best cap; ``None`` if there is no other such cap."""
     if best.setting.buckets is None or best.setting.buckets.list_mb:
         return None
     of_best = float(best.setting.buckets.cap_mb or DEFAULT_CAP_MIB)

@@ -94,7 +94,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
             )
     if setting.bytes_per_s is not None and link.alone.ns_per_byte:
         error += _RATE_ERROR_PER_DOUBLING / 2 * abs(log2(link.alone.ns_per_byte / network.link.alone.ns_per_byte))
-        reasons.append("the bandwidth is given rather than measured")
+        reasons.append("the bandwidth was specified, not measured")
     return error, reasons
 
 
@@ -192,7 +192,7 @@ class _PredictedPasses:
 
 
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
-    """Predict the step. `target`: the network to train on, if it differs from that of the run."""
+    """Predict the step. `target`: the network to train on, if it differs from the run's network."""
     network = target or profile.network
     setting = replace(setting, world_size=num_ranks(setting, profile.passes[0].training, network))
     passes = [_predict_passes(one, setting, network) for one in profile.passes]
@@ -267,7 +267,7 @@ def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """Return the world size to predict: that of the setting, of the run or, if that has one rank, of the network."""
+    """Return the world size to predict: the setting's, the run's or, if the run has a single rank, the network's."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 
@@ -351,7 +351,7 @@ def _guesses(one: PassProfile, setting: Setting) -> list[str]:
     if setting.batch_scale != 1:
         guesses.append("computation time is assumed to grow with the batch size")
     if setting.compression is not None and one.copied_ns_per_byte:
-        guesses.append("the hook's computation time is estimated from DDP's own copies")
+        guesses.append("the hook's computation time is estimated from the time of DDP's own copies")
     elif setting.compression is not None:
         guesses.append(
             "the hook's computation time is ignored, because the run does not show how fast gradients are copied"

@@ -36,7 +36,7 @@ _UNKNOWN_ERROR = 0.0625
 class PassProfile:
     """The synchronized backward passes of a step through the same DDP modules, which are assumed to be alike.
 
-    Times are those of one pass, since the start of its part of the step.
+    Times are for one pass, since the start of its part of the step.
     """
 
     training: Training

@@ -110,11 +110,11 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             self._session = None
             if run is not None:
                 with suppress(Exception):  # stderr may be closed
-                    sys.stderr.write(f"ddpprof: the run is in {run}. See it with: ddpprof report {run}\n")
+                    sys.stderr.write(f"ddpprof: the run is in {run}. View it with: ddpprof report {run}\n")
 
     def __repr__(self) -> str:
         state = "recording into" if self._session is not None else "records into"
-        return f"<ddpprof.profile: {state} {self._settings.out}; see it with: ddpprof report {self._settings.out}>"
+        return f"<ddpprof.profile: {state} {self._settings.out}; view it with: ddpprof report {self._settings.out}>"
 
 
 def watch(
@@ -193,7 +193,7 @@ def _begun(settings: Settings, distributed: ModuleType) -> Session | None:
         session.begin()
     except Exception as error:
         with suppress(Exception):
-            sys.stderr.write(f"ddpprof: cannot record: {error}. Training goes on.\n")
+            sys.stderr.write(f"ddpprof: cannot record: {error}. Training continues.\n")
         return None
     return session
 

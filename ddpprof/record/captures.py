@@ -4,7 +4,7 @@ The ranks agree on these steps through a board, which is a small key-value store
 
     a listening rank   receives a request on its socket, and posts it on the board as a note
     the leading rank   creates the capture's folder, and posts a note that the folder exists
-    every rank         reads that note, and signs that it is ready
+    every rank         reads that note, and registers as ready
     the leading rank   once all ranks are ready, posts at the beginning of step n that the capture begins at step n + 1
     every rank         reads that note at the beginning of step n + 1. The note exists by then, because the leading rank
                        posted it before it took part in the all-reduces of step n

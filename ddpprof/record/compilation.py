@@ -1,4 +1,4 @@
-"""Detects how the script compiles its DDP module with torch.compile, and changes this in trials.
+"""Detect how the script compiles its DDP module with torch.compile, and change this in trials.
 
 torch.compile splits a model into one graph per bucket (`DDPOptimizer`) only if it compiles the model during DDP's
 forward, and ``torch._dynamo.config.optimize_ddp`` is ``ddp_optimizer``.

@@ -1,4 +1,4 @@
-"""Checks whether all ranks train the same model and call the same collectives.
+"""Check whether all ranks train the same model and call the same collectives.
 
 The constructor of DDP broadcasts the parameters of rank 0. They stay equal on all ranks as long as only averaged
 gradients change them. To check this, ddpprof reads some parameter values twice per job, between two steps, and only on
@@ -87,7 +87,7 @@ def replica(
 
 
 def some_to_read(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a few evenly spaced parameters, leaving out those that are not ordinary tensors."""
+    """Return a few evenly spaced parameters, leaving out parameters that are not ordinary tensors."""
     read = [one for one in parameters if _can_be_read(one)]
     return read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
 

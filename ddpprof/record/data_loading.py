@@ -1,7 +1,8 @@
-"""Records which DataLoaders feed the training, their samples, and the state of the random number generators.
+"""Record which DataLoaders feed the training, their samples, and the state of the random number generators.
 
 A batch counts as training data if a DDP forward with gradients runs before the loader yields its next batch. After an
-evaluation batch, the loader is exhausted, or a forward without gradients runs first. A wrapper that prefetches one
+evaluation batch, either the loader is exhausted or a forward without gradients runs first. A wrapper that prefetches
+one
 batch only shifts this by one batch.
 """
 

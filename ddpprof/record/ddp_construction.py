@@ -50,7 +50,7 @@ class _Frozen(Struct):
     """torch's version counter of the parameter when it was first seen to require a gradient"""
 
     def is_trained(self) -> bool:
-        """Return True if the values have changed since the parameter was first seen to require a gradient."""
+        """Return True if the values have changed since the parameter was first found to require a gradient."""
         parameter: Parameter | None = self.parameter()
         if parameter is None or not parameter.requires_grad:
             return False
@@ -133,7 +133,7 @@ def ddp_modules() -> list[DistributedDataParallel]:
 def known_to_ddp(modules: Iterable[DistributedDataParallel], *, with_frozen: bool = False) -> set[int]:
     """Return the ids of the parameters that the reducers of these modules average.
 
-    `with_frozen`: include parameters that were frozen when DDP was constructed, and those that DDP ignores.
+    `with_frozen`: include parameters that were frozen when DDP was constructed, and parameters that DDP ignores.
     """
     known = set[int]()
     for ddp in modules:
@@ -170,7 +170,7 @@ class DdpModel(Struct, frozen=True):
 
 
 class ModelComparison:
-    """Compares this rank's DDP modules with those of rank 0 of their process groups."""
+    """Compares this rank's DDP modules with the modules of rank 0 of their process groups."""
 
     def __init__(self) -> None:
         self._ddp: weakref.ref[Any] | None = None
@@ -190,7 +190,7 @@ class ModelComparison:
                 self._store().set(self._key(ddp), msgspec.json.encode(_describe_model(ddp)))
 
     def explain_failure(self) -> None:
-        """Print how this rank's model differs from that of rank 0, after DDP's own comparison has failed."""
+        """Print how this rank's model differs from rank 0's, after DDP's own comparison has failed."""
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_parameters(_describe_model(ddp), first)) if first is not None else []
         if found:
@@ -265,30 +265,30 @@ def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., 
 
 
 def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
-    """Yield a description of each difference between this rank's parameters and those of rank 0."""
+    """Yield a description of each difference between this rank's parameters and rank 0's."""
     if not mine.parameters or not first.parameters:
         return
     for name, (shape, dtype) in mine.parameters.items():
         if name not in first.parameters:
-            yield f"{name} is trained only here"
+            yield f"only this rank trains {name}"
             continue
         other_shape, other_dtype = first.parameters[name]
         if shape != other_shape:
-            yield f"{name} is {_shape(shape)} here and {_shape(other_shape)} there"
+            yield f"{name} is {_shape(shape)} instead of {_shape(other_shape)}"
         elif dtype != other_dtype:
-            yield f"{name} is {dtype} here and {other_dtype} there"
-    yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
+            yield f"{name} is {dtype} instead of {other_dtype}"
+    yield from (f"this rank does not train {name}" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
-        yield from (f"{name} here has the position of {other} there" for name, other in pairs if name != other)
+        yield from (f"{name} is in the position of {other}" for name, other in pairs if name != other)
 
 
 def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
-    """Yield a description of each DDP argument that differs from that of rank 0."""
+    """Yield a description of each DDP argument that differs from rank 0's."""
     for name, value in mine.arguments.items():
         other = first.arguments.get(name, value)
         if value != other:
-            yield f"{name} is {value} here and {other} there"
+            yield f"{name} is {value} instead of {other}"
 
 
 def _describe_model(ddp: Any) -> DdpModel:

@@ -1,4 +1,4 @@
-"""Records one DDP module: its settings and parameters, and the gradients and buckets of its backward passes."""
+"""Record one DDP module: its settings and parameters, and the gradients and buckets of its backward passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatches the events of a training process to listeners.
+"""Dispatch the events of a training process to listeners.
 
 `patches` and torch hooks report training events to `EVENTS`, which forwards them to `Listener` objects. `Session` binds
 the listeners each time the mode of steps changes. An event then calls only the listeners that override its method. If
@@ -60,7 +60,7 @@ class Listener:
         """
 
     def backward_begins(self, loss: Any) -> None:
-        """Called when a backward pass begins, but not for nested ones, as in reentrant checkpointing."""
+        """Called when a backward pass begins, but not for nested passes, as in reentrant checkpointing."""
 
     def backward_ends(self) -> None:
         """Called when the backward pass has ended."""

@@ -5,7 +5,7 @@
     … after some steps:
     for bucket in timer.take(): print(bucket.index, bucket.num_bytes, bucket.duration_ns)
 
-Gradients are bit-identical to those of DDP without a hook: both multiply by ``1 / world_size`` before the sum.
+Gradients are bit-identical to DDP's gradients without a hook: both multiply by ``1 / world_size`` before the sum.
 DDP inspects the hook's annotations, so this file must not use ``from __future__ import annotations``.
 """
 

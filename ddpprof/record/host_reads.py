@@ -1,4 +1,4 @@
-"""Records which lines of the script make the host wait for the accelerator in profiled steps.
+"""Record which lines of the script make the host wait for the accelerator in profiled steps.
 
 ``loss.item()``, ``if tensor:``, ``tensor.cpu()``, ``tensor.nonzero()`` and ``print(tensor)`` return only when the
 accelerator has computed the value. The accelerator is then idle until the host launches more work.

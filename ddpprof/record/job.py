@@ -1,6 +1,7 @@
 """One process of a job: its rank, the run directory that all ranks agree on, its files, and how it ends.
 
-Either all ranks record into one run directory, or none does. The leading rank opens the run directory and announces it
+Either all ranks record into one run directory, or no rank records. The leading rank opens the run directory and
+announces it
 in the job's rendezvous store. Every rank registers before its first synchronized backward pass. Once the all-reduces of
 that pass have completed on the device, all ranks of the process group have registered; with a comm hook that does not
 wait for other ranks, they get a short time to do so. The first rank of the group that checks this writes the verdict to
@@ -418,7 +419,9 @@ class JobRank:
             self._leads_if(self.rank == first or device is None, self._agreement)
             verdict = self._agreement.verdict(*patience)
         if verdict is None:
-            raise DdpprofError(f"rank {first} of this job runs without ddpprof, or has not announced where it records.")
+            raise DdpprofError(
+                f"rank {first} of this job runs without ddpprof, or has not announced its run directory."
+            )
         if verdict.out is None:
             if not self.leads:
                 return False

@@ -1,4 +1,4 @@
-"""Launches the user's command with ddpprof injected, forwards signals to it, and returns its exit code.
+"""Launch the user's command with ddpprof injected, forward signals to it, and return its exit code.
 
 Nothing here needs torch. The job uses the terminal's stdin, stdout and stderr, except in trials.
 
@@ -182,7 +182,7 @@ def run_job(
 
 
 def _nccl_log_variables(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that make NCCL log into the run directory, except those in `given`.
+    """Return the environment variables that make NCCL log into the run directory, except variables in `given`.
 
     The log folder is created, because without it NCCL would log to the terminal. Raises `CannotRecord`.
     """

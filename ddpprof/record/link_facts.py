@@ -1,4 +1,4 @@
-"""Reads from the kernel which network and PCIe links this machine has, and which of them this process uses.
+"""Read from the kernel which network and PCIe links this machine has, and which of them this process uses.
 
 Facts that cannot be read are left out, because a container may hide parts of ``/sys`` and ``/proc``.
 """

@@ -1,4 +1,4 @@
-"""Measures the memory, CPU limits and devices of this process, and waits for devices that may never become idle.
+"""Measure the memory, CPU limits and devices of this process, and wait for devices that may never become idle.
 
 Totals count from the start of the process. Nothing here creates a CUDA context or resets a peak.
 

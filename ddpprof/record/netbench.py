@@ -1,4 +1,4 @@
-"""Measures how long collectives take between the ranks of this job, and how much they slow down computation.
+"""Measure how long collectives take between the ranks of this job, and how much they slow down computation.
 
 All ranks call `measure`. For each size, up to three warm-up iterations run, and then as many iterations as fit into the
 time limit, each after a barrier. All ranks compute this number from the same data. Measuring stops after the first size

@@ -1,4 +1,4 @@
-"""Collects facts about an overdue step or a failed rank that are available only in its process; see `OverdueFacts`.
+"""Collect facts about an overdue step or a failed rank that are available only in its process; see `OverdueFacts`.
 
 Torch's flight recorder is on by default and records all collectives. It shows which bucket was launched last, and which
 collectives of the last step did not occur in earlier steps. It is read when a step is overdue or the rank has failed. A

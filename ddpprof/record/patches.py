@@ -1,6 +1,6 @@
-"""Wraps methods of torch so that they report events to `EVENTS`. `remove` restores the originals.
+"""Wrap methods of torch so that they report events to `EVENTS`. `remove` restores the originals.
 
-Each wrapper calls the original exactly once and returns its result. The only exception are functions that save or
+Each wrapper calls the original exactly once and returns its result. The only exceptions are functions that save or
 delete checkpoints, in steps whose result is discarded (``--baseline-steps``, trials). For events that occur in every
 step, the overhead is one comparison if the event has no listener.
 """

@@ -1,10 +1,10 @@
-"""Runs torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's step number.
+"""Run torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's step number.
 
 The time for which training pauses for the profiler is measured, and is not part of any step. If a step does not end for
 a long time, for example during validation or while a CUDA graph is replayed, the profiler stops collecting until the
 next step, to limit its memory. Such a step does not count as profiled, and the next one is profiled instead.
 
-A trace may have hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
+A trace may take hundreds of megabytes, and all ranks may write to the same network folder at the same time. A separate
 thread therefore writes the trace. If the run directory is not on the node's local disk, the thread first writes the
 trace to the local disk, and then a compressed copy to the run directory. Otherwise the file is only renamed, and is
 compressed after training.
@@ -184,7 +184,7 @@ class TraceFile:
             work()
 
     def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """Wait for a write in progress. The arguments are those of `finish`."""
+        """Wait for a write in progress. Takes the same arguments as `finish`."""
         deadline = None
         while self._writing is not None:
             if wait([self._writing], _ASKS_EVERY_S).done:

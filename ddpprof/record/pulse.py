@@ -1,4 +1,4 @@
-"""Writes the pulse of this rank: a record of the training thread's activity, in memory that outlives the process.
+"""Write the pulse of this rank: a record of the training thread's activity, in memory that outlives the process.
 
 The training thread writes its current activity to mapped memory, and appends finished activities to a list. This makes
 no system call, and cannot block or raise. The value of a loss is read only if it is on CPU. Code that runs once per

@@ -131,7 +131,7 @@ class PulseKeeper:
         rows.make()
         if rows.problem is not None and not self._told_of_rows:
             self._told_of_rows = True
-            self._warn(f"stopped recording how long steps take: {rows.problem}. Training goes on.")
+            self._warn(f"stopped recording how long steps take: {rows.problem}. Training continues.")
 
     def _do_also(self, also: Callable[[], None]) -> None:
         try:
@@ -139,7 +139,7 @@ class PulseKeeper:
         except Exception as error:  # the job's store may no longer exist, or the disk may be full; the pulse continues
             self.each_round = None
             if not isinstance(error, RuntimeError):
-                self._warn(f"stopped accepting requests: {error}. Training goes on.")
+                self._warn(f"stopped accepting requests: {error}. Training continues.")
 
     def close(self, process_exits: bool = False) -> bool:
         """Copy the pulse one last time, and end the thread. Return False if the disk does not respond.
@@ -273,7 +273,7 @@ class PulseKeeper:
             self._copy_changes()
         except OSError as error:
             self._copies = False
-            self._warn(f"stopped copying this rank's state to the run directory: {error.strerror}. Training goes on.")
+            self._warn(f"stopped copying this rank's state to the run directory: {error.strerror}. Training continues.")
 
     def _copy_changes(self) -> None:
         self._make_rows()
@@ -344,7 +344,7 @@ class RunningPulse:
         self.captures.round()
 
     def _look_for_unfrozen(self) -> None:
-        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find the same ones."""
+        """Report parameters that are trained but not averaged by DDP, if two consecutive checks find them."""
         before, self._unfrozen = self._unfrozen, self._notes.unfrozen()
         if self._unfrozen and self._unfrozen == before:
             self._looks_for_unfrozen = False

@@ -1,4 +1,4 @@
-"""Creates the run directory, and on hosts that cannot access it, a directory with a part of the run.
+"""Create the run directory, and on hosts that cannot access it, a directory with a part of the run.
 
 The leading rank writes ``run.json`` into the run directory, and the other ranks get its ``run_id`` from the job's
 store. If hosts share no file system, a rank that does not find ``run.json`` writes one for the ranks of its host, and

@@ -1,4 +1,4 @@
-"""Controls the recording of one training process: binds listeners in each step, opens the files, and completes them.
+"""Control the recording of one training process: bind listeners in each step, open the files, and complete them.
 
 Any problem is reported once on stderr, and training continues.
 """
@@ -62,7 +62,7 @@ _ENDS = {"finished": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 class Session(Listener):
-    """One recording, from the first DDP module to the end. As a listener, it handles events that are rare."""
+    """One recording, from the first DDP module to the end. As a listener, it handles rare events."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -213,7 +213,7 @@ class Session(Listener):
             self._pulse = RunningPulse(self.job, self._settings, self.notes, self.window.step, thread)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.job.warn_for_all(f"cannot record what ranks do after the recorded steps: {why}. Training goes on.")
+            self.job.warn_for_all(f"cannot record what ranks do after the recorded steps: {why}. Training continues.")
 
     def _end_pulse(self, ended: Ended) -> None:
         running, self._pulse = self._pulse, None
@@ -264,13 +264,13 @@ class Session(Listener):
             EVENTS.flagged(StepFlag.BEGAN_EPOCH | (StepFlag.EVALUATED if self.notes.pass_begins() else 0))
 
     def profiler_starts(self, inner: Any) -> None:
-        """Stop ddpprof's profiler if the script starts one of its own."""
+        """Stop ddpprof's profiler if the script starts its own profiler."""
         profiler = self.window.profiler
         if profiler.owns(inner):
             return
         profiler.another_prepares(inner)
         if not self._settings.trial:
-            self.window.cut_short("the script starts a profiler of its own")
+            self.window.cut_short("the script starts its own profiler")
         if profiler.running:  # in steps that cannot be used without ddpprof's profiler
             profiler.stop()
             raise DdpprofError("the script started its own profiler during the profiled steps")
@@ -278,7 +278,9 @@ class Session(Listener):
     def graph_replays(self, graph: Any) -> None:
         is_captured = self.notes.device.is_captured
         if self.graphs.hide_steps and not is_captured and get_ident() == EVENTS.training_thread:
-            self.window.cut_short("the script replays a CUDA graph of whole steps, and ddpprof cannot see their ends")
+            self.window.cut_short(
+                "the script replays a CUDA graph of whole steps, and ddpprof cannot see where these steps end"
+            )
 
     def discards_file(self, target: Any) -> bool:
         """Return True if a save to a path is discarded.
@@ -305,7 +307,7 @@ class Session(Listener):
         if self._settings.trial and (self.window.step or self._closed):
             return "this is a trial"
         if self.baseline.has_begun:
-            return "the steps after the profiled ones ran without gradient communication"
+            return "the steps after the profiled steps ran without gradient communication"
         return None
 
     def _say_not_saved(self, what: str, warn: Callable[[str], None]) -> None:
@@ -400,7 +402,7 @@ class Session(Listener):
     def give_up(self, error: Exception) -> None:
         """End the recording because of `error`. Training continues, unless this is a trial."""
         what = "Recording" if self._pulse is None else "Recording and watching"
-        self.job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training goes on'}.")
+        self.job.warn(f"{_one_line(error)} {what} stopped{'' if self._settings.trial else '; training continues'}.")
         self._retire()
         ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must continue

@@ -1,4 +1,4 @@
-"""Records facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
+"""Record facts about the job and the current step: forwards, optimizer steps, losses, RPC calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detects where training steps end, and determines which steps are skipped, timed, recorded and profiled.
+"""Detect where training steps end, and determine which steps are skipped, timed, recorded and profiled.
 
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done

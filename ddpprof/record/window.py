@@ -1,4 +1,4 @@
-"""Runs the recorded steps of one process: sets their modes, controls the profiler, and writes the output.
+"""Run the recorded steps of one process: set their modes, control the profiler, and write the output.
 
 `Session` determines where steps end, and then calls this module.
 """

@@ -38,7 +38,8 @@ TERMS = (
     Term(
         "host time",
         "Times at which the training thread works. With an accelerator, the thread only launches work that runs later, "
-        "so the duration of a launch is not that of the work. On CPU, it does the work itself.",
+        "so the duration of a launch is not the duration of the work. On CPU, the training thread does the work "
+        "itself.",
         field="times",
         aliases=("launch time", "host", "of the host"),
     ),
@@ -58,7 +59,7 @@ TERMS = (
     ),
     Term(
         "communication",
-        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's spans. Concurrent communication counts once.",
+        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's collectives. Concurrent communication counts once.",
         field="ranks[].steps[].comm_ns",
         aliases=("comm", "collective"),
     ),
@@ -134,7 +135,7 @@ TERMS = (
     ),
     Term(
         "late",
-        "The rank that launches a bucket last in most steps, and the delay after the first rank.",
+        "The rank that launches a bucket last in most steps, and its delay relative to the first rank.",
         field="buckets[].late_rank",
     ),
     Term(
@@ -244,10 +245,10 @@ TERMS = (
     ),
     Term(
         "gain",
-        "The time per step that a change could save. It is predicted, with a 95 % interval, by replaying the "
-        "recorded steps with only that change, as ddpprof whatif does. Otherwise it is an upper bound (up to). If a "
-        "gain was not measured, this run does not show how large it is. Gains do not add up, because two findings may "
-        "explain the same milliseconds.",
+        "The time per step that a change could save. It is predicted, with a 95 % interval, by replaying the recorded "
+        "steps with only that change, as ddpprof whatif does. Otherwise it is an upper bound (up to). If no gain is "
+        "given, this run does not show how large it is. Gains do not add up, because two findings may explain the same "
+        "milliseconds.",
         field="findings[].gain_ns",
         aliases=("finding", "findings", "measured", "not measured", "gain not measured"),
     ),
@@ -302,11 +303,11 @@ TERMS = (
     ),
     Term(
         "not beyond noise",
-        "A finding that another run of the same job might not have. A predicted gain counts as noise if its 95 % "
-        "interval includes a loss, or if it is below the noise of the step (half of the 95 % interval of the step "
-        "time) and may be less than half of the prediction. A measured gain counts as noise if it is below 2 % of "
-        "the step or 5 µs, or if other work on the same cores could explain it. Such findings are listed last, "
-        "without advice.",
+        "A finding that might be missing from another run of the same job. A predicted gain counts as noise if its 95 "
+        "% interval includes a loss, or if it is below the noise of the step (half of the 95 % interval of the step "
+        "time) and may be less than half of the prediction. A measured gain counts as noise if it is below 2 % of the "
+        "step or 5 µs, or if other work on the same cores could explain it. Such findings are listed last, without "
+        "advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),
@@ -339,7 +340,8 @@ TERMS = (
     Term(
         "worth trying",
         "A finding whose predicted gain is at least 5 % of the step, but whose 95 % interval includes a loss because "
-        "the run does not show enough about the network. It is not a first fix: ddpprof try measures the gain.",
+        "the run does not show enough about the network. It is never the first fix. Use ddpprof try to measure the "
+        "gain.",
         field="findings[].is_worth_trying",
     ),
     Term(
@@ -358,7 +360,7 @@ TERMS = (
     ),
     Term(
         "without torch's DDP",
-        "Gradients that other hooks than DDP's all-reduce during the backward pass, such as those of Apex's "
+        "Gradients that are all-reduced during the backward pass by hooks other than DDP's, such as Apex's "
         "DistributedDataParallel. Reports on torch.profiler traces include them, with buckets and with exposed and "
         "trailing time. Gradients sent after the backward pass are not included.",
         field="own_reduction",

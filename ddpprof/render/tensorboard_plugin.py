@@ -163,6 +163,6 @@ def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDAr
         moved_ns = max(moved_ns, int((one.start_ns[rows] - start).max(initial=0)))
     if unknown:
         names = ", ".join(sorted(kind.name.lower().replace("_", "-") for kind in unknown))
-        yield f"{names} are shown as {_NAME_OF_OTHERS}, because the plugin knows only five collectives"
+        yield f"{names} are shown as {_NAME_OF_OTHERS}, because the plugin supports only five kinds of collectives"
     if moved_ns > _NEGLIGIBLE_NS:
         yield f"collectives that ranks start in different orders are shown up to {moved_ns / 1000:.0f} µs early"

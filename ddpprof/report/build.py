@@ -64,7 +64,7 @@ def view_of(
     usual_steps: Sequence[int],
     shown: Mapping[str, Any],
 ) -> View:
-    """Return the view for the rules. Of the topics' results, it contains only those in `shown`."""
+    """Return the view for the rules. It contains only the topics' results that are in `shown`."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over the steps, on the rank where it is lowest; on other ranks, it includes waiting."""
@@ -414,5 +414,5 @@ def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummar
     if len(together) < len(ranks):
         covered = ranks_in_words([one.rank for one in together])
         others = "the other ranks average gradients in other process groups"
-        notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
+        notes.insert(0, f"the step, buckets, late ranks and predictions refer to {covered}; {others}")
     return ["this is a trial without DDP, for comparison", *notes] if run.settings.get("without_ddp") else notes

@@ -68,7 +68,10 @@ class KnownRun:
     """backward passes of each rank, from its trace"""
 
     def without(self, ranks: Collection[int]) -> KnownRun:
-        """Return the run without these ranks. Raises `DdpprofError` if it does not have them, or has no others."""
+        """Return the run without these ranks.
+
+        Raises `DdpprofError` if the run does not have these ranks, or has no other ranks.
+        """
         recorded = {rank: steps for rank, steps in self.recorded.items() if rank not in ranks}
         passes = {rank: found for rank, found in self.passes.items() if rank not in ranks}
         missing = set(ranks) - self.recorded.keys() - self.passes.keys()
@@ -363,6 +366,6 @@ def _num_steps_of_several_passes(recorded: Recorded) -> int:
 
 
 def _median(values: Iterable[int]) -> float | None:
-    """Return the median of the values other than 0, which stands for unknown, or ``None`` if there are none."""
+    """Return the median of the values other than 0, which stands for unknown; ``None`` if there are no such values."""
     known = [value for value in values if value]
     return float(median(known)) if known else None

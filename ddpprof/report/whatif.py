@@ -163,7 +163,7 @@ def _copying_error_ns(report: Report) -> float:
 
 
 def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """Predict the step if the straggler's gradients were ready as early as those of the other ranks.
+    """Predict the step if the straggler's gradients were ready as early as on the other ranks.
 
     This is only done for a rank that is late in its backward pass, where communication may hide part of the delay. A
     delay elsewhere, or with a forward pass that synchronizes the ranks (for example to broadcast buffers), delays all

@@ -141,7 +141,7 @@ def mean_above_zero(values: Sequence[float]) -> float:
 
 
 def mean_above(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the p-value of the null hypothesis that the mean is at most that of `others`.
+    """Return the p-value of the null hypothesis that the mean is at most the mean of `others`.
 
     Needs at least two values in each sample; their variances are assumed to be equal.
     """

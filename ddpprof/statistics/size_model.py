@@ -5,7 +5,8 @@
 
 The floor describes small sizes that all take the same time because the launch takes longer than the work. It is used
 if it improves the Bayesian information criterion (BIC): the floor is then fitted to the smallest sizes, and the line
-to the others. Both are least-squares fits of relative errors, because the times of a sweep span orders of magnitude.
+to the other sizes. Both are least-squares fits of relative errors, because the times of a sweep span orders of
+magnitude.
 Intervals are bootstrapped from relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
 """
 
@@ -106,7 +107,10 @@ def _fit(x: _Values, y: _Values) -> SizeModel:
 
 
 def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
-    """Fit a floor to the points before `first`, and a line to the rest. Also return the squared relative error."""
+    """Fit a floor to the points before `first`, and a line to the other points.
+
+    Also return the squared relative error.
+    """
     constant, slope = _line(x[first:], y[first:])
     floor = float(np.sum(1 / y[:first]) / np.sum(1 / y[:first] ** 2)) if first else None
     fitted = np.where(np.arange(len(x)) < first, floor or 0.0, constant + slope * x)

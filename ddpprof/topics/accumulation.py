@@ -98,7 +98,7 @@ def reduces_every_pass(found: Sequence[Accumulation], view: View) -> Iterator[Fi
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
             f"each pass sends {sent}{_num_buckets(len(module.buckets))}, but the optimizer uses only the result of "
             f"the last pass; seen in {one.num_steps} recorded steps{exposed}",
-            f"{once} Code that reads gradients between the passes, such as gradient clipping, then sees each rank's "
+            f"{once} Code that reads gradients between the passes, such as gradient clipping, then uses each rank's "
             f"local gradients.",
             gain_ns,
             predicted=predicted,

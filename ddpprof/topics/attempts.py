@@ -177,7 +177,9 @@ def attempt_table(found: Sequence[AttemptSummary], _report: ReportView) -> Itera
         words = ("what", "before", "after")
         yield Table("What changed between attempts", columns("attempt", *words, words=words), rows)
     if shown is not None:
-        yield Line(f"The rest of this report is about attempt {shown}, the last one with steps.", is_aside=True)
+        yield Line(
+            f"The rest of this report is about attempt {shown}, the last attempt with recorded steps.", is_aside=True
+        )
 
 
 def _change_in_words(one: AttemptSummary) -> str:

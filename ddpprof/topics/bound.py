@@ -4,7 +4,7 @@
     latency    a step sends less than 1 MiB of gradients, so the number of messages matters, not their size
     bandwidth  otherwise
 
-The other topics recommend changes to DDP. This one names the limit that remains if none of those changes helps much.
+The other topics recommend changes to DDP. This topic names the limit that remains if none of these changes helps much.
 """
 
 from __future__ import annotations
@@ -174,9 +174,11 @@ def bound_lines(bound: Bound, report: ReportView) -> Iterable[Section]:
         )
     if may_help:
         gains = "; ".join(map(_gain, may_help))
-        yield Line(f"These may or may not help (the predicted gain is within its uncertainty): {gains}.")
+        yield Line(f"These changes may or may not help (the predicted gain is within its uncertainty): {gains}.")
     if cannot:
-        yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
+        yield Line(
+            f"According to the replay, these changes do not help: {', '.join(_WHAT[one.what] for one in cannot)}."
+        )
     if not bound.would_help:
         yield Line(_NOT_REPLAYED[bound.by])
 

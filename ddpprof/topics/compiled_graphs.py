@@ -200,7 +200,7 @@ def bucket_of_several_graphs(found: CompiledGraphs, view: View) -> Iterator[Find
         f"The compiled model is split into {graphs} graphs; bucket {wait.bucket} waits {in_ms(wait.waits_ns)} for a "
         "gradient of the next graph",
         f"gradients become ready in {graphs} groups, one per graph; {size(wait.early_bytes)} of the "
-        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready one graph earlier. {_WHY}",
+        f"{size(wait.num_bytes)} in bucket {wait.bucket} are ready after the previous graph. {_WHY}",
         f"Let buckets end where graphs end: {change.code}. {_compare(view)}",
         gain_ns,
         predicted=predicted,
@@ -294,7 +294,7 @@ def compiled_lines(found: CompiledGraphs, _report: ReportView) -> Iterator[Line]
     order = _ORDERS.get(found.order, found.order)
     graphs = "" if not found.num_graphs else f", {found.num_graphs} graph{'s' if found.num_graphs > 1 else ''}"
     shown = ", ".join(map(ms, found.groups_ns[:_MOST_SHOWN])) + (", …" if len(found.groups_ns) > _MOST_SHOWN else "")
-    ready = f" Groups of gradients are ready after (ms): {shown}." if found.groups_ns else ""
+    ready = f" Times at which the groups of gradients are ready (ms): {shown}." if found.groups_ns else ""
     yield Line(f"Compiled: {order}, optimize_ddp={found.optimize_ddp}{graphs}.{ready}", is_aside=True)
 
 

@@ -3,7 +3,8 @@
 Each rank records digests of some samples in the batches from its DataLoader. Two cases are reported:
     same batches   all ranks have the same batch at every position that all of them recorded
     same samples   within one pass over the loader, a rank has samples that another rank also has
-Different digests prove nothing, because random augmentation makes two samples from one. Nothing is reported if all
+Different digests do not prove that samples differ, because random augmentation changes a sample each time. Nothing is
+reported if all
 batches are the same, or if one rank gets a sample twice in a pass, because ranks then may share samples on purpose.
 """
 

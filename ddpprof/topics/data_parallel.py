@@ -116,7 +116,9 @@ def data_parallel(found: DataParallelReport, view: View) -> Iterator[Finding]:
         gain = step.exposed_ns + imbalance_ns(loads)
     if loads:
         busiest = max(loads, key=lambda load: load.compute_ns)
-        evidence += f"; device {busiest.device} computes {in_ms(imbalance_ns(loads))} more than the average device"
+        evidence += (
+            f"; device {busiest.device} spends {in_ms(imbalance_ns(loads))} more on computation than the average device"
+        )
     yield Finding(
         "data-parallel",
         f"nn.DataParallel drives {devices} devices from one process",
@@ -133,7 +135,7 @@ def _on_one_device(devices: int) -> Finding:
     return Finding(
         "data-parallel-on-one-device",
         f"nn.DataParallel has {where} to use",
-        "without several devices, it only calls its module",
+        "with a single device, it only calls the wrapped module",
         "Use the module itself, or DistributedDataParallel for several devices or processes.",
         None,
         numbers=only_known(num_devices=devices),

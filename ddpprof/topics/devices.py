@@ -84,7 +84,8 @@ def device_imbalance(loads: Sequence[DeviceLoad], view: View) -> Iterator[Findin
     by_load = sorted(loads, key=lambda load: load.compute_ns, reverse=True)
     yield Finding(
         "device-imbalance",
-        f"Device {by_load[0].device} computes {in_ms(surplus)} more per step than the average device of the process",
+        f"Device {by_load[0].device} spends {in_ms(surplus)} more per step on computation than the average device of "
+        f"the process",
         "computation per step: " + ", ".join(f"device {load.device} {in_ms(load.compute_ns)}" for load in by_load[:8]),
         f"Move layers, or parts of the batch, from device {by_load[0].device} to device {by_load[-1].device}.",
         surplus,

@@ -46,7 +46,8 @@ _ADVICE = {
         One process drives one device: pass device_ids=[local_rank], and start one process per GPU (torchrun
         --nproc-per-node=gpu).""",
     r"input module must be on the same type of devices": """
-        Some parameters are on a different device from the rest: call model.to(device) before DistributedDataParallel
+        Some parameters are on a different device from the other parameters: call model.to(device) before
+        DistributedDataParallel
         wraps the model.""",
     r"SyncBatchNorm layers only work with GPU modules": """
         Move the model to its GPU before DistributedDataParallel wraps it. On CPU, keep BatchNorm: do not call
@@ -87,7 +88,7 @@ _ADVICE = {
     r"insufficient shared memory|killed by signal: Bus error": """
         Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers.""",
     r"Too many open files": """
-        The process reached its limit on open files, which ulimit -n shows. Look for files and sockets that are never
+        The process reached its limit on open files (see ulimit -n). Look for files and sockets that are never
         closed. If DataLoader workers need that many, raise the limit, or call
         torch.multiprocessing.set_sharing_strategy("file_system").""",
     r"No space left on device": """
@@ -118,15 +119,15 @@ _BY_A_SHELL = 128
 """a shell's exit code for a command that a signal ended is this number plus the signal's number"""
 _KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _LIMITS = {
-    signal.SIGXCPU: "It reached its CPU time limit, which ulimit -t shows.",
-    signal.SIGXFSZ: "It reached its file size limit, which ulimit -f shows.",
+    signal.SIGXCPU: "It reached its CPU time limit (see ulimit -t).",
+    signal.SIGXFSZ: "It reached its file size limit (see ulimit -f).",
     signal.SIGHUP: "Its terminal or its connection was closed: start the job with nohup, or in tmux.",
 }
 """signal → sentence on its cause"""
-NOT_KNOWN = "The out-of-memory killer may have ended it. If so, the host's log (dmesg) says so."
+NOT_KNOWN = "The out-of-memory killer may have ended it: check the host's log (dmesg)."
 _NOT_BY_THE_KERNEL = (
-    "It was not the kernel's out-of-memory killer, which ended no process on that host in that time. Something else "
-    "sent the signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."
+    "The kernel's out-of-memory killer ended no process on that host during that time. Something else sent the "
+    "signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a person."
 )
 
 

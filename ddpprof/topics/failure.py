@@ -72,7 +72,7 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself with an error, or with a nonzero exit code as after ``sys.exit(5)``."""
+        """Whether it ended with an error of its own, or with a nonzero exit code as after ``sys.exit(5)``."""
         if self.error is not None or self.ended == "interrupted":
             return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the remaining ranks
@@ -233,7 +233,7 @@ def _sentences(failure: Failure, found: Set[str]) -> Iterator[str]:
             inside = f"in {end.collective}" if end.collective else ""
             at = f"at {clean(end.place)}" if end.place else ""
             yield f"Rank {end.rank} was {', '.join(filter(None, (inside, at)))}."
-        yield f"Gloo aborts a process in this way if it receives more data than it expects. {SAME_COLLECTIVES}"
+        yield f"Gloo aborts a process in this way if it receives more data than expected. {SAME_COLLECTIVES}"
     killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer
@@ -317,7 +317,8 @@ def _may_be_of_gloo(end: RankEnd) -> bool:
 
 
 _UNEVEN = (
-    " If ranks have different numbers of batches, those with more batches wait for the others: shard the data evenly."
+    " If ranks have different numbers of batches, ranks with more batches wait for the other ranks: shard the data "
+    "evenly."
 )
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (

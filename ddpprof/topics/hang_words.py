@@ -30,7 +30,7 @@ _WHAT = {
     Fault.STORAGE: "rank {rank} is waiting for its disk",
     Fault.STOPPED: "rank {rank} is stopped by a signal",
     Fault.SWAPPING: "rank {rank} is swapping: it needs more memory than the machine has",
-    Fault.TRACED: "rank {rank} is held by a debugger",
+    Fault.TRACED: "rank {rank} is stopped in a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} runs code that holds Python's global interpreter lock",
     Fault.LINK: "all ranks wait at the same place, and no data arrives",
     Fault.UNKNOWN: "the cause is unknown: no rank's pulse shows it",
@@ -50,7 +50,7 @@ _WHAT_BY_HINT = {
 """what happened, for hints whose text differs from that of their fault"""
 _WHAT_OF_ALL = {
     Fault.STOPPED: "all ranks are stopped",
-    Fault.TRACED: "all ranks are held by a debugger",
+    Fault.TRACED: "all ranks are stopped in a debugger",
     Fault.SWAPPING: "all ranks are swapping: they need more memory than the machine has",
 }
 _WHERE_LEFT_OUT = (
@@ -76,7 +76,7 @@ _DO = {
     "other ranks.",
     Fault.LOADER: "Check its workers (`py-spy dump --pid PID`) and the storage that they read from. "
     "DataLoader(timeout=…) turns a stuck worker into an error.",
-    Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the others wait for it.",
+    Fault.STORAGE: "Check the file system that it uses. If only one rank saves, the other ranks wait for it.",
     Fault.STOPPED: "Resume it: kill -CONT {pid}",
     Fault.SWAPPING: "Give the job more memory, or reduce its memory use with a smaller batch or fewer DataLoader "
     "workers.",
@@ -114,7 +114,7 @@ _DO_BY_HINT = {
     Hint.SKIPPED_COLLECTIVE: f"Every rank must call it, as that rank did in earlier steps: {_WHERE_LEFT_OUT}",
     Hint.OTHER_AMOUNT: SAME_COLLECTIVES,
     Hint.TIMED_OUT: """
-        Find out what that rank was doing until its launcher ended it. If this work may take this long, pass a longer
+        Find out what that rank was doing until its launcher ended it. If that work can take so long, pass a longer
         timeout to init_process_group() or new_group().""",
     Hint.DIFFERENT_ROOTS: """
         Pass the same dst or src, and the same group, on every rank: look for an argument that depends on the rank.""",
@@ -274,9 +274,9 @@ def _advice_on_fault(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
         return _advice_on_death(verdict)
     if verdict.fault is Fault.STOPPED and verdict.rank is None:
-        return "Resume them: kill -CONT for each process, or `fg` in the terminal that stopped the job."
+        return "Resume them: kill -CONT for each process, or `fg` in the terminal in which the job was stopped."
     if verdict.fault is Fault.OWN_CODE and not verdict.waiting:
-        return "Check that line: no rank is known to wait for another."
+        return "Check that line. No rank is known to be waiting for another rank."
     advice = _DO.get(verdict.fault)
     return None if advice is None else advice.format(pid=verdict.pid)
 

@@ -99,7 +99,7 @@ def threads_exceed_cores(threads: HostThreads, view: View) -> Iterator[Finding]:
     yield Finding(
         "threads-exceed-cores",
         f"{host.num_threads} threads share {_cores(host.num_cores)}, and may wait for each other",
-        f"host {host.host} gives this job {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
+        f"on host {host.host}, this job has {_cores(host.num_cores)}, and its {host.num_ranks} ranks compute with "
         f"{host.num_threads / host.num_ranks:.3g} threads each{queued if threads.wait else ''}",
         f"Set OMP_NUM_THREADS={fit} in the environment of every rank, which is the number of cores divided by the "
         f"number of ranks. If the script calls torch.set_num_threads, which overrides the variable, change the call to "

@@ -253,7 +253,7 @@ def host_reads(_late_ns: int, view: View) -> Iterator[Finding]:
         + (f" {_num_calls(reads) / max(1, reads[0].num_steps):.3g} times per step" if reads else ""),
         "; ".join((f"it is idle for {in_ms(read_ns)} per step after such reads", *lines)),
         "Keep values on the device: add up losses and metrics as detached tensors, and call .item() only when they are "
-        "logged. Replace Python conditions on tensors by torch.where, and copy with non_blocking=True into pinned "
+        "logged. Replace Python conditions on tensors with torch.where, and copy with non_blocking=True into pinned "
         "memory.",
         read_ns,
         numbers=only_known(host_read_ns=read_ns, num_lines=len(reads) or None),

@@ -41,8 +41,12 @@ class LayerCalls:
     layer: Annotated[str | None, Number("autograd function that calls most of the collectives; null if unknown")]
     num_forward: Annotated[int, Number("number of collectives in the forward")]
     num_backward: Annotated[int, Number("number of collectives in the backward")]
-    time_ns: Annotated[int, Number("time in which at least one of them runs, including waiting for other ranks")]
-    exposed_ns: Annotated[int, Number("part of it in which neither computation nor other communication runs")]
+    time_ns: Annotated[
+        int, Number("time during which at least one of these collectives runs, including waiting for other ranks")
+    ]
+    exposed_ns: Annotated[
+        int, Number("part of this time during which neither computation nor other communication runs")
+    ]
 
 
 def measure_layer_calls(trace: Trace, step: int, recorded: RecordedStep | None = None) -> LayerCalls | None:

@@ -1,4 +1,4 @@
-"""Compare the bandwidth that the all-reduces reach with that of the network path between the ranks.
+"""Compare the bandwidth that the all-reduces reach with the bandwidth of the network path between the ranks.
 
     reached = bus bandwidth of the largest all-reduces over all ranks, as in nccl-tests: bytes · 2(n-1)/n / transfer,
               where the transfer time does not include waiting for late ranks
@@ -224,7 +224,7 @@ def link_lines(limit: LinkLimit, _report: ReportView) -> Iterable[Section]:
         yield Line(f"NCCL's log: {_nccl_words(limit.nccl)}.")
     elif limit.kernel_algorithm is not None and limit.network is not None:
         kind = "a tree" if limit.kernel_algorithm == "TREE" else "a ring, NVLS or CollNet"
-        yield Line(f"NCCL's all-reduce kernels use {kind}. Use --nccl-log to see its choices.", is_aside=True)
+        yield Line(f"NCCL's all-reduce kernels use {kind}. Use --nccl-log to see what NCCL selects.", is_aside=True)
     if limit.pcie:
         yield Line(f"PCIe links: {listed([*map(_pcie_words, limit.pcie)], 2 * _MOST_NAMES)}.", is_aside=True)
 
@@ -240,7 +240,7 @@ def _reached(limit: LinkLimit) -> str:
 
 def _overhead(limit: LinkLimit) -> str:
     if (limit.share or 0) > _IMPOSSIBLE:
-        return " The link is faster than its stated speed, or the all-reduces did not cross it."
+        return " The link is faster than its stated speed, or the all-reduces did not use it."
     return " TCP overhead is about 4% of a link." if limit.network == _SOCKET else ""
 
 
@@ -342,7 +342,7 @@ def slower_interface(limit: LinkLimit, view: View) -> Iterator[Finding]:
         view,
         f"The ranks communicate over {_names(limit)} ({rate(used)}), but {best.name} has {rate(best.bits_per_s)}",
         f"both interfaces are up on every machine{_so_far(limit)}",
-        f"Set {variable}={best.name} on every rank, if the machines reach each other through {best.name}.",
+        f"Set {variable}={best.name} on every rank, if the machines can reach each other through {best.name}.",
         environment_change(**{variable: best.name}),
         is_twice=True,
         numbers=only_known(interface_bits_per_s=used, faster_bits_per_s=best.bits_per_s),
@@ -394,7 +394,7 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
     pairs = sorted({pair for record in view.records.values() for pair in _without_access(record, view)})
     pairs = pairs or list(nccl.without_p2p if nccl is not None else ())
     if is_off and _have_neighbours(view):
-        title = "NCCL_P2P_DISABLE keeps the GPUs of a machine from exchanging data directly"
+        title = "NCCL_P2P_DISABLE prevents GPUs of the same machine from exchanging data directly"
         said, advice = "NCCL_P2P_DISABLE is set", "Unset NCCL_P2P_DISABLE, or set it to 0, on every rank."
     elif pairs:
         named = listed([f"{one} and {other}" for one, other in pairs], _MOST_NAMES)
@@ -402,13 +402,13 @@ def no_peer_access(limit: LinkLimit, view: View) -> Iterator[Finding]:
         said = f"no peer-to-peer access between GPUs {named}"
         advice = (
             "nvidia-smi topo -p2p r shows which pairs have access. In virtual machines and with an IOMMU, PCIe access "
-            "control (ACS) prevents it; GeForce cards do not support it. If it cannot be enabled, send fewer bytes, or "
-            "hide more of the communication behind computation."
+            "control (ACS) prevents peer-to-peer access; GeForce cards do not support it. If it cannot be enabled, "
+            "send fewer bytes, or hide more of the communication behind computation."
         )
     else:
         return
     shm = nccl.transports.get("SHM") if nccl is not None else None
-    through = f"; {count(shm, 'channel')} of NCCL's log pass through shared memory" if shm else ""
+    through = f"; {count(shm, 'channel')} in NCCL's log use shared memory" if shm else ""
     yield Finding(
         "no-peer-access",
         title,
@@ -441,10 +441,14 @@ def at_link_limit(limit: LinkLimit, view: View) -> Iterator[Finding]:
         return
     best = view.predictions.best_buckets
     can_hide = best is not None and best.predicted is not None and view.worth(None, best.predicted)
-    hide = f"More of it can be hidden: {best.argument}. Apart from that, " if best is not None and can_hide else ""
+    hide = (
+        f"More of the communication can be hidden: {best.argument}. Apart from that, "
+        if best is not None and can_hide
+        else ""
+    )
     advice = (
-        "only fewer bytes or a faster link help: larger batches, gradients accumulated over several batches, or "
-        "gradients sent in half precision."
+        "only sending fewer bytes or using a faster link helps: larger batches, gradients accumulated over several "
+        "batches, or gradients sent in half precision."
     )
     yield Finding(
         "at-link-limit",

@@ -68,7 +68,7 @@ def measure_memory(record: Record, modules: Sequence[DdpModule] = ()) -> RankMem
 
 
 def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tuple[DeviceUse, ...]:
-    """Return the devices that were sampled in steps, and those on which the rank only holds memory."""
+    """Return the devices that were sampled in steps, and the devices on which the rank only holds memory."""
     sampled = {device.index: device for sample in samples for device in sample.devices}
     known = {device.index: device for device in at_last}
     made = []
@@ -204,7 +204,7 @@ def device_memory_full(ranks: Sequence[RankMemory], view: View) -> Iterator[Find
 
 
 def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Finding]:
-    """Report an accelerator or a process that uses much more memory than the others."""
+    """Report an accelerator or a process that uses much more memory than the other accelerators or processes."""
     devices = devices_of_job(ranks)
     outliers = _outliers(devices) or _outliers(processes_of_job(ranks))
     for holder, usual in outliers[:1]:
@@ -222,7 +222,7 @@ def memory_imbalance(ranks: Sequence[RankMemory], _view: View) -> Iterator[Findi
 
 
 def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
-    """Return the holders with much more memory than the median of the others, largest excess first."""
+    """Return the holders with much more memory than the median of the other holders, largest excess first."""
     found = []
     for index, holder in enumerate(holders):
         others = [other.num_bytes for position, other in enumerate(holders) if position != index]
@@ -236,8 +236,8 @@ def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
         return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything uses a GPU."
     return (
-        "Check what only this rank keeps in memory: losses with their graph (use loss.item() or .detach()), a second "
-        "copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
+        "Check what this rank keeps in memory that the other ranks do not: losses with their graph (use loss.item() or "
+        ".detach()), a second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
     )
 
 

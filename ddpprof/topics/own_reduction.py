@@ -70,7 +70,7 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
 
 
 def own_reduction(own: OwnReduction, _view: View) -> Iterator[Finding]:
-    """Report gradient hooks, such as those of Apex's DistributedDataParallel, used instead of torch's DDP."""
+    """Report gradient hooks, such as Apex's, that are used instead of torch's DDP."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = (
         "" if own.flatten_ns is None else f"; the training thread spends {in_ms(own.flatten_ns)} flattening gradients"

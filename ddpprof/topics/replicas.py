@@ -229,7 +229,7 @@ _CALL_DDP = (
 )
 _WRAP_THEM = (
     "If all ranks should have the same values, make these parameters part of the module that DistributedDataParallel "
-    "wraps, or wrap their own module. If every rank is meant to train its own, leave them as they are."
+    "wraps, or wrap their own module. If each rank should train its own copy, no change is needed."
 )
 _MOST_NAMES = 4
 
@@ -238,7 +238,7 @@ def _evidence(drift: Drift) -> str:
     if drift.differed_before:
         return "they already differed when the recording began"
     steps = "one step" if drift.num_steps == 1 else f"{drift.num_steps} steps"
-    return f"in {steps} they diverged by {drift.apart:.0%} of the distance they moved"
+    return f"within {steps}, the difference between ranks grew to {drift.apart:.0%} of the change in the parameters"
 
 
 def _ranks(drift: Drift) -> str:
@@ -249,7 +249,7 @@ def _advice(drift: Drift) -> str:
     if drift.num_unreduced_passes:
         return (
             "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
-            "backward pass after a forward, and does not reduce those of a second pass. This happened "
+            "backward pass after a forward, and does not reduce the gradients of a second pass. This happened "
             f"{_times(drift.num_unreduced_passes)} in the recorded steps."
         )
     if drift.differed_before:

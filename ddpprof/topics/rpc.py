@@ -109,7 +109,7 @@ def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
             f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
             "Combine calls to the same function into one call. If no call needs the result of another, send them all "
             "with rpc.rpc_async, and call torch.futures.wait_all(futures) where the results are needed. Send the "
-            "calls for the next batch before the backward pass of this one.",
+            "calls for the next batch before the backward pass of the current batch.",
             gain,
             numbers=only_known(
                 num_calls=rank.num_sync_calls, waiting_ns=rank.waited_ns, longest_wait_ns=rank.longest_wait_ns
@@ -124,8 +124,8 @@ def calls_that_block(ranks: Sequence[RankRpc], view: View) -> Iterator[Finding]:
             f"Rank {rank.rank} blocks until {longest.callee} answers an RPC",
             f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
             "communication is not included",
-            "Send it earlier with rpc.rpc_async, for example for the next batch before the backward pass of this one, "
-            "and wait for the result where it is needed. Or make the function itself faster.",
+            "Send it earlier with rpc.rpc_async, for example for the next batch before the backward pass of the "
+            "current batch, and wait for the result where it is needed. Or make the function itself faster.",
             rank.longest_wait_ns,
             numbers=only_known(longest_wait_ns=rank.longest_wait_ns),
         )
@@ -150,12 +150,14 @@ def rpc_table(ranks: Sequence[RankRpc], _report: ReportView) -> Iterable[Section
         },
         ("calls", "on", "kind"),
         notes(
-            "latency: of one call, measured by the caller; kB: tensors of all calls",
+            "latency: time of one call, measured by the caller; kB: size of the tensors in all calls",
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),
     )
     waits = "; ".join(f"rank {rank.rank} {ms(rank.waited_ns)}" for rank in ranks[:_MAX_ROWS])
-    yield Line(f"Waiting in synchronous RPCs, ms per step: {waits}. None of it is DDP's communication.", is_aside=True)
+    yield Line(
+        f"Waiting in synchronous RPCs, ms per step: {waits}. This does not include DDP's communication.", is_aside=True
+    )
 
 
 RPC: Topic[RankRpc, tuple[RankRpc, ...]] = Topic(

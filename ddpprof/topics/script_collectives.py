@@ -74,7 +74,7 @@ class OutsideCalls:
     num_bytes: int | None
     """bytes of all calls; ``None`` if the trace does not show them, or for a barrier"""
     time_ns: int
-    """time in which at least one of them runs, including waiting for other ranks"""
+    """time during which at least one of these collectives runs, including waiting for other ranks"""
     exposed_ns: int
 
     @property
@@ -342,14 +342,14 @@ def metrics_every_step(outside: Sequence[OutsideCalls], view: View) -> Iterator[
     what = "1 collective" if number == 1 else f"{number} collectives"
     yield Finding(
         "metrics-every-step",
-        f"{what} per step outside DDP" if unsized else f"{what} on a few numbers in every step",
+        f"{what} per step outside DDP" if unsized else f"{what} with only a few numbers in every step",
         _said(calls)
         + ("; the trace lacks their sizes (use --record-shapes)" if unsized else "")
         + "; in each of them, every rank waits for the last rank",
         f"{'If these are metrics, accumulate' if unsized else 'Accumulate'} them on the device, and all-reduce them "
-        "every N steps or once per epoch, with several in one tensor. Keep collectives whose result the step needs, "
-        "such as loss normalization, a gradient norm for clipping, or a decision that all ranks share."
-        f"{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
+        "every N steps or once per epoch, with several values in one tensor. Keep collectives whose result the step "
+        "needs, such as loss normalization, a gradient norm for clipping, or a decision that all ranks "
+        f"share.{_gradients_by_hand(unsized)}{_of_trainer(view, calls)}",
         _exposed(calls),
         numbers=only_known(num_calls=number, exposed_ns=_exposed(calls)),
     )
@@ -440,8 +440,8 @@ def outside_table(calls: Sequence[OutsideCalls], _report: ReportView) -> Iterabl
                 "exposed ms": lambda one: ms(one.exposed_ns),
             },
             ("collective", "where", "carries"),
-            "from the rank with the least exposed time, since other ranks also wait for slower ones; exposed: while "
-            "neither computation nor DDP's communication runs",
+            "from the rank with the least exposed time, because the other ranks also wait for slower ranks; exposed: "
+            "while neither computation nor DDP's communication runs",
         )
 
 

@@ -1,7 +1,7 @@
 """Find parameters that got no gradient on any rank, and unnecessary searches for unused parameters.
 
-Each rank records only its own backward passes. A parameter that rank 0 does not use, such as that of an expert in a
-mixture of experts, may be used on another rank, and vice versa.
+Each rank records only its own backward passes. A parameter that rank 0 does not use may be used on another rank, and
+vice versa, for example in a mixture of experts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def unused_parameters(modules: Sequence[DdpModule], view: View) -> Iterator[Find
                 "find-unused-for-nothing",
                 "find_unused_parameters=True, but every parameter was used",
                 f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}DDP sends one more "
-                "all-reduce per backward pass, and does not rebuild its buckets in the order of the gradients",
+                "all-reduce per backward pass, and does not rebuild its buckets in the order in which gradients "
+                "become ready",
                 f"Remove it: {without_ddp_argument(view.framework, 'find_unused_parameters')}. Keep it only if other "
                 "batches skip parts of the model.",
                 gain_ns,

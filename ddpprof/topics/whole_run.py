@@ -141,7 +141,7 @@ def _events(run: WholeRun) -> Iterator[Section]:
         first, last = run.captures[0], run.captures[-1]
         first_name, last_name = (rundir.capture_directory(number) for number in (first, last))
         names = f"RUN/{first_name}" + ("" if first == last else f" to RUN/{last_name}")
-        yield Line(f"{count(len(run.captures), 'capture')}, {names}. See one with: ddpprof report RUN/{first_name}")
+        yield Line(f"{count(len(run.captures), 'capture')}, {names}. View one with: ddpprof report RUN/{first_name}")
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:
@@ -177,7 +177,7 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: without steps with special events; phases are means; backward: includes all waiting",
+            "median: excluding steps with special events; phases are means; backward: includes all waiting",
             "all times are host times: the time to launch the device's work" if on_accelerator else "",
         ),
     )
@@ -186,7 +186,7 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
 def _longest_table(one: RankWholeRun) -> Table:
     first_ns = one.stretches[0].start_ns if one.stretches else 0
     return table_of(
-        f"Longest of the last steps, rank {one.rank}",
+        f"Longest recent steps, rank {one.rank}",
         one.longest,
         {
             "step": lambda step: str(step.step),
@@ -242,8 +242,11 @@ def _own_times(ranks: Sequence[RankWholeRun]) -> str:
     usual_ns = median_known(ns for rank, ns in own.items() if rank != slowest) or 0
     if own[slowest] - usual_ns < _WORTH_A_ROW * usual_ns:
         return "own: step time minus waits for other ranks, about the same on all ranks"
-    longer, others = in_ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the median of the others"
-    return f"own: step time minus waits for other ranks; rank {slowest} takes {longer} longer than {others}"
+    longer, others = (
+        in_ms(own[slowest] - usual_ns),
+        "the other rank" if len(own) == 2 else "the median of the other ranks",
+    )
+    return f"own: step time minus waits for other ranks; rank {slowest} needs {longer} more than {others}"
 
 
 _NS_PER_S = 1e9

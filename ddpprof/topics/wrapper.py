@@ -82,7 +82,7 @@ def _if_they_may_differ(others: int, number: int) -> str:
     if not others:
         return statistics
     them = "them" if others == number else f"the {others} buffer{'s' if others > 1 else ''} outside BatchNorm"
-    limit = f"Do this only if the forward does not change {them}, or if those may differ between ranks."
+    limit = f"Do this only if the forward does not change {them}, or if they may differ between ranks."
     return limit if others == number else f"{limit} {statistics}"
 
 

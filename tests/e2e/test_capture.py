@@ -42,7 +42,7 @@ def test_all_ranks_capture_the_same_steps(ddpprof: Run, torchrun: Run, report: R
             captured = ddpprof("capture", "run", *options)
             assert (captured.returncode, captured.stdout) == (
                 0,
-                f"Wrote run/capture-{number}. See it with: ddpprof report run/capture-{number}\n",
+                f"Wrote run/capture-{number}. View it with: ddpprof report run/capture-{number}\n",
             )
             first = int(captured.stderr.split("profile steps ")[1].split()[0])
             assert asked_at < first <= asked_at + 2 + 100, "2 steps, and as many as fit into the start of the command"

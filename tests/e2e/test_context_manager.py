@@ -98,7 +98,7 @@ def test_a_block_makes_a_run(body: str, write: Write, two_ranks: Run, report: Re
     assert sorted(re.findall(r"trained \d", done.stdout)) == ["trained 0", "trained 1"]  # torch 2.8 speaks, too
     assert "ddpprof" not in outside_checkout(done.stdout)
     assert "ddpprof" not in outside_checkout(done.stderr)
-    assert done.stderr.count("See it with: ddpprof report") == 1, "one rank tells where the run is"
+    assert done.stderr.count("View it with: ddpprof report") == 1, "one rank tells where the run is"
     assert_recorded(report("run"))
 
 
@@ -169,7 +169,7 @@ def test_an_earlier_run_is_kept_and_training_goes_on(write: Write, tmp_path: Pat
     said = [line for line in outside_checkout(done.stderr).splitlines() if "ddpprof" in line]
     assert len(said) == 1
     assert "contains an earlier run" in said[0]
-    assert "raining goes on" in said[0]
+    assert "raining continues" in said[0]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
     assert (tmp_path / "run" / "run.json").read_text() == "{}"
 

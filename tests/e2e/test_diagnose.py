@@ -28,7 +28,7 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     done = ddpprof("watch", "--out", "run", "--kill-after", "2", "--dump-stacks", *TWO, *faulty)
     assert done.returncode != 0
     hint, *said = (line.removeprefix("ddpprof: ") for line in done.stderr.splitlines() if line.startswith("ddpprof: "))
-    assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
+    assert hint == "the run is in run. View its ranks with: ddpprof top run"
     assert said[0] == (
         "The job hangs at step 60: rank 1 calls a collective that the other ranks do not call; it called barrier, "
         "and rank 0 called DDP's gradient all-reduce."
@@ -42,7 +42,8 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert "Rank 0, process " in stacks
     assert f"barrier ({FAULTS}:{line_of('barrier')})" in stacks[stacks.index("Rank 1, process ") :]
     assert (
-        said[7] == "the run is in run. See it with: ddpprof report run. Find out why it hung with: ddpprof diagnose run"
+        said[7]
+        == "the run is in run. View it with: ddpprof report run. Find out why it hung with: ddpprof diagnose run"
     )
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[0] == "The job has ended."
@@ -175,10 +176,10 @@ def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *on_ranks(2, *script("torchrun_plain.py"))))
     well = ddpprof("diagnose", "run")
     assert (well.returncode, well.stdout) == (0, "")
-    assert well.stderr == "ddpprof: training ended successfully. See the whole run with: ddpprof report run\n"
+    assert well.stderr == "ddpprof: training ended successfully. View the whole run with: ddpprof report run\n"
     over = ddpprof("capture", "run")
     assert (over.returncode, over.stdout) == (2, "")
-    assert over.stderr == "ddpprof: the job in run has ended. See the whole run with: ddpprof report run\n"
+    assert over.stderr == "ddpprof: the job in run has ended. View the whole run with: ddpprof report run\n"
     (tmp_path / "run" / "rank-0.pulse").unlink()
     (tmp_path / "run" / "rank-1.pulse").unlink()
     unknown = ddpprof("diagnose", "run")

@@ -83,4 +83,4 @@ def test_a_job_that_does_not_train_is_told(ddpprof: Run, tmp_path: Path) -> None
     (tmp_path / "trains_nothing.py").write_text("print('hello')\n")
     done = ddpprof("compare", "--env", sys.executable, sys.executable, "--out", "runs", "trains_nothing.py")
     assert done.returncode == 2
-    assert "nothing was recorded of trains_nothing.py in old (torch" in done.stderr
+    assert "nothing was recorded for trains_nothing.py in old (torch" in done.stderr

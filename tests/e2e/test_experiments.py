@@ -33,7 +33,7 @@ def test_overhead_takes_turns_and_overwrites_no_checkpoint(ddpprof: Run, tmp_pat
     assert ended.returncode == 0, ended.stderr
     assert "[3/3] with DDP: " in ended.stdout
     assert "sum of these parts" in ended.stdout
-    assert ended.stdout.rstrip().endswith("See it again with: ddpprof report o")
+    assert ended.stdout.rstrip().endswith("View it again with: ddpprof report o")
     report = as_json(ddpprof, "o")
     assert report["ratio"]["num_pairs"] == 9
     assert report["ratio"]["low"] <= report["ratio"]["ratio"] <= report["ratio"]["high"]
@@ -209,7 +209,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
     [
         pytest.param(["overhead"], "nothing to run", id="no-script"),
         pytest.param(["overhead", "absent.py"], "there is no script absent.py", id="no-such-script"),
-        pytest.param(["sweep", "train.py"], "say what to vary", id="nothing-to-vary"),
+        pytest.param(["sweep", "train.py"], "specify what to vary", id="nothing-to-vary"),
         pytest.param(["sweep", "train.py", "--vary", "x"], "does not list values", id="no-values"),
         pytest.param(["scale", "--nproc", "0,1", "train.py"], "must be at least 1", id="no-process"),
         pytest.param(["scale", "--no-weak", "train.py"], "nothing to measure", id="neither-weak-nor-strong"),

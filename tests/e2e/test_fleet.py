@@ -191,7 +191,7 @@ def test_a_scheduler_that_dies_is_one_line(fleet: Path, cluster: Cluster, tmp_pa
         cluster.scheduler.kill()
         out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (2, "")
-    assert err.startswith(f"ddpprof: lost the Dask scheduler at {cluster.address}")
+    assert err.startswith(f"ddpprof: lost the connection to the Dask scheduler at {cluster.address}")
     assert err.count("\n") == 1
 
 

@@ -14,7 +14,7 @@ def test_a_job_is_recorded_several_times_and_more_runs_are_added(ddpprof: Run, t
     command = [*OPTIONS, *on_ranks(2, *script("torchrun_plain.py"))]
     done = ddpprof("trace", "--repeat", "2", "--out", "runs/a", *command)
     assert done.returncode == 0, done.stderr
-    assert "Wrote runs/a (2 runs). See them with: ddpprof report runs/a" in done.stderr
+    assert "Wrote runs/a (2 runs). View them with: ddpprof report runs/a" in done.stderr
     assert sorted(path.name for path in (tmp_path / "runs/a").iterdir()) == ["run-1", "run-2"]
     asked = ddpprof("compare", "runs/a/run-1", "--", "runs/a", "--fail-on", "step>5%")
     assert asked.returncode == 3, asked.stderr

@@ -36,7 +36,7 @@ def test_workers_for_a_slow_loader_are_confirmed_and_kept_in_the_run(ddpprof: Ru
     assert one["promise"]["rule"] == "idle-for-data"
     assert one["outcome"] == "confirmed", one
     assert one["measured"]["gain_ns"] > 10_000_000, "a worker loads 16 samples of 2 ms while the rank takes 30 ms"
-    assert f"Write: {one['promise']['code']}" in ended.stdout.replace("\n", " ")
+    assert f"Code: {one['promise']['code']}" in ended.stdout.replace("\n", " ")
     report = json.loads(ddpprof("report", "slow_loader", "--format", "json").stdout)
     (found,) = [finding for finding in report["findings"] if finding["rule"] == "idle-for-data"]
     assert found["measured"]["outcome"] == "confirmed"

@@ -49,7 +49,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.long
 def test_few_settings_are_tried_and_keep_the_losses(ddpprof: Run, tuned: tuple[Path, str]) -> None:
     directory, printed = tuned
-    assert printed.rstrip().endswith("See it again with: ddpprof report t")
+    assert printed.rstrip().endswith("View it again with: ddpprof report t")
     report = read(ddpprof, directory)
     assert len(report["tried"]) == 1
     assert report["unpredicted"] is None

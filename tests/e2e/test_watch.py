@@ -30,7 +30,7 @@ def test_watching_changes_nothing_and_tells_of_every_step(torchrun: Run, ddpprof
     plain = without_torch_aborting(lambda: torchrun(*script("torchrun_plain.py")))
     watched = ddpprof("watch", "--out", "run", *TWO, *script("torchrun_plain.py"))
     assert fingerprint(watched) == fingerprint(plain)
-    assert "See it with: ddpprof report run" in watched.stderr
+    assert "View it with: ddpprof report run" in watched.stderr
     assert [pulse.state.ended for pulse in pulses(tmp_path / "run")] == [Ended.FINISHED] * 2
     for pulse in pulses(tmp_path / "run"):
         assert pulse.steps.number.tolist() == list(range(3, 30))

@@ -32,7 +32,7 @@ def outside_checkout(said: str) -> str:
     return _OF_RUN.sub("", said).replace(str(CHECKOUT), "")
 
 
-_OF_RUN = re.compile(r"ddpprof: the run is in (\S+)\. See it with: ddpprof report \1\n")
+_OF_RUN = re.compile(r"ddpprof: the run is in (\S+)\. View it with: ddpprof report \1\n")
 
 
 def script(name: str, *arguments: str) -> list[str]:

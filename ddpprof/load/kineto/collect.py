@@ -280,7 +280,7 @@ class Collector:
         return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Return the index of the identity that replaces further ones of the same kind if there are too many names."""
+        """Return the index of the identity that stands for all further names of its kind, if there are too many."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self.kept.identities.append(shared)
@@ -327,7 +327,10 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Replace values that are ``None`` by those of `otherwise`. In nearly all files, there are none."""
+    """Replace values that are ``None`` by the corresponding values of `otherwise`.
+
+    Nearly all files have no such values.
+    """
     values = list(values)
     if None not in values:
         return values
@@ -364,7 +367,7 @@ class _Remembered(dict[Any, int]):
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
         """Create an empty cache for the results of `find`. `shared`: numbers that occur under many keys.
 
-        Once there are too many keys, negative numbers and those in `shared` are no longer cached.
+        Once there are too many keys, negative numbers and numbers in `shared` are no longer cached.
         """
         super().__init__()
         self._find = find

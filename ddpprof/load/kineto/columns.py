@@ -1,6 +1,7 @@
 """The events of one trace file as columns.
 
-`Collected` holds those of one process, `Columns` those of the file, and `TraceRows` adds properties of each row that
+`Collected` holds the events of one process, `Columns` all events of the file, and `TraceRows` adds properties of each
+row that
 follow from the identity of its event. The result does not depend on which process decoded which events: rows are in the
 file's order, and names, shapes and details are numbered in the order of their first use.
 """

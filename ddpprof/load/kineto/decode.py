@@ -265,8 +265,9 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches, some with `reader` and the rest in helpers. Return the events that the helpers kept.
+        """Decode all batches: some with `reader`, the other batches in helpers.
 
+        Return the events that the helpers kept.
         Raises the error that a single process would raise, and `HelperLostError`.
         """
 
@@ -303,7 +304,10 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Yield the outcomes of helpers that have begun. The others took no group, and none is left."""
+        """Yield the outcomes of helpers that have begun.
+
+        The other helpers took no group, and no group is left for them.
+        """
         for _, connection in self._running:
             if not connection.poll():
                 continue
@@ -338,7 +342,8 @@ def _decode(
 def _takes(next_group: MutableSequence[int], group: int) -> bool:
     """Take the group if it is free, and return True if it was.
 
-    There is no lock, because a process may be killed while it holds it. If two processes take the same group, one copy
+    There is no lock, because a process may be killed while it holds the lock. If two processes take the same group,
+    one copy
     is dropped later.
     """
     is_free = next_group[0] <= group

@@ -98,8 +98,9 @@ class CollectiveDetails:
     sequence: int = UNKNOWN
 
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
-        """Return the details, with missing ones from the op that launched the collective. A missing kind is the one
-        given by the name.
+        """Return the details, with missing ones from the op that launched the collective.
+
+        A missing kind is the one given by the name.
         """
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
@@ -190,7 +191,10 @@ _ZERO = msgspec.Raw(b"0")
 
 
 class Category(Enum):
-    """``cat`` of an event. The decoder recognizes frequent categories directly; others are mapped by family."""
+    """``cat`` of an event.
+
+    The decoder recognizes frequent categories directly; other categories are mapped by family.
+    """
 
     OP = "cpu_op"
     OP_OF_2021 = "Operator"

@@ -1,4 +1,4 @@
-"""Injects ddpprof into every Python process of the job; does nothing until certain modules are imported."""
+"""Inject ddpprof into every Python process of the job; do nothing until certain modules are imported."""
 
 import contextlib
 import importlib.abc
@@ -47,7 +47,7 @@ def _run_afterwards(loader, handle):
             handle(module)
         except Exception as error:
             if sys.stderr is not None:
-                sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.\n")
+                sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training continues.\n")
 
     loader.exec_module = exec_then_patch
 
@@ -83,5 +83,5 @@ if "DDPPROF_SETTINGS" in os.environ:
         try:
             _ddpprof_ends.end_with_agent(agent)
         except (ImportError, ValueError, OSError) as error:
-            sys.stderr.write(f"ddpprof: this rank will not end if torchrun is killed: {error}. Training goes on.\n")
+            sys.stderr.write(f"ddpprof: this rank will not end if torchrun is killed: {error}. Training continues.\n")
 _chain_to_next_sitecustomize()

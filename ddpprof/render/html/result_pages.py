@@ -91,7 +91,9 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
             "categoryorder": "array", "categoryarray": [change.metric for change in known],
         },
     }  # fmt: skip
-    note = "lines: intervals, from the variation between runs, or, for one run on each side, between its steps"
+    note = (
+        "lines: intervals, based on the variation between runs, or between steps if there is only one run on each side"
+    )
     yield Chart("What changed", traces, layout, 70 + 26 * len(known), note)
 
 

@@ -81,7 +81,8 @@ def _note(comparison: Comparison) -> str:
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
         f"between their runs. The {CONFIDENCE:.1%} intervals are based on the variation between runs. They are "
-        f"simultaneous over the measures of --fail-on, where they are narrower, and over all other measures"
+        f"simultaneous within two groups: the measures of --fail-on, whose intervals are narrower, and all other "
+        f"measures"
     )
 
 

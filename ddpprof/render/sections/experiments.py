@@ -84,8 +84,8 @@ def _verdict(report: OverheadReport) -> str:
     if ratio.low is None or ratio.high is None or ratio.high - ratio.low > _VAGUE:
         few = "is not enough" if ratio.num_pairs == 1 else "are not enough"
         return (
-            f"{pairs} {few} to tell whether DDP makes a step longer, {on}: {interval(ratio)} × ({times}). Run more: "
-            "--rounds"
+            f"{pairs} {few} to tell whether DDP makes a step longer, {on}: {interval(ratio)} × ({times}). Run more "
+            f"rounds: --rounds"
         )
     return (
         f"With DDP a step takes as long as without it, within the precision of {pairs}, {on}: {interval(ratio)} × "
@@ -98,7 +98,7 @@ def _at_best(report: OverheadReport) -> Iterable[Section]:
     said = []
     if report.least_ns is not None and (report.job.world_size or 1) > 1:
         transfer, least = ms(report.transfer_ns), report.least_ns / report.without_ns
-        said.append(f"At best it would take {least:.3f} × as long: a step's communication takes {transfer} ms.")
+        said.append(f"The lower limit is {least:.3f} × as long, because a step's communication takes {transfer} ms.")
     if report.num_samples is not None:
         with_ddp, without = (report.num_samples / ns * 1e9 for ns in (report.with_ns, report.without_ns))
         said.append(f"{with_ddp:.0f} samples/s with DDP, {without:.0f} without.")
@@ -180,7 +180,7 @@ _PERFECT = 1.005
 
 def _is_it_normal(point: ScalePoint) -> str:
     """Return sentences on the speed-up with a number of processes, and on the maximum that the link allows."""
-    gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one without DDP"
+    gained = f"{point.nproc} processes train {point.speedup.ratio:.2f} times as fast as one process without DDP"
     most = point.most_speedup
     if most is None or point.transfer_ns is None:
         return f"{gained}."
@@ -273,7 +273,7 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     beyond = [(point, ratio) for point, ratio in compared if ratio.is_beyond_noise]
     if not any(ratio.is_beyond_noise is not None for _, ratio in compared):
         fastest = min(points, key=lambda point: point.step_ns)
-        of_what = f" for the work that {first} does in a step" if unequal else ""
+        of_what = f" for the amount of work in one step of {first}" if unequal else ""
         return (
             f"Lowest median{work}: {_name(fastest, points)}, {in_ms(fastest.step_ns)}{of_what}. This may be due to "
             "chance: at least three rounds are needed to tell."
@@ -287,8 +287,8 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can show a difference of "
-        f"{shown:.0%}; more rounds can show a smaller difference."
+        f"No configuration is faster than {first}{work}, beyond noise. {rounds} can detect a difference of "
+        f"{shown:.0%}; more rounds can detect a smaller difference."
     )
 
 
@@ -350,7 +350,7 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
             f"These sizes do not show whether {clean(found.above)} becomes faster than {clean(found.below)}: the "
             f"models cross at {_size_name(report)} {three_digits(c.size)} (95% interval {low} to {high})."
         )
-    grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} × as slowly."
+    grows = "" if c.slope_ratio is None else f" Above this size, its time grows {c.slope_ratio:.2f} times more slowly."
     return (
         f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
         f"(95% interval {low} to {high}).{grows}"
@@ -376,7 +376,7 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
         yield Line("No setting was predicted to be faster; the best one was tried anyway.")
     yield Line(
         f"Tuning took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
-        f"settings this many times would take {report.exhaustive_steps:,} steps.",
+        f"settings equally often would take {report.exhaustive_steps:,} steps.",
         is_aside=True,
     )
 
@@ -406,7 +406,7 @@ def _tuned_verdict(report: TuneReport) -> Iterable[Section]:
 
 
 def _nothing(report: TuneReport) -> str:
-    """Return a sentence which says that no setting is faster, or that this is uncertain, followed by advice."""
+    """Return a sentence that says whether a setting may be faster, followed by advice."""
     known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
     now = f"the unchanged job ({in_ms(report.now.step_ns)} per step)"
     if not known:
@@ -417,7 +417,10 @@ def _nothing(report: TuneReport) -> str:
     low, label = closest.ratio.low, clean(closest.label)
     of_chance = label if closest.ratio.is_vague else f"{label}, {interval(closest.ratio)} × the time"
     if low is not None and low > _CERTAIN:
-        return f"No setting is faster than {now}: {rounds} would show a gain of {1 - _CERTAIN:.0%}. Change nothing."
+        return (
+            f"No setting is faster than {now}: {rounds} are enough to detect a gain of {1 - _CERTAIN:.0%}. Change "
+            f"nothing."
+        )
     varied = (
         f"step times on this machine varied by {report.start_ratio:.2g}× between runs of the same setting"
         if report.start_ratio is not None and report.start_ratio > _STEADY
@@ -487,7 +490,9 @@ def _tuned_losses(report: TuneReport) -> Iterable[Section]:
 
 
 def _compared(first: LossMatch) -> str:
-    said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the unchanged job"
+    said = (
+        f"Losses of {count(first.num_steps, 'step')} on every rank were compared with the losses of the unchanged job"
+    )
     if first.own is None:
         return f"{said}, which was run only once."
     if first.own == 0:
@@ -498,7 +503,7 @@ def _compared(first: LossMatch) -> str:
         return f"{said}, which is too much for a comparison. Set a seed in the script."
     if first.tolerance:
         return f"{said}; {_part(first.tolerance)} is allowed."
-    return f"{said}, so every setting must as well."
+    return f"{said}, so the losses with every setting must match as well."
 
 
 def _part(fraction: float | None) -> str:
@@ -511,7 +516,7 @@ def trying_sections(report: TryReport) -> Iterable[Section]:
     for one in report.tried:
         yield Line(f"{_what_was_tried(one.promise)}{_promised(one.promise)}{_given(one)}", is_headline=True)
         if one.outcome in (Outcome.CONFIRMED, Outcome.SMALLER) and one.promise.number is not None:
-            yield Line(f"Write: {clean(one.promise.code, most=400)}")
+            yield Line(f"Code: {clean(one.promise.code, most=400)}")
     if any(one.measured is not None and one.measured.low_ns is not None for one in report.tried):
         yield Line("In parentheses: 95% interval. Each round runs the job with and without each change.", is_aside=True)
 

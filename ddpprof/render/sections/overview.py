@@ -38,7 +38,7 @@ from ddpprof.topics.whole_run import hang_line, whole_run_line
 
 FINDINGS = "Findings"
 NOT_BEYOND_NOISE = "Not beyond noise"
-WORTH_TRYING = "Worth trying: this run cannot predict the gain, ddpprof try can measure it"
+WORTH_TRYING = "Worth trying: the gain cannot be predicted from this run; measure it with ddpprof try"
 
 
 def finding_list(report: Report) -> Iterator[Section]:
@@ -111,8 +111,8 @@ def change_nothing(report: Report) -> str:
             what = finding.change.code if finding.change is not None else finding.title
             rounds, allow = ("rounds gradients, and ", " --allow-lossy") if finding.is_lossy else ("", "")
             return (
-                f"Worth trying: {clean(what)}, which {rounds}may save {in_ms(finding.expected_ns)} per step. This run "
-                f"is not enough to predict the gain. Measure it with ddpprof try --finding {number}{allow}."
+                f"Worth trying: {clean(what)}, which {rounds}may save {in_ms(finding.expected_ns)} per step. The gain "
+                f"cannot be predicted from this run. Measure it with ddpprof try --finding {number}{allow}."
             )
     undecided = next((one for one in report.findings if one.longer_recording is not None), None)
     if undecided is not None:
@@ -121,7 +121,10 @@ def change_nothing(report: Report) -> str:
             f"whether this is due to chance: {clean(longer_recording(report, undecided), most=_LONGEST_LINE)}"
         )
     if any(not one.is_noise for one in report.findings):
-        return "Change nothing yet: this run cannot predict the gain of a change. Use ddpprof tune to measure it."
+        return (
+            "Change nothing yet: the gain of a change cannot be predicted from this run. Use ddpprof tune to "
+            "measure it."
+        )
     if file_of(report) is None and not (report.job.modules or report.data_parallel):
         return _TRACES_CANNOT_TELL
     if _lacks_profiled_steps(report):
@@ -205,8 +208,8 @@ def longer_recording(report: Report, finding: Finding) -> str:
 
 _ALL_NOISE = "No finding is beyond noise."
 _FAILED = "No findings in the steps recorded before the failure."
-_NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
-_NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
+_NOTHING = "There is nothing to gain: no rule found a saving of more than 1% of the step."
+_NOTHING_OF_DDP = "No rule found a setting that would save more than 1% of the step."
 _NOT_RECORDED = (
     "These traces have no findings: most rules need data that only ddpprof records (buckets, parameters, data "
     "loaders). Record it with: ddpprof trace train.py"
@@ -347,7 +350,7 @@ def _of_light_steps(report: Report) -> StepVerdict:
     if step_ns is None:
         is_bare = report.ranks and report.failure is None and report.job.num_steps is None and file_of(report) is None
         return StepVerdict(_NO_STEPS if is_bare else "No step was recorded completely.", ())
-    unknown = " The steps were only watched. Profiled steps would show how the time is spent."
+    unknown = " The steps were timed, but not profiled. Profiled steps would show how the time is spent."
     if any(rank.light_steps for rank in report.ranks):
         unknown = "" if file_of(report) is not None else " Only profiled steps show how much of it is communication."
     return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", in_ms(step_ns)),))

@@ -81,7 +81,7 @@ def _beside(bench: NetBench) -> Table:
         rows.append((str(one.num_bytes), lasts, takes, f"{taken_ns / one.num_bytes:.2f}"))
     note = (
         "measured while every rank multiplies matrices and several collectives run; takes: computation time lost on "
-        "the rank that loses most"
+        "the most affected rank"
     )
     return Table(
         "During computation", columns("bytes", "each lasts µs", "takes µs", "takes ns per byte"), tuple(rows), note

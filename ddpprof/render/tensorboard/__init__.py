@@ -257,7 +257,7 @@ def write_hparams(file: EventFile, report: Report) -> None:
 
 
 def settings_of(report: Report) -> dict[str, str | int | float]:
-    """Return the known settings. DDP's settings are those of the first module."""
+    """Return the known settings. DDP's settings are taken from the first module."""
     job = report.job
     known: dict[str, str | int | float | None] = {
         "world_size": job.world_size,

@@ -38,11 +38,11 @@ class BucketRow:
     transfer_ns: Annotated[int | None, Number("duration of the all-reduce without waiting", DEVICE)]
     slowest_parameter: Annotated[str | None, Number("parameter whose gradient was ready last in most steps")]
     slowest_parameter_delay_ns: Annotated[
-        int | None, Number(("time between the second-to-last gradient and the last one"), HOST)
+        int | None, Number(("time between the second-to-last gradient and the last gradient"), HOST)
     ]
     late_rank: Annotated[int | None, Number("rank that launched last in most steps")]
     """``None`` with one rank, or if the ranks are on several hosts"""
-    late_by_ns: Annotated[int | None, Number("time between the first and the last rank's launch", HOST)]
+    late_by_ns: Annotated[int | None, Number("time from the first to the last rank's launch", HOST)]
     num_passes: Annotated[int, Number("number of times the bucket is sent per step")] = 1
     """median number of synchronised backward passes through the module per step; each pass sends every bucket"""
 

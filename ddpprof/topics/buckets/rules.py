@@ -77,8 +77,9 @@ def trailing_communication(rows: Rows, view: View) -> Iterator[Finding]:
         is_cut = left <= _CUT and is_worth and not view.is_compiled
         evidence = (
             f"{in_ms(view.trailing_ns)} of gradient communication per step runs after the last op of "
-            f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and after the first "
-            f"gradient {'only ' if comm > window else ''}{in_ms(window)} of the backward pass was left to hide it"
+            f"{_backward(passes)} on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and "
+            f"{'only ' if comm > window else ''}{in_ms(window)} of the backward pass remains after the first gradient "
+            "to hide this"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
@@ -187,8 +188,8 @@ def _fewer_bytes(view: View, module: DdpModule) -> tuple[str, Predicted | None]:
     if halving is None:
         return f"Send fewer bytes: {accumulate}.", None
     is_fp16 = backend_of(view.backend).halving is Compression.FP16
-    limit = " (in fp16, values above 65504 overflow, as they may under a GradScaler)" if is_fp16 else ""
-    advice = f"Send fewer bytes: halve 32-bit gradients with {halving.code}, which rounds them{limit}. Or {accumulate}."
+    limit = " (in fp16, values above 65504 overflow, which is more likely with a GradScaler)" if is_fp16 else ""
+    advice = f"Send fewer bytes: round 32-bit gradients to 16 bits with {halving.code}{limit}. Or {accumulate}."
     return advice, view.predictions.compression
 
 
@@ -243,8 +244,9 @@ def buckets_too_small(rows: Rows, view: View) -> Iterator[Finding]:
         if wanted < len(buckets) and view.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
-                f"{len(buckets)} buckets of {size(total / len(buckets))} on average add latency",
-                f"even the fastest takes {in_ms(latency)}; all {len(buckets)} buckets hold only {size(total)}, "
+                f"{len(buckets)} small buckets ({size(total / len(buckets))} on average) add latency",
+                f"even the fastest all-reduce takes {in_ms(latency)}; all {len(buckets)} buckets hold only "
+                f"{size(total)}, "
                 + (f"for which DDP's default is {wanted}" if new.is_default else f"for which {wanted} would be best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer buckets: {call_for(view.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -262,7 +264,7 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(view: View, module: DdpModule, now: int) -> NewBuckets:
-    """Return DDP's default buckets, or the best predicted buckets if they are fewer than the present ones.
+    """Return DDP's default buckets, or the best predicted buckets if they are fewer than the present buckets.
 
     Predictions with as many or more buckets are ignored, because buckets of equal size do not show their latency.
     """
@@ -376,7 +378,7 @@ def _reorder(module: DdpModule, parameter: str) -> str:
     if is_rebuilt(module):
         return (
             "DDP ordered its buckets by rank 0's first backward pass, in which this gradient was ready earlier. "
-            "Make the first step on every rank run the backward pass in the same order as all later steps."
+            "Make gradients become ready in the same order in the first step as in all later steps, on every rank."
         )
     return (
         f"Define {parameter} earlier in the model: with find_unused_parameters=True, DDP fills its buckets in "

@@ -135,8 +135,8 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
     """Return (position of the backward pass in the step, index of the bucket) → row of the bucket's all-reduce.
 
-    Buckets and all-reduces are paired in launch order. If the backward pass has other all-reduces, such as those of
-    SyncBatchNorm, only all-reduces launched by gradient hooks are used. The result is empty if the numbers still
+    Buckets and all-reduces are paired in launch order. If the backward pass has other all-reduces, such as
+    SyncBatchNorm's, only all-reduces launched by gradient hooks are used. The result is empty if the numbers still
     differ, for example because a comm hook calls several collectives per bucket.
     """
     numbers = [s.number for s in trace.steps]
@@ -208,7 +208,7 @@ def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def reduces_without_ddp(trace: Trace) -> bool:
-    """Return whether gradient hooks reduce gradients without DDP, like those of Apex.
+    """Return whether gradient hooks, such as Apex's, reduce gradients without DDP.
 
     Returns False if the trace has spans of DDP or FSDP, if the backward pass also has collectives on shards, or if
     hooks only reduce small tensors. Libraries that launch collectives from a separate thread are not detected.

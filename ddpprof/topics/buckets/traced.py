@@ -252,8 +252,11 @@ def _notes(ranks: Mapping[int, TracedPasses], chosen: Collection[TracedPass]) ->
         is_first = number == min(one.number for of_rank in ranks.values() for one in of_rank.passes)
         notes.append(
             f"the bucket table leaves out step {number}{where}: its gradient all-reduces differ in number or size "
-            "from those of most steps" + (" (DDP rebuilds its buckets after the first iteration)" if is_first else "")
+            "from the all-reduces of most steps"
+            + (" (DDP rebuilds its buckets after the first iteration)" if is_first else "")
         )
     if any(one.spans_forwards for one in chosen):
-        notes.append("the bucket table treats the buckets of all backward passes of a step as those of one module")
+        notes.append(
+            "the bucket table shows the buckets of all backward passes of a step as if they belonged to one module"
+        )
     return notes

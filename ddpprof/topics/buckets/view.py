@@ -13,12 +13,12 @@ from ddpprof.topics.steps.view import steps_of
 _MAX_BUCKETS = 24
 
 _WHAT_THE_COLUMNS_MEAN = (
-    "ready: when all its gradients are computed; late: the rank that launches it last in most steps, and its delay "
-    "relative to the first rank"
+    "ready: when all gradients of the bucket are computed; late: the rank that launches the bucket last in most "
+    "steps, and its delay relative to the first rank"
 )
-_NOT_OF_DDP = "found in the trace by order and size; buckets sent after the backward pass are not included"
+_NOT_OF_DDP = "identified in the trace by order and size; buckets sent after the backward pass are not included"
 _FROM_A_TRACE_ALONE = (
-    "found in the trace by order and size; to see which parameters are in them and when they were ready, record the "
+    "identified in the trace by order and size; to see the parameters of each bucket and when it was ready, record the "
     "job with: ddpprof trace train.py"
 )
 _UNTOLD = (
@@ -37,7 +37,7 @@ _CELLS: Mapping[str, Callable[[BucketRow], str]] = {
 }
 _BY_DEVICE = ("started", "finished")
 _BY_HOST = tuple(name for name in _CELLS if name not in _BY_DEVICE)
-_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may lag behind"
+_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may run the work later"
 _BY_DEVICE_MEANS = "device: when the accelerator did the work, on the host's clock"
 
 

@@ -146,8 +146,8 @@ def _beside_each_other(
 def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup], list[NDArray[np.int32]]]:
     """Return the process groups of all ranks, and for each rank the index of each row's group.
 
-    Kineto truncates long lists of ranks. The ranks of such a group are taken from the group of the same name whose
-    ranks are known, if there is exactly one.
+    Kineto truncates long lists of ranks. The ranks of such a group are taken from another group of the same name with
+    known ranks, if there is exactly one.
     """
     ranks_of_name: dict[str | None, set[tuple[int, ...]]] = {}
     contradicted = {group for _, group in contradictions(ranks)}
@@ -208,7 +208,7 @@ def _common_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[int, ...], li
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollectives:
-    """One line per collective that was seen on at least two ranks."""
+    """One line per collective that was recorded on at least two ranks."""
 
     ranks: tuple[int, ...]
     rows: NDArray[np.int32]

@@ -46,13 +46,13 @@ class CollectiveSummary:
     num_ranks: Annotated[int | None, Number("number of ranks in the group")]
     """world size if the trace does not name the group"""
     at_least_bytes: Annotated[int | None, Number("smallest size in the class")]
-    below_bytes: Annotated[int | None, Number("size at which the next size class begins")]
+    below_bytes: Annotated[int | None, Number("upper limit of the class (exclusive)")]
     num_calls: Annotated[int, Number("number of calls on the rank with the most calls")]
     num_bytes: Annotated[int | None, Number("total bytes of these calls", column="total_bytes")]
     num_ranks_read: Annotated[int, Number("number of ranks that were compared; if 1, transfers include waiting")]
     transfer_ns: Annotated[int, Number("shortest duration over the ranks, median")]
     """median transfer time; an upper bound if not all ranks were read"""
-    shared_transfer_ns: Annotated[int, Number("transfer time shared among concurrent collectives, median")]
+    shared_transfer_ns: Annotated[int, Number("transfer time divided by the number of concurrent collectives, median")]
     waiting_ns: Annotated[int | None, Number("waiting time of the rank that waits longest, median")]
     algbw_bytes_per_s: Annotated[float | None, Number("size / transfer time, as in nccl-tests")]
     busbw_bytes_per_s: Annotated[float | None, Number("bus bandwidth as defined by nccl-tests")]
@@ -243,7 +243,7 @@ def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | No
 
 
 def shared_durations_ns(comm: Collectives) -> Int64Column:
-    """Return the duration of every row in ns, where time during which n collectives run counts as 1/n for each."""
+    """Return the duration of every row in ns, where time in which n collectives run concurrently is divided by n."""
     if not len(comm):
         return np.empty(0, np.int64)
     times = np.concatenate((comm.start_ns, comm.end_ns))

@@ -136,7 +136,7 @@ def _events(text: bytes) -> tuple[list[_Event], bool]:
             return _decode(text[:end] + b"]"), end < len(text)
         except msgspec.DecodeError:
             end = text.rfind(b"}", 0, max(0, end - 1)) + 1
-    raise msgspec.DecodeError("no event near its end is complete")
+    raise msgspec.DecodeError("there is no complete event near its end")
 
 
 @dataclass(slots=True)

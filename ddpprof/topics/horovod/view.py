@@ -207,9 +207,11 @@ def _straggler(summary: HorovodSummary, gain: int, trailing: int, evidence: str,
     whom = "rank 1" if view.world_size == 2 else "other ranks"
     if late and num_last[late] > _MOSTLY * of_all:
         whom = f"rank {late}"
-        evidence += f"; among tensors whose last rank is known, it was {whom} for {num_last[late]} of {of_all} tensors"
+        evidence += f"; {whom} was last for {num_last[late]} of the {of_all} tensors whose last rank is known"
     elif view.world_size != 2:
-        evidence += "; to see which ranks, record a timeline with HOROVOD_CACHE_CAPACITY=0, which slows training"
+        evidence += (
+            "; to see which ranks are late, record a timeline with HOROVOD_CACHE_CAPACITY=0, which slows training"
+        )
     return Finding(
         "horovod-straggler",
         f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
@@ -244,10 +246,11 @@ def horovod_table(summary: HorovodSummary, _report: ReportView) -> Iterable[Sect
         columns("step", *_COLUMNS),
         (*rows[-_MAX_ROWS:], medians),
         notes(
-            "all reduced: from the first gradient announced to the last reduced; the sum of the next five columns",
-            "waiting: for ranks or for the next cycle, while no collective or copy runs",
-            "nothing: no gradient is announced because rank 0 computes",
-            "trailing: from rank 0's last gradient until all are reduced",
+            "all reduced: from the announcement of the first gradient to the end of the last reduction; the sum of "
+            "the next five columns",
+            "waiting: for other ranks or for the next cycle, while no collective or copy runs",
+            "nothing: no gradient is announced, because rank 0 is computing",
+            "trailing: from rank 0's last gradient until all gradients are reduced",
             "" if summary.cycle_ns is None else f"a cycle takes {in_ms(summary.cycle_ns)}",
             f"the last {_MAX_ROWS} of {len(steps)} steps" if len(steps) > _MAX_ROWS else "",
         ),

@@ -101,9 +101,9 @@ def overlap_slowdown(slowdown: OverlapSlowdownReport, view: View) -> Iterator[Fi
     yield Finding(
         "overlap-slowdown",
         f"Communication makes concurrent computation take {slowdown.ratio:.2f} × as long",
-        f"it slows them by {in_ms(slowdown.lost_ns or 0)} per step, as far as the same kernels also ran alone "
-        f"({slowdown.known_share:.0%} of the overlapped computation); only the part on the critical path makes the "
-        f"step longer{other_work if may_be_other_work else ''}",
+        f"{in_ms(slowdown.lost_ns or 0)} per step are lost in kernels that also ran alone ({slowdown.known_share:.0%} "
+        "of the overlapped computation); only the part on the critical path makes the step "
+        f"longer{other_work if may_be_other_work else ''}",
         _advice(view),
         slowdown.lost_ns,
         is_noise=may_be_other_work,
@@ -158,7 +158,7 @@ def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str
     computation = f"{in_ms(slowdown.covered_ns)} of overlapped computation per step"
     known = f"measured for {percent(slowdown.known_share)} of the {computation}"
     if lost_ns <= 0:
-        return f"Communication does not slow concurrent computation: it takes {ratio:.2f} × as long ({known})"
+        return f"Communication does not slow concurrent computation, which takes {ratio:.2f} × as long ({known})"
     return (
         f"Communication makes concurrent computation take {ratio:.2f} × as long: {in_ms(lost_ns)} lost per step "
         f"({known})"

@@ -84,7 +84,7 @@ def traced_collectives(rank: Rank, modules: Sequence[DdpModule]) -> TracedCollec
 
 
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
-    """Return the rank's collectives without those of baseline steps."""
+    """Return the rank's collectives, excluding baseline steps."""
     one = rank_collectives(rank)
     if one is None or not (left_out := rank.baseline_step_indices):
         return one
@@ -182,7 +182,7 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
     if not stragglers.stragglers:
         steps = count(stragglers.num_steps, "step")
         yield Line(
-            f"No rank is significantly slower than the others ({steps}){_yet_last(across.waiting)}.", is_aside=True
+            f"No rank is significantly slower than the other ranks ({steps}){_yet_last(across.waiting)}.", is_aside=True
         )
         return
     yield table_of(
@@ -199,7 +199,8 @@ def straggler_table(across: AcrossRanks) -> Iterable[Section]:
         },
         words=("in",),
         note=notes(
-            "late: excess of the own time, without waits for other ranks; chance: probability that it is random",
+            "late: extra time per step, without waits for other ranks; chance: probability that the difference is "
+            "random",
             cut_off(len(stragglers.stragglers)),
         ),
     )
@@ -250,7 +251,7 @@ def waiting_table(across: AcrossRanks) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """Return all ranks or, if there are many, those that wait least, for which the others wait."""
+    """Return all ranks or, if there are many, the ranks that wait least, for which the other ranks wait."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

@@ -42,7 +42,7 @@ class RankWaiting:
 
     rank: int
     num_collectives: Annotated[int, Number("number of collectives matched with other ranks")]
-    num_last: Annotated[int | None, Number("number of these in which the rank arrived last")]
+    num_last: Annotated[int | None, Number("number of matched collectives in which the rank arrived last")]
     """``None`` without a common clock"""
     median_waiting_ns: int
     """median waiting time in one collective"""

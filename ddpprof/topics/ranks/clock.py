@@ -197,7 +197,7 @@ class _Pair:
 
 
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
-    """Return each rank's offset and drift: those of its host if they are consistent, otherwise its own.
+    """Return each rank's offset and drift: its host's if they are consistent, otherwise its own.
 
     Host names may be equal by mistake. A rank with the reference's host name gets the reference's clock unless a
     collective would then end before it starts.

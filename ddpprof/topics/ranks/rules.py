@@ -35,7 +35,7 @@ class Lateness:
 
 
 def straggler(lateness: Lateness, view: View) -> Iterator[Finding]:
-    """Report the slowest rank, for which the others wait. The gain is limited by the next slowest rank."""
+    """Report the slowest rank, for which the other ranks wait. The gain is limited by the next slowest rank."""
     if not lateness.stragglers:
         return
     slowest, others = lateness.stragglers[0], lateness.stragglers[1:]
@@ -160,7 +160,7 @@ def _is_out_of_proportion(lateness: Lateness, view: View) -> bool:
 
 
 def _slept_ns(lateness: Lateness, view: View) -> int:
-    """Return the time for which the slowest rank slept while others waited, ns per step; 0 if it worked or if unknown.
+    """Return how long the slowest rank slept while other ranks waited, ns per step; 0 if it did not or if unknown.
 
     This is its lateness minus the time for which its threads ran or waited for a core longer than on other ranks. The
     result is 0 if the rank is late because of its DataLoader, because other work may delay the workers.
@@ -221,7 +221,8 @@ _WHERE = {
 _ADVICE = {
     OwnTimePart.DATA: "Check this rank's input: its storage, its DataLoader workers, and whether its shard has "
     "larger samples.",
-    OwnTimePart.OTHER: "Check what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
+    OwnTimePart.OTHER: "Check for work in the loop that only this rank does: logging, metrics, checkpoints or "
+    "evaluation.",
 }
 _ON_ACCELERATOR = (
     "Check its device: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE), other processes on "
@@ -232,8 +233,8 @@ _ON_CPU = (
     "larger, and whether its code waits for a lock, a disk or the network."
 )
 _SLEEPING = (
-    "Check what only this rank waits for: a lock, a disk, the network or a sleep. While the job runs, py-spy dump "
-    "--pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
+    "Check what this rank waits for that the other ranks do not: a lock, a disk, the network or a sleep. While the job "
+    "runs, py-spy dump --pid PID or ddpprof diagnose RUN --dump-stacks shows the line in which the rank waits."
 )
 
 LATENESS: Topic[None, Lateness] = Topic("lateness", rules=(straggler, slow_rank))

@@ -177,9 +177,13 @@ def usual_steps(lengths_ns: Iterable[tuple[int, int]], evaluated: Collection[int
 class RecordedBreakdown:
     """Parts of one step on the host's clock, in ns. They add up to the step."""
 
-    forward_ns: Annotated[int, Number("the forward; null if only the duration of the step is known", metric="forward")]
+    forward_ns: Annotated[int, Number("forward pass; null if only the duration of the step is known", metric="forward")]
     backward_and_comm_ns: Annotated[
-        int, Number("from the forward to the optimizer, with exposed communication", metric="backward and comm")
+        int,
+        Number(
+            "from the end of the forward pass to the optimizer, including exposed communication",
+            metric="backward and comm",
+        ),
     ]
     optimizer_ns: Annotated[int, Number("the optimizer", metric="optimizer")]
     data_ns: Annotated[int, Number("waiting for data", metric="data")]

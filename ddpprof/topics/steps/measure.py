@@ -1,6 +1,6 @@
 """Measures of the steps of one rank, from its trace and its record.
 
-`TorchTimes` compares the times with those that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
+`TorchTimes` compares the times with the times that DDP itself measures (`_get_ddp_logging_data()`). DDP defines them
 differently, so `TorchTimes` contains them by DDP's definitions, computed from ddpprof's events:
 
     forward    start to end of the DDP forward, including buffer sync       (ddpprof: forward ops only)
@@ -41,7 +41,7 @@ class StepReport:
     trailing_ns: Annotated[
         int | None, Number("gradient communication after the backward pass", DEVICE, metric="trailing")
     ]
-    copy_ns: Annotated[int, Number("time with copies between host and device", DEVICE)]
+    copy_ns: Annotated[int, Number("time in which data is copied between host and device", DEVICE)]
     num_comm_kernels: Annotated[int, Number("number of collectives")]
     parts: Annotated[Breakdown | None, Part("part_", clock=DEVICE)]
     wrapper: Annotated[WrapperCost, Part("wrapper_", clock=HOST)]

@@ -58,12 +58,12 @@ _LAUNCHES = "time in which the host launched each phase; only profiled steps sho
 def step_bars(report: ReportView) -> Iterable[Section]:
     bars = [bar for rank in steps_of(report) if (bar := _bar(report, rank)) is not None]
     if bars:
-        title = f"A step by kind of work, ms{of_device(report)} ({mean_of_steps(report)})"
+        title = f"Step time by kind of work, ms{of_device(report)} ({mean_of_steps(report)})"
         yield from _drawn(report, title, PARTS, bars, _left_out(report))
         return
     bars = [bar for rank in steps_of(report) if (bar := _recorded_bar(rank)) is not None]
     if bars:
-        title = "A step by kind of work, ms (mean of lightly recorded steps)"
+        title = "Step time by kind of work, ms (mean of lightly recorded steps)"
         if report.on_accelerator:
             title = "Host time per step, by phase, ms (mean of lightly recorded steps)"
         yield from _drawn(report, title, RECORDED_PARTS, bars, _LAUNCHES if report.on_accelerator else "")
@@ -127,8 +127,8 @@ def idle_table(report: ReportView) -> Iterable[Section]:
             f"Why the accelerator is idle, ms{of_device(report)} per step ({mean_of_steps(report)})",
             ("rank", "host is late", "host reads", "waits for comm", "other", "waits for data"),
             rows,
-            "host is late: the next kernel had not been launched; host reads: the same, because the host waited for a "
-            "result of the accelerator; other: gaps between dependent kernels",
+            "host is late: the next kernel had not been launched; host reads: the host was waiting for a result from "
+            "the accelerator; other: gaps between dependent kernels",
         )
 
 
@@ -199,7 +199,7 @@ def overlap_table(report: ReportView) -> Iterable[Section]:
 
 
 def typical_step(report: ReportView) -> int | None:
-    """Return the number of the profiled step with the median duration, where a step's slowest rank counts."""
+    """Return the number of the profiled step with the median duration, as measured on the slowest rank of each step."""
     longest: dict[int, int] = {}
     for rank in steps_of(report):
         for step in rank.measured_steps:
@@ -242,7 +242,7 @@ def rank_table(
 
 
 def _rows_worth_seeing(report: ReportView, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """Return the rows of selected ranks, and a note about the others. The first cell of each row is the rank."""
+    """Return the rows of selected ranks, and a note about the other ranks. The first cell of each row is the rank."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
     worth = set(map(str, worth_seeing(report)))

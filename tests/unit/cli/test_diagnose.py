@@ -45,7 +45,7 @@ def test_a_job_that_has_ended(
     end(run, *ends)
     assert main(["diagnose", str(run)]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"ddpprof: {says}. See the whole run with: ddpprof report {run}\n")
+    assert (out, err) == ("", f"ddpprof: {says}. View the whole run with: ddpprof report {run}\n")
 
 
 def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     end(run, Ended.INTERRUPTED, Ended.FAILED)  # the second rank lost the first one
     (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
     assert main(["diagnose", str(run)]) == 0
-    said = f"ddpprof: training was interrupted. See the whole run with: ddpprof report {run}\n"
+    said = f"ddpprof: training was interrupted. View the whole run with: ddpprof report {run}\n"
     assert capsys.readouterr().err == said
 
 
@@ -123,7 +123,7 @@ def test_a_job_of_which_a_rank_still_hangs_has_not_ended(run: Path, capsys: pyte
 def test_a_job_that_is_over_captures_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(run, Ended.FINISHED, Ended.FAILED)
     assert main(["capture", str(run)]) == 2
-    over = f"ddpprof: the job in {run} has ended. See the whole run with: ddpprof report {run}\n"
+    over = f"ddpprof: the job in {run} has ended. View the whole run with: ddpprof report {run}\n"
     assert capsys.readouterr().err == over
     end(run, Ended.FINISHED, Ended.NOT_YET)
     assert main(["capture", str(run)]) == 2

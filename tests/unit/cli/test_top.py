@@ -29,7 +29,7 @@ def test_one_view_of_an_ended_run_names_the_report(ended: Path, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "run · 2 ranks on node-a · step 13 · 5 steps/s · ran 2.0 s"
     assert [line.split()[-1] for line in lines[5:7]] == ["ended", "ended"]
-    assert lines[-1] == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
+    assert lines[-1] == f"All ranks have ended. View the whole run with: ddpprof report {ended}"
 
 
 def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +37,7 @@ def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFix
     line, *_, last = capsys.readouterr().out.splitlines()
     assert line[8:].startswith(" step 13 · 5 steps/s · step median 100.0, p99 100.0 ms · largest own time 80.0 ms")
     assert line.endswith(" · ended: ranks 0, 1")
-    assert last == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
+    assert last == f"All ranks have ended. View the whole run with: ddpprof report {ended}"
 
 
 def test_one_view_of_a_run_in_which_a_rank_failed_names_diagnose(
@@ -56,7 +56,7 @@ def test_a_job_that_goes_on_unwatched_has_not_ended(tmp_path: Path, capsys: pyte
     assert main(["top", str(tmp_path), "--once"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
-        "ddpprof has stopped watching, but the job may still be running. See the recorded part with: ddpprof report "
+        "ddpprof has stopped watching, but the job may still be running. View the recorded part with: ddpprof report "
         f"{tmp_path}"
     )
 

@@ -153,7 +153,7 @@ def test_what_is_printed() -> None:
     lines = [one.text for one in trying_sections(trying(PREDICTED, (90, 91, 89, 90)).report()) if isinstance(one, Line)]
     assert lines[1].startswith("Finding 1, bucket_cap_mb=1: promised 10.0 ms per step (4.00–12.0), measured 10.0 ms")
     assert lines[1].endswith(": confirmed")
-    assert lines[2] == "Write: DistributedDataParallel(model, bucket_cap_mb=1)"
+    assert lines[2] == "Code: DistributedDataParallel(model, bucket_cap_mb=1)"
 
 
 def test_without_times_of_the_job_as_it_is_nothing_is_said() -> None:

@@ -91,7 +91,7 @@ def test_a_steady_machine_shows_that_nothing_is_faster() -> None:
     report = tuning(choice(CAP), *steps(0, 100, 101, 99), *steps(1, 99, 101, 100))
     [said, *_] = [line.text for line in tuning_sections(report) if isinstance(line, Line)]
     assert said == (
-        "No setting is faster than the unchanged job (100 ms per step): 3 rounds would show a gain of 10%. "
+        "No setting is faster than the unchanged job (100 ms per step): 3 rounds are enough to detect a gain of 10%. "
         "Change nothing."
     )
 

@@ -48,7 +48,7 @@ def test_a_part_alone_says_what_is_not_there(parts: tuple[Path, Path], capsys: O
 
 def test_a_rank_in_two_parts_is_read_once(parts: tuple[Path, Path], capsys: Out) -> None:
     found = report(capsys, *parts, parts[1])
-    assert found["missing"] == ["rank 1 is in several parts; only one of them was read"]
+    assert found["missing"] == ["rank 1 is in several parts; only one part was read"]
 
 
 def test_runs_of_two_jobs_are_no_parts(parts: tuple[Path, Path], capsys: Out) -> None:

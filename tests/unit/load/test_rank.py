@@ -68,7 +68,7 @@ def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
     loaded = load_run(tmp_path)
     assert loaded.ranks[0].trace is not None
     assert loaded.ranks[0].trace.steps[0].start_ns == 1000
-    assert loaded.missing == ("left out: b.json is from rank 0, like a.json, and also has step 1",)
+    assert loaded.missing == ("left out: b.json is from rank 0, as is a.json, and also has step 1",)
 
 
 def test_other_json_in_the_folder_is_skipped_and_named(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def test_ranks_that_were_not_to_be_profiled_are_named_once(run: Path) -> None:
 def test_a_trace_that_was_there_is_missed(run: Path) -> None:
     (run / "rank-1.trace.json.gz").unlink()
     (run / "rank-1.steps.jsonl").write_text(step_line(3, "light") + step_line(4, "profiled"))
-    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, though one step was profiled",)
+    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, although one step was profiled",)
     (run / "rank-1.steps.jsonl").write_text(step_line(3, "profiled") + step_line(4, "profiled"))
-    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, though 2 steps were profiled",)
+    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, although 2 steps were profiled",)
 
 
 @pytest.mark.parametrize(("traced", "unknown"), [([3], ""), ([3, 4], ""), ([4, 5], "4, 5"), ([3, 4, 5], "4, 5")])

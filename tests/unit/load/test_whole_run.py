@@ -117,7 +117,7 @@ def test_random_bytes_never_end_a_report(run: Path) -> None:
 
 
 def test_the_whole_run_is_never_from_the_cache(run: Path) -> None:
-    """A training goes on between two reports; its trace, read once, stays the same."""
+    """A training continues between two reports; its trace, read once, stays the same."""
     before = report_on(run).whole_run
     write_pulse(run, 0, [MadeStep()] * 90, ended=Ended.FINISHED, ended_ns=BEGIN_NS)
     after = report_on(run).whole_run

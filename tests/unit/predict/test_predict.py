@@ -163,7 +163,7 @@ def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
     [
         pytest.param({"buckets": BucketCaps(list_mb=(0.25, 2))}, None, id="half-as-large-is-near-enough"),
         pytest.param({"world_size": 64}, "64 ranks, but the network was measured with 2", id="ranks"),
-        pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth is given rather than measured", id="bandwidth"),
+        pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth was specified, not measured", id="bandwidth"),
         pytest.param({"batch_scale": 4}, "computation time is assumed to grow with the batch size", id="batch"),
         pytest.param({"compression": Compression.FP16}, "the hook's computation time is ignored", id="hook"),
     ],

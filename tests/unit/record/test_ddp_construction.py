@@ -175,16 +175,16 @@ HALF = ((2,), "float16")
     ("mine", "first", "said"),
     [
         pytest.param({"a": SMALL}, {"a": SMALL}, [], id="same"),
-        pytest.param({"a": LARGE}, {"a": SMALL}, ["a is 3×2 here and 2 there"], id="shape"),
-        pytest.param({"a": NUMBER}, {"a": SMALL}, ["a is a scalar here and 2 there"], id="no-dimension"),
-        pytest.param({"a": HALF}, {"a": SMALL}, ["a is float16 here and float32 there"], id="dtype"),
-        pytest.param({"a": SMALL, "b": SMALL}, {"a": SMALL}, ["b is trained only here"], id="more"),
-        pytest.param({"a": SMALL}, {"a": SMALL, "b": SMALL}, ["b is not trained here"], id="fewer"),
+        pytest.param({"a": LARGE}, {"a": SMALL}, ["a is 3×2 instead of 2"], id="shape"),
+        pytest.param({"a": NUMBER}, {"a": SMALL}, ["a is a scalar instead of 2"], id="no-dimension"),
+        pytest.param({"a": HALF}, {"a": SMALL}, ["a is float16 instead of float32"], id="dtype"),
+        pytest.param({"a": SMALL, "b": SMALL}, {"a": SMALL}, ["only this rank trains b"], id="more"),
+        pytest.param({"a": SMALL}, {"a": SMALL, "b": SMALL}, ["this rank does not train b"], id="fewer"),
         pytest.param({}, {"a": SMALL}, [], id="too-many-to-describe"),
         pytest.param(
             {"b": SMALL, "a": SMALL},
             {"a": SMALL, "b": SMALL},
-            ["b here has the position of a there", "a here has the position of b there"],
+            ["b is in the position of a", "a is in the position of b"],
             id="order",
         ),
     ],
@@ -198,7 +198,7 @@ def test_parameters_are_compared_by_name(
 def test_arguments_that_only_one_torch_has_are_not_compared() -> None:
     mine = DdpModel({}, {"bucket_bytes_cap": 1, "find_unused_parameters": True, "forward_sync_buffers": True})
     first = DdpModel({}, {"bucket_bytes_cap": 2, "find_unused_parameters": True})
-    assert list(differing_arguments(mine, first)) == ["bucket_bytes_cap is 1 here and 2 there"]
+    assert list(differing_arguments(mine, first)) == ["bucket_bytes_cap is 1 instead of 2"]
 
 
 @pytest.fixture
@@ -245,11 +245,11 @@ def test_a_rank_compares_itself_with_rank_0(
     other.module = nn.Linear(3, 2)
     of_rank_1.compare_what_passed()
     assert capsys.readouterr().err == (
-        "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×3 here and 2×3 there; bias is 4 here and "
-        "2 there.\n"
+        "ddpprof: rank 1: its model differs from that of rank 0: weight is 4×3 instead of 2×3; bias is 4 instead of "
+        "2.\n"
         "ddpprof: rank 1: DDP's arguments differ from those on rank 0, which can make training hang: "
         "find_unused_parameters "
-        "is True here and False there.\n"
+        "is True instead of False.\n"
     )
 
 
@@ -258,11 +258,11 @@ def test_a_rank_compares_itself_with_rank_0(
     [
         pytest.param(
             {"key": torch.float32, "query": torch.float32},
-            "key here has the position of query there; query here has the position of key there",
+            "key is in the position of query; query is in the position of key",
             id="another-order",
         ),
         pytest.param(
-            {"query": torch.float64, "key": torch.float32}, "query is float64 here and float32 there", id="another-type"
+            {"query": torch.float64, "key": torch.float32}, "query is float64 instead of float32", id="another-type"
         ),
         pytest.param({"query": torch.float32, "key": torch.float32}, None, id="the-same"),
         pytest.param({"q": torch.float32, "k": torch.float32}, None, id="other-names-at-the-same-places"),

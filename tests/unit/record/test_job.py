@@ -71,7 +71,7 @@ def test_a_rank_that_has_failed_waits_for_no_other(tmp_path: Path, monkeypatch: 
     failed = JobRank(Settings(str(tmp_path)))
     failed.attach_alone()
     monkeypatch.setattr(Agreement, "verdict", nobody_leads)
-    with pytest.raises(DdpprofError, match="has not announced where it records"):
+    with pytest.raises(DdpprofError, match="has not announced its run directory"):
         failed.open_files(None)
     assert waited == [(0.5, 0.5)] * 2
     with pytest.raises(DdpprofError):

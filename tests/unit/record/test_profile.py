@@ -26,7 +26,7 @@ def test_the_first_rank_says_where_the_run_is_and_what_comes_next(
     kind: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = ended(kind("runs/a"), Path("runs/a"), capsys)
-    assert said == "ddpprof: the run is in runs/a. See it with: ddpprof report runs/a\n"
+    assert said == "ddpprof: the run is in runs/a. View it with: ddpprof report runs/a\n"
     assert ended(kind("runs/a"), None, capsys) == ""
 
 
@@ -42,5 +42,5 @@ def test_only_the_rank_that_leads_tells_of_a_run_that_exists(leads: bool, has_fi
 
 def test_it_shows_its_folder_and_the_next_command() -> None:
     assert repr(ddpprof.profile("/runs/a")) == (
-        "<ddpprof.profile: records into /runs/a; see it with: ddpprof report /runs/a>"
+        "<ddpprof.profile: records into /runs/a; view it with: ddpprof report /runs/a>"
     )

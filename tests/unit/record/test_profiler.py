@@ -61,7 +61,7 @@ def test_a_stuck_device_costs_the_trace_and_no_more(profiler: StepProfiler) -> N
         profiler.clear_away()
     assert time.monotonic() - began < 5
     assert not profiler.running
-    work()  # training goes on
+    work()  # training continues
     with emulate():
         clear_away(profiler)
     assert not torch.autograd._profiler_enabled()  # so that the script may profile

@@ -1,4 +1,4 @@
-"""What keeps a pulse while the training goes on."""
+"""What keeps a pulse while the training continues."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_report_opens_with_its_verdict_and_findings_and_folds_its_tables() -> 
     said = " ".join(Fragment(report()._repr_html_()).texts)
     order = ["python train.py", "A step takes 65.2 ms.", "12 buffers of 4", "forward_sync_buffers", "Where the time"]
     assert sorted(order, key=said.index) == order
-    assert said.index("A step by kind of work, ms") < said.index("exposed comm")
+    assert said.index("Step time by kind of work, ms") < said.index("exposed comm")
     assert report()._repr_html_().count("<details>") == report()._repr_html_().count("</details>") >= 3
 
 

@@ -91,7 +91,7 @@ def test_a_step_of_the_light_record_is_one_of_launches(device: str, says_so: boo
     assert ("Host time" in bars.title) is says_so
 
 
-@pytest.mark.parametrize("words", ["A step by kind of work", "Communication and computation"])
+@pytest.mark.parametrize("words", ["Step time by kind of work", "Communication and computation"])
 def test_tables_of_the_device_say_so(words: str) -> None:
     out = StringIO()
     render_terminal(sections(on("cuda")), out, 160)

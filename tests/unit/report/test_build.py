@@ -70,7 +70,7 @@ def test_ranks_that_average_in_other_groups_are_left_out_of_what_needs_one_model
     report = build_report(run(*ranks))
     assert (report.job.group_ranks, report.job.num_averaging, report.job.world_size) == ((0, 2), 2, 4)
     assert report.missing[0] == (
-        "the step, buckets, late ranks and predictions are those of ranks 0, 2; the other ranks average gradients in "
+        "the step, buckets, late ranks and predictions refer to ranks 0, 2; the other ranks average gradients in "
         "other process groups"
     )
     assert {row.num_bytes for row in report.buckets} == {8_000_000, 2_000_000}

@@ -89,7 +89,9 @@ def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
             id="helps",
         ),
         pytest.param(Predicted(5 * MS, -MS, 8 * MS), "within its uncertainty): a network with twice", id="may-help"),
-        pytest.param(Predicted(-MS, -2 * MS, MS), "these do not help: a network with twice", id="does-not-help"),
+        pytest.param(
+            Predicted(-MS, -2 * MS, MS), "these changes do not help: a network with twice", id="does-not-help"
+        ),
     ],
 )
 def test_what_would_help_by_the_replay(predicted: Predicted, words: str) -> None:

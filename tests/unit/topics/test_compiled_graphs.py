@@ -189,6 +189,6 @@ def test_what_the_report_says() -> None:
     (line,) = compiled_lines(measured([10, 20, 20.1, 30, 30.1, 30.2]), None)  # type: ignore[arg-type]
     assert isinstance(line, Line)
     assert line.text == (
-        "Compiled: torch.compile around DDP, optimize_ddp=ddp_optimizer, 3 graphs. Groups of gradients are ready after "
-        "(ms): 10.00, 20.10, 30.20."
+        "Compiled: torch.compile around DDP, optimize_ddp=ddp_optimizer, 3 graphs. Times at which the groups of "
+        "gradients are ready (ms): 10.00, 20.10, 30.20."
     )

@@ -12,7 +12,7 @@ from ddpprof.engine.finding import NewBuckets, Predicted, Predictions
 from ddpprof.engine.topic import View
 from ddpprof.report.topics import find_all
 
-WORDS = ("bucket_cap_mb", "caps", "Shrink", "Split", "fewer buckets", "Cap the", "backward pass in the same order")
+WORDS = ("bucket_cap_mb", "caps", "Shrink", "Split", "fewer buckets", "Cap the", "ready in the same order")
 BETTER = NewBuckets("bucket_cap_mb=1", (1, 1), Predicted(20 * MS, 15 * MS, 25 * MS))
 SPLIT = of_mib([8, 8], [1])
 FIRST = [

@@ -54,7 +54,7 @@ def test_threads_that_wait_for_cores_come_before_all_gains() -> None:
     assert (first.rule, second.rule, first.gain_ns) == ("threads-exceed-cores", "idle-for-data", None)
     assert first.title == "32 threads share 8 cores, and may wait for each other"
     assert first.evidence == (
-        "host b gives this job 8 cores, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
+        "on host b, this job has 8 cores, and its 4 ranks compute with 8 threads each; 1.3 of a rank's threads were "
         "runnable but not running on average"
     )
     assert first.advice.startswith("Set OMP_NUM_THREADS=2 in the environment of every rank, which is the number of")
@@ -67,7 +67,7 @@ def test_threads_that_were_not_seen_to_wait_come_after_gains(queued_threads: flo
     hosts = (HostCores("a", 2, 8, 4.0),)
     gain, last = find_all(observed(hosts=hosts, device="cpu", data_ns=50 * MS, queued_threads=queued_threads))
     assert (gain.rule, last.rule, last.gain_ns) == ("idle-for-data", "threads-exceed-cores", None)
-    assert last.evidence == "host a gives this job 4 cores, and its 2 ranks compute with 4 threads each"
+    assert last.evidence == "on host a, this job has 4 cores, and its 2 ranks compute with 4 threads each"
 
 
 def test_a_broken_training_comes_before_threads_that_wait() -> None:

@@ -60,17 +60,16 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
-            "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
-            "The out-of-memory killer may have ended it. If so, the host's log (dmesg) says so.\n"
-            "Rank 0 was still running after 1 step, and got SIGTERM, which launchers send to all ranks when one fails.",
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe out-of-memory killer may have ended it: "
+            "check the host's log (dmesg).\nRank 0 was still running after 1 step, and got SIGTERM, which launchers "
+            "send to all ranks when one fails.",
             id="killed",
         ),
         pytest.param(
             Failure(replace(end(1, None, 1, -9), num_oom_kills=0), (), ()),
-            "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
-            "It was not the kernel's out-of-memory killer, which ended no process on that host in that time. "
-            "Something else sent the signal: a scheduler (which may limit memory and time as well), systemd-oomd, or a "
-            "person.",
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\nThe kernel's out-of-memory killer ended no "
+            "process on that host during that time. Something else sent the signal: a scheduler (which may limit "
+            "memory and time as well), systemd-oomd, or a person.",
             id="killed-by-somebody",
         ),
         pytest.param(
@@ -94,10 +93,9 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         ),
         pytest.param(
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),
-            "The job failed: rank 1 ended without a message after 9 steps.\n"
-            "It may have been killed. "
-            "The out-of-memory killer may have ended it. If so, the host's log (dmesg) says so.\n"
-            "Rank 0 then failed after 9 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.",
+            "The job failed: rank 1 ended without a message after 9 steps.\nIt may have been killed. The out-of-memory "
+            "killer may have ended it: check the host's log (dmesg).\nRank 0 then failed after 9 steps: RuntimeError: "
+            "Connection closed by peer [127.0.0.1]:9.",
             id="without-a-word",
         ),
         pytest.param(Failure(end(2, None, None, -11), (), ()), "The job failed: rank 2 died of SIGSEGV.", id="signal"),
@@ -116,8 +114,8 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         pytest.param(
             UNEVEN,
             "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer "
-            "[127.0.0.1]:9.\nRank 1 had finished after 26 steps. If ranks have different numbers of batches, those "
-            "with more batches wait for the others: shard the data evenly.",
+            "[127.0.0.1]:9.\nRank 1 had finished after 26 steps. If ranks have different numbers of batches, ranks "
+            "with more batches wait for the other ranks: shard the data evenly.",
             id="fewer-steps",
         ),
         pytest.param(
@@ -199,7 +197,7 @@ def test_where_the_ranks_were_when_gloo_aborted_one() -> None:
     died, own, other, why, _ = told(Failure(first, (lost,), ()))
     assert died == "The job failed: rank 0 died of SIGABRT after 31 steps."
     assert (own, other) == ("Rank 0 was in all_reduce, at a.py:8 in f.", "Rank 1 was in broadcast, at a.py:9 in f.")
-    assert why.startswith("Gloo aborts a process in this way if it receives more data than it expects. Every rank must")
+    assert why.startswith("Gloo aborts a process in this way if it receives more data than expected. Every rank must")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_rank_for_which_none_is_seen_to_wait() -> None:
     own_code = replace(HANGING, fault=Fault.OWN_CODE, parameters=())
     assert verdict_lines(own_code)[-1] == "Check that line: the other ranks are waiting for it to finish."
     assert verdict_lines(replace(own_code, waiting=()))[-1] == (
-        "Check that line: no rank is known to wait for another."
+        "Check that line. No rank is known to be waiting for another rank."
     )
 
 
@@ -75,7 +75,7 @@ def test_how_a_rank_died(known: dict[str, object], expected: str) -> None:
 
 
 NOT_KNOWN = "The out-of-memory killer may have ended it"
-SOMEBODY_ELSE = "It was not the kernel's out-of-memory killer"
+SOMEBODY_ELSE = "The kernel's out-of-memory killer ended no process"
 
 
 @pytest.mark.parametrize(

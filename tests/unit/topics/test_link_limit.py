@@ -177,7 +177,7 @@ def test_what_a_report_says() -> None:
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(100)], link_bits_per_s=GBIT))
     assert "80% of 1 Gbit/s (eth0, as stated)" in said
     (said,) = sentences(view(SOCKETS, SOCKETS, rows=[all_reduce(500)], link_bits_per_s=GBIT))
-    assert said.endswith("The link is faster than its stated speed, or the all-reduces did not cross it.")
+    assert said.endswith("The link is faster than its stated speed, or the all-reduces did not use it.")
     (said,) = sentences(view(LinkFacts("eth0"), LinkFacts("eth0")))
     assert said == "The ranks communicate over eth0, whose speed is unknown. State it with --link-speed."
 
@@ -200,10 +200,12 @@ def test_a_used_up_link_is_evidence_without_a_gain() -> None:
     assert found.gain_ns is None
     assert found.change is None
     assert found.numbers == {"link_share": 0.92, "limit_bits_per_s": 10 * GBIT, "busbw_bytes_per_s": 1150e6}
-    assert found.advice.startswith("Only fewer bytes or a faster link help")
+    assert found.advice.startswith("Only sending fewer bytes or using a faster link helps")
     buckets = NewBuckets("bucket_cap_mb=4", (1, 2), Predicted(20 * MS, 10 * MS, 30 * MS))
     hidden = findings(replace(full, predictions=Predictions(best_buckets=buckets)))["at-link-limit"]
-    assert hidden.advice.startswith("More of it can be hidden: bucket_cap_mb=4. Apart from that, only fewer bytes")
+    assert hidden.advice.startswith(
+        "More of the communication can be hidden: bucket_cap_mb=4. Apart from that, only sending fewer bytes"
+    )
 
 
 @pytest.mark.parametrize(

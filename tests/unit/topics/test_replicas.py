@@ -113,8 +113,8 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
     [
         pytest.param(
             APART, "diverge",
-            "in 13 steps they diverged by 50% of the distance they moved, according to sampled values of Net on both "
-            "ranks",
+            "within 13 steps, the difference between ranks grew to 50% of the change in the parameters, according to "
+            "sampled values of Net on both ranks",
             "Look for anything that changes parameters", id="unknown-cause",
         ),
         pytest.param(
@@ -124,8 +124,8 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
         ),
         pytest.param(
             TWICE, "diverge",
-            "in one step they diverged by 25% of the distance they moved, according to sampled values of Net on both "
-            "ranks",
+            "within one step, the difference between ranks grew to 25% of the change in the parameters, according to "
+            "sampled values of Net on both ranks",
             "Call backward() once for each forward", id="second-backward",
         ),
     ],
@@ -177,8 +177,8 @@ def test_parameters_of_a_module_that_is_not_called_come_first() -> None:
     assert (first.rule, first.is_correctness) == ("unaveraged-parameters", True)
     assert first.title.endswith("DDP does not average the gradients of 2 parameters of Head: weight, bias")
     assert first.evidence == (
-        "the script never calls the DDP module that contains them, and in 13 steps they diverged by 50% of the "
-        "distance they moved, according to sampled values on both ranks"
+        "the script never calls the DDP module that contains them, and within 13 steps, the difference between ranks "
+        "grew to 50% of the change in the parameters, according to sampled values on both ranks"
     )
     assert first.advice.startswith("Compute the loss from the output of the DDP module itself")
 
@@ -190,10 +190,10 @@ def test_parameters_that_no_module_has_come_after_gains() -> None:
     assert (gain.rule, last.rule, last.is_correctness) == ("gradient-copies", "unwrapped-parameters", True)
     assert last.title == "Each rank trains its own copy of 1 parameter outside all modules: shape (2,)"
     assert last.evidence == (
-        "no DDP module contains them; they were equal on both ranks before the first step, and in 13 steps they "
-        "diverged by 50% of the distance they moved, according to sampled values"
+        "no DDP module contains them; they were equal on both ranks before the first step, and within 13 steps, the "
+        "difference between ranks grew to 50% of the change in the parameters, according to sampled values"
     )
-    assert "meant to train its own" in last.advice
+    assert "If each rank should train its own copy" in last.advice
 
 
 @pytest.mark.parametrize("is_wrapped", [True, False])

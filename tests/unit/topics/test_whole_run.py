@@ -109,7 +109,7 @@ def test_how_ranks_stand_and_differ(whole: Report) -> None:
          "no end recorded: in step 203, backward for 12 s when last seen"),
     )  # fmt: skip
     assert table.note == (
-        "own: step time minus waits for other ranks; rank 1 takes 10.0 ms longer than the other; times are means "
+        "own: step time minus waits for other ranks; rank 1 needs 10.0 ms more than the other rank; times are means "
         "over all steps, including evaluation and checkpoints"
     )
 
@@ -167,8 +167,8 @@ def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
 @pytest.mark.parametrize(
     ("captures", "line"),
     [
-        ((1,), "1 capture, RUN/capture-1. See one with: ddpprof report RUN/capture-1"),
-        ((1, 2, 4), "3 captures, RUN/capture-1 to RUN/capture-4. See one with: ddpprof report RUN/capture-1"),
+        ((1,), "1 capture, RUN/capture-1. View one with: ddpprof report RUN/capture-1"),
+        ((1, 2, 4), "3 captures, RUN/capture-1 to RUN/capture-4. View one with: ddpprof report RUN/capture-1"),
     ],
 )
 def test_captures_are_named(captures: tuple[int, ...], line: str, whole: Report) -> None:
@@ -188,7 +188,9 @@ def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> 
 
 def test_a_run_without_recorded_steps_has_a_verdict(whole: Report) -> None:
     bare = replace(whole, ranks=(), usual_steps=())
-    said = "A step takes 100 ms. The steps were only watched. Profiled steps would show how the time is spent."
+    said = (
+        "A step takes 100 ms. The steps were timed, but not profiled. Profiled steps would show how the time is spent."
+    )
     assert verdict(bare).text == said
 
 

@@ -185,11 +185,11 @@ HOOK = Change(ChangeKind.COMM_HOOK, {"fp16_compress_hook": True}, "the hook", is
         pytest.param(
             (replace(BOUND, predicted=SAVES, is_noise=True, is_worth_trying=True, change=HOOK),),
             {},
-            "Worth trying: the hook, which rounds gradients, and may save 5.00 ms per step. This run is not enough to "
-            "predict the gain. Measure it with ddpprof try --finding 1 --allow-lossy.",
+            "Worth trying: the hook, which rounds gradients, and may save 5.00 ms per step. The gain cannot be "
+            "predicted from this run. Measure it with ddpprof try --finding 1 --allow-lossy.",
             id="worth-trying-but-lossy",
         ),
-        pytest.param((), {}, "no rule found more than 1% of the step to recover.", id="nothing"),
+        pytest.param((), {}, "no rule found a saving of more than 1% of the step.", id="nothing"),
         pytest.param((), {"failure": FAILED}, "Exposed communication was 7.45 ms of it, 11%.", id="failed"),
         pytest.param(
             (replace(CERTAIN, title="4 threads share 2 cores", gain_ns=None),),

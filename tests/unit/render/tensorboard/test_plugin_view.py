@@ -82,7 +82,7 @@ def test_a_collective_of_the_host_is_cut_where_its_step_ends() -> None:
         pytest.param([collective(100, 200)], "only one rank was read", id="one-rank"),
         pytest.param(
             [collective(100, 200, kind=CollectiveKind.ALL_TO_ALL)],
-            "all-to-all are shown as all_reduce, because the plugin knows only five collectives",
+            "all-to-all are shown as all_reduce, because the plugin supports only five kinds of collectives",
             id="unknown-to-the-plugin",
         ),
     ],

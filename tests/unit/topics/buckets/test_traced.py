@@ -146,7 +146,7 @@ def test_several_backward_passes_in_a_step_are_one_list_and_named() -> None:
     found = trace_buckets({0: made({0: TWO}, host=host)}, one_clock=True)
     assert sizes(found) == [MIB, 2 * MIB]
     assert found.notes == (
-        "the bucket table treats the buckets of all backward passes of a step as those of one module",
+        "the bucket table shows the buckets of all backward passes of a step as if they belonged to one module",
     )
 
 

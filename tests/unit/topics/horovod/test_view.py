@@ -86,7 +86,7 @@ def test_a_straggler_by_its_number(tmp_path: Path) -> None:
     report = built(tmp_path, *ticking([{0: 0, 1: 1, 2: 9000}, *[{0: 1000, 2: 1001, 1: 6000}] * 4]))
     finding = found(report)["horovod-straggler"]
     assert finding.title == "Rank 0 waits 5.00 ms per step for rank 1, after its own gradients are ready"
-    assert "it was rank 1 for 4 of 4 tensors" in finding.evidence
+    assert "rank 1 was last for 4 of the 4 tensors" in finding.evidence
     assert report.job.world_size == 3
 
 
