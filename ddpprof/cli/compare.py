@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ddpprof.comparison import Comparison, RunSet
     from ddpprof.comparison.gate import ConditionVerdict, GateResult
 
-
 _ENV = "--env"
 _ROUNDS = 8
 """number of runs per side that suffices for 13 simultaneous confidence intervals, one per part of the step"""

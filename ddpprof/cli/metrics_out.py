@@ -1,4 +1,4 @@
-"""``--metrics``: publish the metrics of a running job.
+"""``--metrics``: publish the metrics of a running job, and keep other machines from reading local servers.
 
 ``--metrics 9464`` serves them in Prometheus' text format to this machine only, and ``--metrics 0.0.0.0:9464`` to all
 machines. ``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
@@ -16,12 +16,13 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from ddpprof.cli.this_machine import for_this_machine
 from ddpprof.errors import DdpprofError, how_to_install
 
 if TYPE_CHECKING:
     from ddpprof.monitor.metrics import Metric, MetricKind
+
 
 _LISTEN = re.compile(r"(?:(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):)?(?P<port>\d{1,5})")
 _OTLP = "otlp:"
@@ -159,3 +160,31 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
 def opentelemetry_name(kind: MetricKind) -> str:
     """Return the name of a metric according to OpenTelemetry's conventions: with dots, and without the unit."""
     return f"ddpprof.{kind.name.removesuffix('_seconds').replace('_', '.')}"
+
+
+def for_this_machine(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """Return a WSGI application that answers requests for other hosts with status 403 (DNS rebinding).
+
+    A web page can make its own host name resolve to 127.0.0.1, so that its scripts could read the server's responses.
+    The browser still sends that host name in the ``Host`` header.
+    """
+
+    def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if names_this_machine(environ.get("HTTP_HOST", "")):
+            answer: Iterable[bytes] = application(environ, start_response)
+            return answer
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"This server answers requests for localhost only.\n"]
+
+    return checked
+
+
+def names_this_machine(host: str) -> bool:
+    """Return True if a ``Host`` header is ``localhost``, an IP address or, as from some programs, empty."""
+    if not host:
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or bool(ip_address(name))
+    except ValueError:
+        return False
