@@ -262,7 +262,7 @@ def parsers(wanted: Container[str] = COMMANDS.keys()) -> tuple[Parser, dict[str,
 
 
 def _add_options(parser: Parser, command: Command) -> None:
-    from ddpprof.cli.presets import COLORS, apply_presets
+    from ddpprof.cli.arguments import COLORS, apply_presets
 
     command.add_options(parser)
     parser.add_argument(

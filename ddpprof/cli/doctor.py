@@ -9,8 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import count
-from ddpprof.cli.presets import presets
+from ddpprof.cli.arguments import count, presets
 from ddpprof.cli.saying import CHOICES, add_json_option, progress, say
 from ddpprof.errors import DdpprofError, did_you_mean, writing
 from ddpprof.files import local

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof import own_files
-from ddpprof.cli.arguments import seconds
+from ddpprof.cli.arguments import folder_for_runs, seconds
 from ddpprof.cli.metrics_out import check, metrics_target, publish
 from ddpprof.cli.output import refuse_unwritable_folder
-from ddpprof.cli.presets import folder_for_runs
 from ddpprof.cli.saying import CHOICES, say
 from ddpprof.errors import RunExists
 from ddpprof.files import local
