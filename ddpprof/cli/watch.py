@@ -39,7 +39,7 @@ def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     `inside`: whether this process is itself a rank.
     """
     from ddpprof import rundir
-    from ddpprof.cli.after_trace import has_run_to_tell_of
+    from ddpprof.cli.trace import has_run_to_tell_of
     from ddpprof.monitor.examination import examine, hung_at_last
     from ddpprof.topics.hang_words import verdict_lines
 
